@@ -1,0 +1,1 @@
+"""A PySpark connector for Apache RocketMQ, and the pure-Python client under it."""

@@ -1,0 +1,43 @@
+"""Time as values: a deadline made once at the public call, and the pauses between tries.
+
+Pure code gets ``now`` as an argument; only drivers read the clock, through this module.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point on the monotonic clock by which a call with all its retries must end."""
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        return cls(time.monotonic() + seconds)
+
+    def remaining(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self.at - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        return time.monotonic() >= self.at
+
+    def within(self, seconds: float) -> Deadline:
+        """The earlier of this deadline and ``seconds`` from now: the share of one attempt."""
+        return Deadline(min(self.at, time.monotonic() + seconds))
+
+
+def backoff(initial_s: float, max_s: float = 30.0, rng: random.Random | None = None) -> Iterator[float]:
+    """Endless pauses in seconds: doubling up to ``max_s``, each drawn from its upper half so that clients spread out."""
+    rng = rng or random.Random()
+    pause = initial_s
+    while True:
+        yield pause * (0.5 + rng.random() / 2)
+        pause = min(pause * 2, max_s)

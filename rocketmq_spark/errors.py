@@ -1,0 +1,249 @@
+"""The one hierarchy of errors: each line of text is something a person can act on.
+
+``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number a broker or name server sent.
+All constructor arguments may be given by position, because exceptions are pickled from executors to the driver and
+copied to every waiter of a broken connection, and Python rebuilds them from ``args``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rocketmq_spark import codes
+
+
+class RocketMQError(Exception):
+    """Base of every error raised here. Unknown parts are None and left out of the text."""
+
+    code: ClassVar[str] = "ROCKETMQ_ERROR"
+    retriable: ClassVar[bool] = False
+    refresh_route: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str = "",
+        addr: str | None = None,
+        broker_code: int | None = None,
+        topic: str | None = None,
+        queue: str | None = None,
+        remark: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message, addr, broker_code, topic, queue, remark, remedy)
+        self.message = message
+        self.addr = addr
+        self.broker_code = broker_code
+        self.topic = topic
+        self.queue = queue
+        self.remark = remark
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        facts = [
+            f"{name} {value}"
+            for name, value in (
+                ("at", self.addr),
+                ("topic", self.topic),
+                ("queue", self.queue),
+                ("broker code", self.broker_code),
+            )
+            if value is not None
+        ]
+        text = f"[{self.code}] {self.message}"
+        if facts:
+            text += f" ({', '.join(facts)})"
+        if self.remark:
+            text += f": {self.remark}"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class BrokerError(RocketMQError):
+    """A broker or name server answered with a code that is not success."""
+
+    code = "ROCKETMQ_BROKER"
+
+
+class BrokerBusy(BrokerError):
+    """Flow control (code 2 and kin): the request was not executed, ask again after a pause."""
+
+    code = "ROCKETMQ_BUSY"
+    retriable = True
+
+
+class ServiceNotAvailable(BrokerError):
+    """The store takes no writes: disk full, slave, or shutting down."""
+
+    code = "ROCKETMQ_NOT_AVAILABLE"
+    retriable = True
+    refresh_route = True
+
+
+class ServerFault(BrokerError):
+    """Code 1: an exception on the server. Often permanent (a malformed field), sometimes a start-up race."""
+
+    code = "ROCKETMQ_SYSTEM_ERROR"
+
+
+class AccessDenied(BrokerError):
+    """Authentication, authorization or a permission bit said no."""
+
+    code = "ROCKETMQ_ACCESS_DENIED"
+
+
+class TopicNotFound(BrokerError):
+    """A broker does not know the topic although a route led there; it may be starting, or the topic was deleted."""
+
+    code = "ROCKETMQ_TOPIC_NOT_FOUND"
+    retriable = True
+    refresh_route = True
+
+
+class MessageIllegal(BrokerError):
+    """The broker refuses this message for good: size, properties, delay."""
+
+    code = "ROCKETMQ_MESSAGE_ILLEGAL"
+
+
+class InvalidParameter(BrokerError):
+    """Bad queue id, topic or group name."""
+
+    code = "ROCKETMQ_INVALID_PARAMETER"
+    refresh_route = True
+
+
+class NotFound(BrokerError):
+    """No committed offset, no index hit, no entry."""
+
+    code = "ROCKETMQ_NOT_FOUND"
+
+
+class GroupNotFound(BrokerError):
+    """The broker does not know the consumer group."""
+
+    code = "ROCKETMQ_GROUP_NOT_FOUND"
+
+
+class NotSupported(BrokerError):
+    """The server does not implement the request: wrong kind of server, or too old."""
+
+    code = "ROCKETMQ_NOT_SUPPORTED"
+
+
+class GoAway(BrokerError):
+    """The server drains; the same request on a new connection succeeds."""
+
+    code = "ROCKETMQ_GO_AWAY"
+    retriable = True
+    refresh_route = True
+
+
+class RouteNotFound(RocketMQError):
+    """The name server knows no route: the topic does not exist, or all its brokers are down."""
+
+    code = "ROCKETMQ_ROUTE_NOT_FOUND"
+    retriable = True
+    refresh_route = True
+
+
+class BrokerNotFound(RocketMQError):
+    """A broker name has no usable address in the route at the moment."""
+
+    code = "ROCKETMQ_BROKER_NOT_FOUND"
+    retriable = True
+    refresh_route = True
+
+
+class ConnectionLost(RocketMQError):
+    """The connection could not be made, or broke before the answer came."""
+
+    code = "ROCKETMQ_CONNECTION_LOST"
+    retriable = True
+    refresh_route = True
+
+
+class CallTimeout(RocketMQError):
+    """No answer in time; what was asked may have been done all the same."""
+
+    code = "ROCKETMQ_TIMEOUT"
+    retriable = True
+
+
+class LocalProtocolError(RocketMQError):
+    """We were about to send something that the protocol cannot carry."""
+
+    code = "ROCKETMQ_LOCAL_PROTOCOL"
+
+
+class RemoteProtocolError(RocketMQError):
+    """The peer sent bytes that are not RocketMQ's remoting protocol."""
+
+    code = "ROCKETMQ_REMOTE_PROTOCOL"
+
+
+class OptionError(RocketMQError, ValueError):
+    """One or several options are wrong; ``problems`` lists them all."""
+
+    code = "ROCKETMQ_OPTION"
+
+    @classmethod
+    def of(cls, problems: Sequence[str]) -> OptionError:
+        """One error for all ``problems``, each a full sentence without its full stop."""
+        return cls(problems[0] if len(problems) == 1 else "".join(f"\n  - {p}" for p in problems))
+
+
+class MessageRefused(RocketMQError, ValueError):
+    """Rows or messages that no broker would take, found before anything was sent."""
+
+    code = "ROCKETMQ_MESSAGE_REFUSED"
+
+
+class SendFailed(RocketMQError):
+    """Messages were not acknowledged within the send timeout, in spite of all retries."""
+
+    code = "ROCKETMQ_SEND_FAILED"
+
+
+class OffsetError(RocketMQError, ValueError):
+    """An offset text is malformed, or names queues that do not fit the topic."""
+
+    code = "ROCKETMQ_OFFSET"
+
+
+class DataLossError(RocketMQError):
+    """Offsets that were to be read are gone; see ``failOnDataLoss``."""
+
+    code = "ROCKETMQ_DATA_LOSS"
+
+
+class DecodeError(RocketMQError):
+    """A stored message could not be decoded."""
+
+    code = "ROCKETMQ_DECODE"
+
+
+class LocalBrokerError(RocketMQError):
+    """The local broker could not be fetched, started or reached."""
+
+    code = "ROCKETMQ_LOCAL_BROKER"
+
+
+_BY_CODE: dict[int, type[BrokerError]] = {
+    codes.Response.SYSTEM_ERROR: ServerFault,
+    codes.Response.SYSTEM_BUSY: BrokerBusy,
+    codes.Response.REQUEST_CODE_NOT_SUPPORTED: NotSupported,
+    codes.Response.MESSAGE_ILLEGAL: MessageIllegal,
+    codes.Response.SERVICE_NOT_AVAILABLE: ServiceNotAvailable,
+    codes.Response.NO_PERMISSION: AccessDenied,
+    codes.Response.TOPIC_NOT_EXIST: TopicNotFound,
+    codes.Response.QUERY_NOT_FOUND: NotFound,
+    codes.Response.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
+    codes.Response.INVALID_PARAMETER: InvalidParameter,
+    codes.Response.FLOW_CONTROL: BrokerBusy,
+    codes.Response.GO_AWAY: GoAway,
+}
+
+
+def error_for(broker_code: int) -> type[BrokerError]:
+    """The class for a broker's number; ``BrokerError`` for numbers without one of their own."""
+    return _BY_CODE.get(broker_code, BrokerError)

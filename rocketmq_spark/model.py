@@ -1,0 +1,205 @@
+"""The nouns of RocketMQ as small frozen values.
+
+Few of these exist at a time (queues, routes, ranges, results of calls). Messages that are read in bulk never become
+objects: they stay bytes until they are Arrow columns (see ``source/decode.py``).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MASTER_ID = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageQueue:
+    """One queue of a topic on one broker; ordered as in Java: topic, broker name, queue id."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.broker_name}/{self.queue_id}"
+
+
+@dataclass(slots=True)
+class Message:
+    """What a producer sends. ``properties`` are the user's own; tags and keys are kept apart from them."""
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] | None = None
+    flag: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, str):
+            self.keys = (self.keys,)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMessage:
+    """A stored message as an object: what commands and single look-ups show (bulk reads never make these)."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    commit_log_offset: int
+    body: bytes
+    properties: Mapping[str, str]
+    flag: int
+    sys_flag: int
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+    born_host: str
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    store_size: int
+    offset_msg_id: str
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get("TAGS")
+
+    @property
+    def keys(self) -> list[str]:
+        return self.properties.get("KEYS", "").split()
+
+    @property
+    def msg_id(self) -> str:
+        """The id Java consumers show: the client's UNIQ_KEY when there is one, else the offset message id."""
+        return self.properties.get("UNIQ_KEY") or self.offset_msg_id
+
+
+@dataclass(frozen=True, slots=True)
+class QueueData:
+    """Queues of a topic on one broker as the name server tells: counts and permission bits (4 read, 2 write)."""
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    topic_sys_flag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerData:
+    """Addresses of one broker name by broker id; 0 is the master and may be missing while it is down."""
+
+    broker_name: str
+    cluster: str
+    addresses: Mapping[int, str]
+
+    @property
+    def master(self) -> str | None:
+        return self.addresses.get(MASTER_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """Where a topic lives. ``static`` is true for static (mapped) topics, which have logical queues."""
+
+    topic: str
+    queues: tuple[QueueData, ...]
+    brokers: Mapping[str, BrokerData]
+    order_conf: str | None = None
+    static: bool = False
+
+    def readable(self) -> list[MessageQueue]:
+        """Sorted queues that may be pulled: read permission, any live replica (Java's subscribe set)."""
+        return sorted(
+            MessageQueue(self.topic, data.broker_name, i)
+            for data in self.queues
+            if data.perm & 4 and data.broker_name in self.brokers
+            for i in range(data.read_queues)
+        )
+
+    def writable(self) -> list[MessageQueue]:
+        """Queues that may be sent to, in Java's publish order: write permission and a live master.
+
+        Mirrors ``MQClientInstance.topicRouteData2TopicPublishInfo``.
+        """
+        if self.order_conf:
+            parts = (item.rsplit(":", 1) for item in self.order_conf.split(";") if item)
+            return [MessageQueue(self.topic, name, i) for name, count in parts for i in range(int(count))]
+        return [
+            MessageQueue(self.topic, data.broker_name, i)
+            for data in sorted(self.queues, key=lambda d: d.broker_name)
+            if data.perm & 2 and data.broker_name in self.brokers and self.brokers[data.broker_name].master
+            for i in range(data.write_queues)
+        ]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """Offsets ``[start, end)`` of one queue."""
+
+    queue: MessageQueue
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """What a broker says of a queue: first offset kept, next offset to be written, newest store time in ms (0: none)."""
+
+    min_offset: int
+    max_offset: int
+    last_update_ms: int
+
+
+class SendStatus(enum.Enum):
+    """How safely an acknowledged message is stored."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """The broker's acknowledgement of one message or of one batch.
+
+    ``msg_id`` is the client's UNIQ_KEY (of a batch: all, joined by commas), ``queue_offset`` that of the first message,
+    None when the broker's number belongs to an internal topic (delayed messages).
+    """
+
+    status: SendStatus
+    msg_id: str
+    queue: MessageQueue
+    queue_offset: int | None
+    offset_msg_id: str | None = None
+    transaction_id: str | None = None
+    recall_handle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """One send as the transport needs it: an encoded body with what goes into the request header.
+
+    ``body`` is a single message's (possibly compressed) body, or the encoded items when ``batch`` is true;
+    ``properties`` is the encoded property string.
+    """
+
+    group: str
+    body: bytes | memoryview
+    properties: str = ""
+    sys_flag: int = 0
+    flag: int = 0
+    born_timestamp_ms: int = 0
+    batch: bool = False
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+    default_topic_queues: int = 4
+    extra: Mapping[str, str] = field(default_factory=dict)
