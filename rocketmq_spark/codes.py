@@ -1,0 +1,345 @@
+"""Every number and every name that RocketMQ puts on the wire, once.
+
+Nothing here knows how a number is carried or what to do about it: the layouts are in ``wire/``, the reactions in
+``errors.py`` and above. Names follow the Java classes (RequestCode, ResponseCode, MessageSysFlag, MessageConst), so
+that they can be looked up there.
+"""
+
+from __future__ import annotations
+
+import enum
+
+# The release whose behaviour the server shows us. 513 stands for 5.5.0; from 401 on name servers write standard JSON
+# routes, and above 475 a server that drains answers GO_AWAY instead of just closing.
+VERSION = 513
+
+
+class SerializeType(enum.IntEnum):
+    """How a frame's header is written; each frame says so itself."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+class Language(enum.IntEnum):
+    """The peer's implementation language, one byte in a binary header and a name in a JSON one."""
+
+    JAVA = 0
+    CPP = 1
+    DOTNET = 2
+    PYTHON = 3
+    DELPHI = 4
+    ERLANG = 5
+    RUBY = 6
+    OTHER = 7
+    HTTP = 8
+    GO = 9
+    PHP = 10
+    OMS = 11
+    RUST = 12
+    NODE_JS = 13
+
+
+class Flag(enum.IntFlag):
+    """Bits of a header's ``flag``; a plain request has none."""
+
+    RESPONSE = 1
+    ONEWAY = 2
+
+
+class Request(enum.IntEnum):
+    """What is asked. The comment-free ones go from us to a server; see ``wire/rpc.py`` for their fields."""
+
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_MESSAGE = 12
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    UPDATE_AND_CREATE_TOPIC = 17
+    GET_ALL_TOPIC_CONFIG = 21
+    UPDATE_BROKER_CONFIG = 25
+    GET_BROKER_CONFIG = 26
+    GET_BROKER_RUNTIME_INFO = 28
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    GET_EARLIEST_MSG_STORETIME = 32
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39  # broker to client
+    NOTIFY_CONSUMER_IDS_CHANGED = 40  # broker to client
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
+    CHECK_CLIENT_CONFIG = 46
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = 200
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
+    GET_TOPIC_STATS_INFO = 202
+    GET_CONSUMER_CONNECTION_LIST = 203
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    DELETE_SUBSCRIPTIONGROUP = 207
+    GET_CONSUME_STATS = 208
+    DELETE_TOPIC_IN_BROKER = 215
+    DELETE_TOPIC_IN_NAMESRV = 216
+    GET_KVLIST_BY_NAMESPACE = 219
+    RESET_CONSUMER_CLIENT_OFFSET = 220  # broker to client
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221  # broker to client
+    INVOKE_BROKER_TO_RESET_OFFSET = 222
+    GET_TOPICS_BY_CLUSTER = 224
+    QUERY_TOPIC_CONSUME_BY_WHO = 300
+    CLEAN_EXPIRED_CONSUMEQUEUE = 306
+    GET_CONSUMER_RUNNING_INFO = 307  # both directions
+    CONSUME_MESSAGE_DIRECTLY = 309  # both directions
+    SEND_MESSAGE_V2 = 310
+    CLEAN_UNUSED_TOPIC = 316
+    SEND_BATCH_MESSAGE = 320
+    QUERY_CONSUME_QUEUE = 321
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326  # broker to client
+    DELETE_EXPIRED_COMMITLOG = 329
+    GET_TOPIC_CONFIG = 351
+    LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
+
+
+class Response(enum.IntEnum):
+    """How it went. Codes are reused across requests: "not found" is 1, 17 or 22, so match on (request, code)."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    TRANSACTION_FAILED = 4
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    VERSION_NOT_SUPPORTED = 15
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    TOPIC_EXIST_ALREADY = 18
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_PARSE_FAILED = 23
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_NOT_LATEST = 25
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    FILTER_DATA_NOT_EXIST = 27
+    FILTER_DATA_NOT_LATEST = 28
+    INVALID_PARAMETER = 29
+    TRANSACTION_SHOULD_COMMIT = 200
+    TRANSACTION_SHOULD_ROLLBACK = 201
+    TRANSACTION_STATE_UNKNOW = 202
+    TRANSACTION_STATE_GROUP_WRONG = 203
+    NO_BUYER_ID = 204
+    NOT_IN_CURRENT_UNIT = 205
+    CONSUMER_NOT_ONLINE = 206
+    CONSUME_MSG_TIMEOUT = 207
+    NO_MESSAGE = 208
+    POLLING_FULL = 209
+    POLLING_TIMEOUT = 210
+    BROKER_NOT_EXIST = 211
+    BROKER_DISPATCH_NOT_COMPLETE = 212
+    BROADCAST_CONSUMPTION = 213
+    FLOW_CONTROL = 215
+    NOT_LEADER_FOR_QUEUE = 501
+    ILLEGAL_OPERATION = 604
+    GO_AWAY = 1500
+    LMQ_QUOTA_EXCEEDED = 2017
+    LITE_QUOTA_EXCEEDED = 2018
+    USER_NOT_EXIST = 3001
+    POLICY_NOT_EXIST = 3002
+
+
+class SysFlag(enum.IntFlag):
+    """Bits of a message's system flag. Build it for each send and never copy it from a received message: an address
+    bit that does not fit the connection is acknowledged and then loses the message."""
+
+    COMPRESSED = 0x1
+    MULTI_TAGS = 0x2
+    TRANSACTION_PREPARED = 0x4
+    TRANSACTION_COMMIT = 0x8
+    TRANSACTION_ROLLBACK = 0xC
+    BORNHOST_V6 = 0x10
+    STOREHOST_V6 = 0x20
+    NEED_UNWRAP = 0x40
+    INNER_BATCH = 0x80
+    LZ4 = 0x100
+    ZSTD = 0x200
+    ZLIB = 0x300
+
+
+COMPRESSION_MASK = 0x700
+TRANSACTION_MASK = 0xC
+SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
+
+
+class PullSysFlag(enum.IntFlag):
+    """Bits of a pull request; a reader that owns its offsets sends SUBSCRIPTION alone."""
+
+    COMMIT_OFFSET = 0x1
+    SUSPEND = 0x2
+    SUBSCRIPTION = 0x4
+    CLASS_FILTER = 0x8
+    LITE_PULL = 0x10
+
+
+class Perm(enum.IntFlag):
+    """Permission bits of a topic in a route."""
+
+    INHERIT = 0x1
+    WRITE = 0x2
+    READ = 0x4
+
+
+MESSAGE_MAGIC_V1 = 0xDAA320A7
+MESSAGE_MAGIC_V2 = 0xDAA320AB
+BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to clients
+
+# Limits, in characters for names and in bytes otherwise. The broker enforces them; we refuse earlier.
+MAX_TOPIC_LENGTH = 127
+MAX_RETRY_OR_DLQ_TOPIC_LENGTH = 255
+MAX_GROUP_LENGTH = 120
+MAX_BODY_BYTES = 4 * 1024 * 1024
+MAX_BATCH_BYTES = MAX_BODY_BYTES
+MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; its answers may be larger
+MAX_PROPERTIES_BYTES = 32767
+BROKER_PROPERTIES_RESERVE = 256  # what the broker may add to the properties of a single message
+MAX_PULL_MESSAGES = 107_374_182  # twenty times more overflows an int in the broker and shrinks the scan window
+
+DELAY_LEVELS = (
+    "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
+)  # fmt: skip
+
+
+class Property:
+    """Names of message properties as they are stored."""
+
+    KEYS = "KEYS"
+    TAGS = "TAGS"
+    WAIT = "WAIT"
+    DELAY = "DELAY"
+    SHARDING_KEY = "__SHARDINGKEY"
+    UNIQ_KEY = "UNIQ_KEY"
+    PRODUCER_GROUP = "PGROUP"
+    INSTANCE_ID = "INSTANCE_ID"
+
+    TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+    TIMER_DELAY_MS = "TIMER_DELAY_MS"
+    TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+    TIMER_DELAY_LEVEL = "TIMER_DELAY_LEVEL"
+    TIMER_OUT_MS = "TIMER_OUT_MS"
+    TIMER_ENQUEUE_MS = "TIMER_ENQUEUE_MS"
+    TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
+    TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
+    TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
+
+    TRANSACTION_PREPARED = "TRAN_MSG"
+    TRANSACTION_ID = "__transactionId__"
+    TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+    CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+    TRANSACTION_PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+
+    RETRY_TOPIC = "RETRY_TOPIC"
+    ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+    ORIGIN_GROUP = "ORIGIN_GROUP"
+    RECONSUME_TIME = "RECONSUME_TIME"
+    MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+    DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+    DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+    CONSUME_START_TIME = "CONSUME_START_TIME"
+
+    REAL_TOPIC = "REAL_TOPIC"
+    REAL_QUEUE_ID = "REAL_QID"
+    MSG_REGION = "MSG_REGION"
+    TRACE_ON = "TRACE_ON"
+    TRACE_CONTEXT = "TRACE_CONTEXT"
+    CLUSTER = "CLUSTER"
+    MESSAGE_TYPE = "MSG_TYPE"
+    PRIORITY = "_SYS_MSG_PRIORITY_"
+    BORN_HOST = "__BORNHOST"
+    BORN_TIMESTAMP = "BORN_TIMESTAMP"
+    LITE_TOPIC = "__LITE_TOPIC"
+    CRC32 = "__CRC32#"
+
+    BUYER_ID = "BUYER_ID"
+    TRANSFER_FLAG = "TRANSFER_FLAG"
+    CORRECTION_FLAG = "CORRECTION_FLAG"
+    MQ2_FLAG = "MQ2_FLAG"
+    REDIRECT = "REDIRECT"
+    EXTEND_UNIQ_INFO = "EXTEND_UNIQ_INFO"
+    DUP_INFO = "DUP_INFO"
+    FORWARD_QUEUE_ID = "PROPERTY_FORWARD_QUEUE_ID"
+
+    CORRELATION_ID = "CORRELATION_ID"
+    REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+    TTL = "TTL"
+    ARRIVE_TIME = "ARRIVE_TIME"
+    PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+
+    POP_CK = "POP_CK"
+    POP_CK_OFFSET = "POP_CK_OFFSET"
+    FIRST_POP_TIME = "1ST_POP_TIME"
+
+    INNER_NUM = "INNER_NUM"
+    INNER_BASE = "INNER_BASE"
+    INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+    INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+
+    MIN_OFFSET = "MIN_OFFSET"
+    MAX_OFFSET = "MAX_OFFSET"
+    TRANSIENT_TOPIC_SYS_FLAG = "__RMQ.TRANSIENT.TOPIC_SYS_FLAG"
+    TRANSIENT_GROUP_SYS_FLAG = "__RMQ.TRANSIENT.GROUP_SYS_FLAG"
+
+
+TRANSIENT_PROPERTY_PREFIX = "__RMQ.TRANSIENT."
+KEY_SEPARATOR = " "
+
+# Names that belong to RocketMQ: readers leave them out of the user's properties, senders refuse them from users.
+RESERVED_PROPERTIES = frozenset(
+    value for name, value in vars(Property).items() if not name.startswith("__") and isinstance(value, str)
+)
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+NAMESPACE_SEPARATOR = "%"
+
+AUTO_CREATE_TOPIC = "TBW102"  # template of automatically created topics
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+NO_SEND_TOPICS = frozenset(  # the broker answers 16 to a send
+    (
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    )
+)
+SYSTEM_TOPICS = NO_SEND_TOPICS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "CHECKPOINT_TOPIC"}
+
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+SYSTEM_GROUPS = frozenset(
+    (
+        "DEFAULT_PRODUCER",
+        "DEFAULT_CONSUMER",
+        "TOOLS_CONSUMER",
+        "SCHEDULE_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "CLIENT_INNER_PRODUCER",
+        "SELF_TEST_P_GROUP",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PULL",
+    )
+)
