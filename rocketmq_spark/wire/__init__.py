@@ -1,0 +1,4 @@
+"""RocketMQ's remoting protocol as bytes and values: no sockets, no threads, no clocks.
+
+Modules, each using only those before it: header, frame, compression, names, messages, rpc, bodies, acl.
+"""

@@ -1,0 +1,189 @@
+"""One remoting command and its two header encodings, JSON and binary.
+
+A command is a request or a response: a code, a map of strings and a body. Each frame says how its own header is
+written and nothing is negotiated, so both decoders are always needed. This module does not know what any code or field
+means. Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from rocketmq_spark.codes import MAX_FRAME_BYTES, VERSION, Flag, Language, SerializeType
+from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
+
+Bytes = bytes | memoryview
+
+_PREFIX = struct.Struct(">II")  # length, then one byte of header type and three of header length
+_PREFIX_BYTES = 4  # of the second word, which ``length`` counts
+_MAX_HEADER_BYTES = 0xFFFFFF
+_INT32 = range(-(1 << 31), 1 << 31)
+_INT16 = range(-(1 << 15), 1 << 15)
+
+_FIXED = struct.Struct(">hBhii")  # code, language, version, opaque, flag
+_INT = struct.Struct(">i")
+_KEY = struct.Struct(">h")
+
+_LANGUAGE_NAMES = {language.value: language.name for language in Language}
+_LANGUAGES = {language.name: language.value for language in Language}
+
+_quote = json.encoder.encode_basestring
+
+
+@dataclass(slots=True)
+class Command:
+    """A request or response. ``opaque`` is set by whoever owns the conversation; everything else by whoever asks."""
+
+    code: int
+    ext: dict[str, str] = field(default_factory=dict)
+    body: Bytes = b""
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    language: int = Language.PYTHON
+    version: int = VERSION
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & Flag.RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & Flag.ONEWAY)
+
+
+def encode(
+    command: Command, serialize_type: int = SerializeType.JSON, max_frame: int | None = MAX_FRAME_BYTES
+) -> bytes:
+    """The whole frame, with its length field. See ``encode_header`` for what is refused."""
+    return b"".join((encode_header(command, serialize_type, max_frame), command.body))
+
+
+def encode_header(
+    command: Command, serialize_type: int = SerializeType.JSON, max_frame: int | None = MAX_FRAME_BYTES
+) -> bytes:
+    """All of the frame before ``command.body``, whose length is counted in, so that a body need not be copied.
+
+    A server closes the connection at a request above ``max_frame``, therefore it is refused here; responses and
+    ``max_frame=None`` have no limit.
+    """
+    if not (command.opaque in _INT32 and command.flag in _INT32 and command.code in _INT32):
+        raise LocalProtocolError(f"Code, opaque and flag must fit 32 bits: {command.code}, {command.opaque}")
+    try:
+        header = _encode_json(command) if serialize_type == SerializeType.JSON else _encode_binary(command)
+    except (UnicodeEncodeError, TypeError, AttributeError, struct.error) as exc:
+        raise LocalProtocolError(f"The header of request code {command.code} cannot be encoded: {exc}") from exc
+    length = _PREFIX_BYTES + len(header) + len(command.body)
+    if len(header) > _MAX_HEADER_BYTES:
+        raise LocalProtocolError(f"A header of {len(header)} bytes does not fit a frame")
+    if max_frame is not None and length > max_frame and not command.is_response:
+        raise LocalProtocolError(f"A request of {length} bytes exceeds the {max_frame} bytes that servers accept")
+    return _PREFIX.pack(length, serialize_type << 24 | len(header)) + header
+
+
+def decode(frame: Bytes) -> Command:
+    """The command in what follows a frame's length field. The body is a slice of ``frame``: a view of a view."""
+    if len(frame) < _PREFIX_BYTES:
+        raise RemoteProtocolError(f"A frame of {len(frame)} bytes has no room for a header")
+    kind = frame[0]
+    end = _PREFIX_BYTES + int.from_bytes(frame[1:_PREFIX_BYTES], "big")
+    if end > len(frame):
+        raise RemoteProtocolError(f"A header of {end - _PREFIX_BYTES} bytes does not fit its frame of {len(frame)}")
+    header = bytes(frame[_PREFIX_BYTES:end])
+    try:
+        if kind == SerializeType.JSON:
+            return _decode_json(header, frame[end:])
+        if kind == SerializeType.ROCKETMQ:
+            return _decode_binary(header, frame[end:])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error) as exc:
+        raise RemoteProtocolError(f"Unreadable header: {exc or type(exc).__name__}") from exc
+    raise RemoteProtocolError(f"Unknown header type {kind}")
+
+
+def _encode_json(command: Command) -> bytes:
+    # Put together by hand: a third of the time of the general encoder, which counts when a million pulls are sent.
+    ext = ",".join([f"{_quote(name)}:{_quote(value)}" for name, value in command.ext.items()])
+    ext = f'"extFields":{{{ext}}},' if ext else ""
+    remark = f'"remark":{_quote(command.remark)},' if command.remark is not None else ""
+    language = _LANGUAGE_NAMES.get(command.language, Language.OTHER.name)
+    return (
+        f'{{"code":{int(command.code)},{ext}"flag":{int(command.flag)},"language":"{language}",'
+        f'"opaque":{int(command.opaque)},{remark}"serializeTypeCurrentRPC":"JSON","version":{int(command.version)}}}'
+    ).encode()
+
+
+def _decode_json(header: bytes, body: Bytes) -> Command:
+    fields = json.loads(header)
+    if not isinstance(fields, dict):
+        raise ValueError("it is not an object")
+    ext = fields.get("extFields") or {}
+    if not isinstance(ext, dict):
+        raise ValueError("extFields is not an object")
+    remark = fields.get("remark")
+    return Command(
+        code=_int32(fields["code"]),
+        ext={name: _text(value) for name, value in ext.items() if value is not None},
+        body=body,
+        opaque=_int32(fields["opaque"]),
+        flag=_int32(fields.get("flag") or 0),
+        remark=None if remark is None else _text(remark),
+        language=_LANGUAGES.get(_text(fields.get("language")), Language.OTHER),
+        version=_int32(fields.get("version") or 0),
+    )
+
+
+def _int32(value: Any) -> int:
+    number = int(value)
+    if number not in _INT32:
+        raise ValueError(f"{number} does not fit 32 bits")
+    return number
+
+
+def _text(value: Any) -> str:
+    """An ext value as the string that Java would make of it; servers send strings, others may send numbers."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _encode_binary(command: Command) -> bytes:
+    if command.code not in _INT16:
+        raise LocalProtocolError(f"Request code {command.code} does not fit a binary header; use a JSON header")
+    remark = (command.remark or "").encode()
+    parts: list[bytes] = []
+    for name, value in command.ext.items():
+        if not value:  # would be read back as null, which also breaks the request's signature
+            continue
+        key, text = name.encode(), value.encode()
+        parts += (_KEY.pack(len(key)), key, _INT.pack(len(text)), text)
+    ext = b"".join(parts)
+    fixed = _FIXED.pack(command.code, command.language, command.version, command.opaque, command.flag)
+    return b"".join((fixed, _INT.pack(len(remark)), remark, _INT.pack(len(ext)), ext))
+
+
+def _decode_binary(header: bytes, body: Bytes) -> Command:
+    code, language, version, opaque, flag = _FIXED.unpack_from(header)
+    remark, at = _sized(header, _FIXED.size, _INT)
+    (ext_length,) = _INT.unpack_from(header, at)
+    at += _INT.size
+    if ext_length != len(header) - at:
+        raise ValueError(f"the fields take {len(header) - at} bytes instead of {ext_length}")
+    ext: dict[str, str] = {}
+    while at < len(header):
+        name, at = _sized(header, at, _KEY)
+        value, at = _sized(header, at, _INT)
+        if value:
+            ext[name] = value
+    return Command(code, ext, body, opaque, flag, remark or None, language, version)
+
+
+def _sized(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
+    (length,) = size.unpack_from(data, at)
+    start = at + size.size
+    end = start + length
+    if length < 0 or end > len(data):
+        raise ValueError(f"a text of {length} bytes does not fit the header")
+    return data[start:end].decode(), end
