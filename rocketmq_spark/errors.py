@@ -198,10 +198,22 @@ class MessageRefused(RocketMQError, ValueError):
     code = "ROCKETMQ_MESSAGE_REFUSED"
 
 
+class SelectorError(RocketMQError, ValueError):
+    """A queue selector failed, or chose no queue; nothing was sent."""
+
+    code = "ROCKETMQ_SELECTOR"
+
+
 class SendFailed(RocketMQError):
     """Messages were not acknowledged within the send timeout, in spite of all retries."""
 
     code = "ROCKETMQ_SEND_FAILED"
+
+
+class ClosedError(RocketMQError):
+    """The object was closed, or belongs to the process that this one was forked from."""
+
+    code = "ROCKETMQ_CLOSED"
 
 
 class OffsetError(RocketMQError, ValueError):
