@@ -1,4 +1,5 @@
 """RocketMQ's remoting protocol as bytes and values: no sockets, no threads, no clocks.
 
-Modules, each using only those before it: header, frame, compression, names, messages, rpc, bodies, acl.
+Modules, each using only those before it: header, frame, compression, names, properties, identifiers, subscription,
+messages, rpc, loose_json, bodies, acl.
 """

@@ -1,0 +1,290 @@
+"""JSON and text bodies of requests and answers, as values of the domain.
+
+Readers forgive missing and additional fields, because servers of many releases answer, but never a value of the wrong
+kind: that raises ``RemoteProtocolError``. Nothing here knows which request a body belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
+from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, TopicRoute
+from rocketmq_spark.wire.header import Bytes
+from rocketmq_spark.wire.loose_json import read_json
+from rocketmq_spark.wire.subscription import Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All brokers a name server knows, and which of them form a cluster."""
+
+    brokers: Mapping[str, BrokerData]
+    clusters: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeProgress:
+    """How far a group is in one queue; ``last_timestamp_ms`` is the store time of the last consumed message."""
+
+    broker_offset: int
+    consumer_offset: int
+    pull_offset: int
+    last_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic as one broker keeps it. Attributes tell message type, queue type and clean-up policy."""
+
+    topic: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    filter_type: str
+    sys_flag: int
+    order: bool
+    attributes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembership:
+    """What a consumer tells brokers about itself in a heartbeat."""
+
+    group: str
+    subscriptions: Mapping[str, Subscription]
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    unit_mode: bool = False
+    version_ms: int = 0
+    expression_types: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+        raise RemoteProtocolError(f"Unexpected {what}: {type(exc).__name__} {exc}") from exc
+
+
+def route(topic: str, body: Bytes) -> TopicRoute:
+    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them."""
+    with _reading("route"):
+        data = read_json(body)
+        queues = tuple(
+            QueueData(
+                broker_name=str(item["brokerName"]),
+                read_queues=int(item["readQueueNums"]),
+                write_queues=int(item["writeQueueNums"]),
+                perm=int(item["perm"]),
+                topic_sys_flag=int(item.get("topicSysFlag") or 0),
+            )
+            for item in data.get("queueDatas") or ()
+        )
+        brokers = {broker.broker_name: broker for broker in map(_broker, data.get("brokerDatas") or ())}
+        order_conf = data.get("orderTopicConf")
+        static = bool(data.get("topicQueueMappingByBroker"))
+        return TopicRoute(topic, queues, brokers, None if order_conf is None else str(order_conf), static)
+
+
+def cluster(body: Bytes) -> Cluster:
+    """Answer to GET_BROKER_CLUSTER_INFO."""
+    with _reading("cluster"):
+        data = read_json(body)
+        brokers = {str(name): _broker(item) for name, item in (data.get("brokerAddrTable") or {}).items()}
+        clusters = {
+            str(name): tuple(sorted(map(str, members)))
+            for name, members in (data.get("clusterAddrTable") or {}).items()
+        }
+        return Cluster(brokers, clusters)
+
+
+def _broker(item: Mapping[str, Any]) -> BrokerData:
+    addresses = {int(broker_id): str(address) for broker_id, address in (item.get("brokerAddrs") or {}).items()}
+    return BrokerData(str(item["brokerName"]), str(item.get("cluster") or ""), addresses)
+
+
+def topic_stats(topic: str, body: Bytes) -> dict[MessageQueue, QueueBounds]:
+    """Answer to GET_TOPIC_STATS_INFO: bounds of all queues of ``topic`` on one broker."""
+    with _reading("topic statistics"):
+        return {
+            queue: QueueBounds(
+                int(item["minOffset"]), int(item["maxOffset"]), int(item.get("lastUpdateTimestamp") or 0)
+            )
+            for queue, item in _by_queue(body, "offsetTable", topic)
+        }
+
+
+def consume_stats(body: Bytes) -> dict[MessageQueue, ConsumeProgress]:
+    """Answer to GET_CONSUME_STATS: queues of one or of many topics."""
+    with _reading("consumer statistics"):
+        return {
+            queue: ConsumeProgress(
+                broker_offset=int(item["brokerOffset"]),
+                consumer_offset=int(item["consumerOffset"]),
+                pull_offset=int(item.get("pullOffset") or 0),
+                last_timestamp_ms=int(item.get("lastTimestamp") or 0),
+            )
+            for queue, item in _by_queue(body, "offsetTable")
+        }
+
+
+def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
+    """Answer to INVOKE_BROKER_TO_RESET_OFFSET, and body of RESET_CONSUMER_CLIENT_OFFSET: the new offsets."""
+    with _reading("offsets"):
+        return {queue: int(offset) for queue, offset in _by_queue(body, "offsetTable")}
+
+
+def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
+    for key, item in (read_json(body).get(table) or {}).items():
+        name = dict(key)
+        yield MessageQueue(topic or str(name["topic"]), str(name["brokerName"]), int(name["queueId"])), item
+
+
+def topic_list(body: Bytes) -> list[str]:
+    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER and GET_TOPICS_BY_CLUSTER, sorted, system topics included."""
+    return sorted(_names(body, "topicList"))
+
+
+def group_list(body: Bytes) -> list[str]:
+    """Groups of QUERY_TOPIC_CONSUME_BY_WHO, sorted."""
+    return sorted(_names(body, "groupList"))
+
+
+def consumer_ids(body: Bytes) -> list[str]:
+    """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them."""
+    return sorted(_names(body, "consumerIdList"))
+
+
+def _names(body: Bytes, key: str) -> list[str]:
+    with _reading(key):
+        return [str(name) for name in read_json(body).get(key) or ()]
+
+
+def topic_config(body: Bytes) -> TopicConfig:
+    """Answer to GET_TOPIC_CONFIG."""
+    with _reading("topic configuration"):
+        data = read_json(body)
+        return TopicConfig(
+            topic=str(data["topicName"]),
+            read_queues=int(data["readQueueNums"]),
+            write_queues=int(data["writeQueueNums"]),
+            perm=int(data["perm"]),
+            filter_type=str(data.get("topicFilterType") or "SINGLE_TAG"),
+            sys_flag=int(data.get("topicSysFlag") or 0),
+            order=bool(data.get("order")),
+            attributes={str(name): str(value) for name, value in (data.get("attributes") or {}).items()},
+        )
+
+
+def subscription_groups(body: Bytes) -> dict[str, dict[str, Any]]:
+    """Groups of GET_ALL_SUBSCRIPTIONGROUP_CONFIG with their settings as the broker names them."""
+    with _reading("consumer groups"):
+        return {str(name): dict(item) for name, item in (read_json(body).get("subscriptionGroupTable") or {}).items()}
+
+
+def table(body: Bytes) -> dict[str, str]:
+    """Texts of GET_BROKER_RUNTIME_INFO and GET_KVLIST_BY_NAMESPACE."""
+    with _reading("table"):
+        return {str(name): str(value) for name, value in (read_json(body).get("table") or {}).items()}
+
+
+def locked_queues(body: Bytes) -> list[MessageQueue]:
+    """Answer to LOCK_BATCH_MQ: the queues that are ours now, sorted."""
+    return _queues(body, "lockOKMQSet")
+
+
+def queues_to_lock(body: Bytes) -> list[MessageQueue]:
+    """The queues that a body of LOCK_BATCH_MQ or UNLOCK_BATCH_MQ names, sorted."""
+    return _queues(body, "mqSet")
+
+
+def _queues(body: Bytes, key: str) -> list[MessageQueue]:
+    with _reading(key):
+        return sorted(
+            MessageQueue(str(item["topic"]), str(item["brokerName"]), int(item["queueId"]))
+            for item in read_json(body).get(key) or ()
+        )
+
+
+def lock(group: str, client_id: str, queues: Sequence[MessageQueue], only_this_broker: bool = False) -> bytes:
+    """Body of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
+    return _dump(
+        {
+            "clientId": client_id,
+            "consumerGroup": group,
+            "mqSet": [{"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in queues],
+            "onlyThisBroker": only_this_broker,
+        }
+    )
+
+
+def heartbeat(
+    client_id: str, producer_groups: Sequence[str] = (), memberships: Sequence[GroupMembership] = ()
+) -> bytes:
+    """Body of HEART_BEAT. Naming a consumer group makes this client a member, which changes what others are given."""
+    return _dump(
+        {
+            "clientID": client_id,
+            "consumerDataSet": [_membership(member) for member in memberships],
+            "heartbeatFingerprint": 0,
+            "producerDataSet": [{"groupName": group} for group in producer_groups],
+            "withoutSub": False,
+        }
+    )
+
+
+def _membership(member: GroupMembership) -> dict[str, Any]:
+    return {
+        "consumeFromWhere": member.consume_from_where,
+        "consumeType": member.consume_type,
+        "groupName": member.group,
+        "messageModel": member.message_model,
+        "subscriptionDataSet": [
+            {
+                "classFilterMode": False,
+                "codeSet": list(subscription.codes),
+                "expressionType": member.expression_types.get(topic, "TAG"),
+                "subString": subscription.sub_string,
+                "subVersion": member.version_ms,
+                "tagsSet": list(subscription.tags),
+                "topic": topic,
+            }
+            for topic, subscription in member.subscriptions.items()
+        ],
+        "unitMode": member.unit_mode,
+    }
+
+
+def subscription_group(group: str, **settings: Any) -> bytes:
+    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP; settings that are left out take the broker's defaults."""
+    return _dump({"groupName": group, **settings})
+
+
+def read_config(body: Bytes) -> dict[str, str]:
+    """Answer to GET_BROKER_CONFIG: lines of ``name=value``."""
+    with _reading("configuration"):
+        pairs = (line.split("=", 1) for line in str(body, "utf-8").splitlines() if "=" in line)
+        return {name.strip(): value.strip() for name, value in pairs}
+
+
+def write_config(values: Mapping[str, str]) -> bytes:
+    """Body of UPDATE_BROKER_CONFIG, escaped for the Java properties reader that takes it apart."""
+    lines = []
+    for name, value in values.items():
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or "\n" in value or "\r" in value:
+            raise LocalProtocolError(f"A broker cannot take the setting {name!r}={value!r}")
+        # JSON's escapes of a backslash and of characters beyond ASCII are those of a properties file.
+        lines.append(f"{name}={json.dumps(value)[1:-1]}\n")
+    return "".join(lines).encode()
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,120 @@
+"""Reads the JSON that RocketMQ's servers write, which is not always JSON.
+
+Two things a strict parser rejects are common: map keys that are bare numbers, ``{0:"host"}``, and map keys that are
+objects, ``{{"queueId":0}:1}``. The strict parser is tried first wherever a value starts, since it is written in C; only
+containers that it rejects are walked here. This module knows no body of any request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from rocketmq_spark.errors import RemoteProtocolError
+from rocketmq_spark.wire.header import Bytes
+
+_MAX_DEPTH = 32  # real bodies have five; each level may cost one more pass over what is below it
+
+_strict = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
+_BARE_KEY = re.compile(r"-?[0-9]+|null|true|false")
+
+
+def read_json(body: Bytes) -> Any:
+    """The value of a whole body; raises ``RemoteProtocolError`` for anything else.
+
+    A bare key becomes its text, ``"0"``; an object as key becomes the tuple of its (name, value) pairs, sorted by name.
+    """
+    try:
+        text = str(body, "utf-8")
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            value, end = _value(text, _skip(text, 0), 0)
+        if _skip(text, end) != len(text):
+            raise ValueError(f"something follows the value at {end}")
+    except (ValueError, RecursionError) as exc:
+        raise RemoteProtocolError(f"Unreadable JSON body: {exc or type(exc).__name__}") from exc
+    return value
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """The value that starts at ``at``, and where it ends."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested too deeply at {at}")
+    try:
+        return _strict.raw_decode(text, at)
+    except json.JSONDecodeError:
+        pass
+    first = text[at : at + 1]
+    if first == "{":
+        return _object(text, at, depth)
+    if first == "[":
+        return _array(text, at, depth)
+    raise ValueError(f"no value at {at}")
+
+
+def _object(text: str, at: int, depth: int) -> tuple[dict[Any, Any], int]:
+    items: dict[Any, Any] = {}
+    at = _skip(text, at + 1)
+    if text[at : at + 1] == "}":
+        return items, at + 1
+    while True:
+        key, at = _key(text, at, depth)
+        at = _skip(text, at)
+        if text[at : at + 1] != ":":
+            raise ValueError(f"no colon at {at}")
+        items[key], at = _value(text, _skip(text, at + 1), depth + 1)
+        at, more = _separator(text, at, "}")
+        if not more:
+            return items, at
+
+
+def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
+    values: list[Any] = []
+    at = _skip(text, at + 1)
+    if text[at : at + 1] == "]":
+        return values, at + 1
+    while True:
+        value, at = _value(text, at, depth + 1)
+        values.append(value)
+        at, more = _separator(text, at, "]")
+        if not more:
+            return values, at
+
+
+def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
+    """Past a comma (more follows) or past the closing bracket."""
+    at = _skip(text, at)
+    found = text[at : at + 1]
+    if found == ",":
+        return _skip(text, at + 1), True
+    if found == closing:
+        return at + 1, False
+    raise ValueError(f"neither comma nor {closing} at {at}")
+
+
+def _key(text: str, at: int, depth: int) -> tuple[Any, int]:
+    first = text[at : at + 1]
+    if first in ('"', "{"):
+        key, end = _value(text, at, depth + 1)
+        return _freeze(key), end
+    match = _BARE_KEY.match(text, at)
+    if match is None:
+        raise ValueError(f"no key at {at}")
+    return match.group(), match.end()
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, dict):
+        # Sorted by name alone: names differ, so values of different types are never compared.
+        return tuple((name, _freeze(value[name])) for name in sorted(value, key=str))
+    if isinstance(value, list):
+        return tuple(map(_freeze, value))
+    return value
