@@ -35,7 +35,7 @@ class Deadline:
 
 
 def backoff(initial_s: float, max_s: float = 30.0, rng: random.Random | None = None) -> Iterator[float]:
-    """Endless pauses in seconds: doubling up to ``max_s``, each drawn from its upper half so that clients spread out."""
+    """Endless pauses in seconds: doubling up to ``max_s``, each drawn from its upper half to spread clients out."""
     rng = rng or random.Random()
     pause = initial_s
     while True:

@@ -151,7 +151,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """What a broker says of a queue: first offset kept, next offset to be written, newest store time in ms (0: none)."""
+    """A queue at its broker: first offset kept, next offset to be written, newest store time in ms (0 if none)."""
 
     min_offset: int
     max_offset: int

@@ -1,0 +1,154 @@
+"""Topics, groups and statistics, for commands and tests. Needs more rights than reading and writing do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from rocketmq_spark.client.broker import Brokers
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.route import NameServers, Routes
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RouteNotFound, TopicNotFound
+from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.wire import bodies, names, rpc
+from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
+
+
+class Admin:
+    """Administration over its own connections, or over those of a client (``of``)."""
+
+    def __init__(self, name_server: str | Sequence[str], calls: Calls | None = None) -> None:
+        addresses = name_server.replace(",", ";").split(";") if isinstance(name_server, str) else name_server
+        self._calls = calls or Calls(Pool(Dialling()))
+        self._name_servers = NameServers(self._calls, addresses)
+        self.routes = Routes(self._name_servers)
+        self.brokers = Brokers(self._calls, self.routes)
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._calls.pool.close()
+
+    def cluster(self) -> dict[str, BrokerData]:
+        """Brokers by name."""
+        return self.routes.cluster()
+
+    def topics(self) -> list[str]:
+        """All topics, system ones too."""
+        return self.routes.topics()
+
+    def route(self, topic: str) -> TopicRoute:
+        return self.routes.get(topic, 0.0)
+
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = 8,
+        brokers: Sequence[str] | None = None,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        perm: int = 6,
+        attributes: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> TopicRoute:
+        """Create or change a topic on the masters of ``brokers`` (default: all), and wait until the route shows it."""
+        names.check_topic(topic)
+        deadline = Deadline.after(timeout_s)
+        masters = self._masters(brokers)
+        for address in masters.values():
+            self._calls.ask(
+                address,
+                rpc.UPDATE_AND_CREATE_TOPIC.request(
+                    topic=topic,
+                    defaultTopic="TBW102",
+                    readQueueNums=queues if read_queues is None else read_queues,
+                    writeQueueNums=queues if write_queues is None else write_queues,
+                    perm=perm,
+                    topicFilterType="SINGLE_TAG",
+                    topicSysFlag=0,
+                    order=False,
+                    attributes=",".join(f"+{k}={v}" for k, v in (attributes or {}).items()) or None,
+                ),
+                deadline,
+            )
+        while True:
+            route = self._route_or_none(topic)
+            counts = {d.broker_name: (d.read_queues, d.write_queues, d.perm) for d in route.queues} if route else {}
+            wanted = (
+                queues if read_queues is None else read_queues,
+                queues if write_queues is None else write_queues,
+                perm,
+            )
+            if route is not None and all(counts.get(name) == wanted for name in masters):
+                return route
+            if deadline.expired:
+                raise CallTimeout("the name server does not show the topic in time", topic=topic)
+            time.sleep(0.01)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its data, on masters, then on name servers. Absent topics raise ``RouteNotFound``."""
+        self.route(topic)
+        for address in self._masters(None).values():
+            self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=topic))
+        self._name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=topic))
+        self.routes.forget(topic)
+
+    def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
+        """Offsets of every readable queue."""
+        return self.brokers.bounds(self.route(topic).readable(), Deadline.after(10.0))
+
+    def topic_config(self, topic: str, broker: str) -> TopicConfig:
+        answer = self._calls.ask(self._masters([broker])[broker], rpc.GET_TOPIC_CONFIG.request(topic=topic))
+        return bodies.topic_config(answer.body)
+
+    def create_group(self, group: str, brokers: Sequence[str] | None = None) -> None:
+        """Create a consumer group on the masters of ``brokers`` (default: all)."""
+        names.check_group(group)
+        for address in self._masters(brokers).values():
+            self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(bodies.subscription_group(group)))
+
+    def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
+        """How far a group is, over all brokers of the topic."""
+        found: dict[MessageQueue, ConsumeProgress] = {}
+        for broker in self.route(topic).brokers.values():
+            if broker.master:
+                answer = self._calls.ask(broker.master, rpc.GET_CONSUME_STATS.request(consumerGroup=group, topic=topic))
+                found.update(bodies.consume_stats(answer.body))
+        return found
+
+    def broker_config(self, broker: str) -> dict[str, str]:
+        return bodies.read_config(
+            self._calls.ask(self._masters([broker])[broker], rpc.GET_BROKER_CONFIG.request()).body
+        )
+
+    def update_broker_config(self, broker: str, values: Mapping[str, str]) -> None:
+        """Change settings of a running broker. It also rewrites its configuration file."""
+        self._calls.ask(self._masters([broker])[broker], rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(values)))
+
+    def _masters(self, brokers: Sequence[str] | None) -> dict[str, str]:
+        cluster = self.cluster()
+        wanted = sorted(cluster) if brokers is None else list(brokers)
+        masters = {name: cluster[name].master for name in wanted if name in cluster}
+        missing = [name for name in wanted if not masters.get(name)] if wanted else ["any"]
+        if missing:
+            raise BrokerNotFound(
+                f"no master of {', '.join(missing)} is registered",
+                remedy=f"Known brokers: {', '.join(sorted(cluster)) or 'none'}",
+            )
+        return {name: address for name, address in masters.items() if address}
+
+    def _route_or_none(self, topic: str) -> TopicRoute | None:
+        try:
+            return self.routes.get(topic, 0.0)
+        except (RouteNotFound, TopicNotFound):
+            return None

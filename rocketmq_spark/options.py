@@ -1,0 +1,269 @@
+"""The one table of options: every name, its parser, default, where it may stand and what it does.
+
+A row is a field of ``Options``; its public name is the field's in camelCase. Parsing collects all problems into one
+``OptionError``. The data source's constructor only parses (``parse``); what depends on being source or sink, batch or
+stream is settled when the reader or writer is made (``for_role``). Nobody else reads raw options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rocketmq_spark import parsing as p
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue
+
+SOURCE_ROLES = ("batch source", "stream source")
+ROLES = (*SOURCE_ROLES, "sink", "producer")
+DEFAULT_GROUP = "rocketmq_spark"
+
+# What Spark itself hands to a source or sink beside the user's options.
+TOLERATED = frozenset(
+    {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A row of the table. ``default`` may differ by role; ``shown`` is how the default reads in the docs."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    default: Any
+    roles: tuple[str, ...]
+    help: str
+    aliases: tuple[str, ...]
+    shown: str
+    raw: bool
+
+    def default_for(self, role: str) -> Any:
+        return self.default.get(role) if isinstance(self.default, ByRole) else self.default
+
+
+class ByRole(dict[str, Any]):
+    """A default that depends on the role."""
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def _row(
+    parse: Callable[[str], Any],
+    default: Any,
+    roles: tuple[str, ...],
+    help: str,
+    *,
+    shown: str = "–",
+    aliases: tuple[str, ...] = (),
+    raw: bool = False,
+) -> Any:
+    row = {
+        "parse": parse,
+        "default": default,
+        "roles": roles,
+        "help": help,
+        "aliases": aliases,
+        "shown": shown,
+        "raw": raw,
+    }
+    return dataclasses.field(default=None, metadata=row)
+
+
+_ALL, _SOURCE, _BATCH, _STREAM = ROLES, SOURCE_ROLES, ("batch source",), ("stream source",)
+_WRITE = ("sink", "producer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set."""
+
+    # Connection
+    name_server: tuple[str, ...] = _row(
+        p.addresses,
+        (),
+        _ALL,
+        "`host:port`, several separated by `;` or `,`; the next one is tried when one fails",
+        shown="required",
+        aliases=("namesrvAddr",),
+    )
+    address_map: dict[str, str] = _row(
+        p.address_map, {}, _ALL, 'JSON `{"advertised:port": "reachable:port"}` for NAT and containers'
+    )
+    access_key: str | None = _row(p.string, None, _ALL, "user of the ACL; every request is signed")
+    secret_key: p.Secret | None = _row(p.secret, None, _ALL, "its secret")
+    security_token: p.Secret | None = _row(p.secret, None, _ALL, "temporary token that goes with the keys")
+    tls: bool = _row(p.boolean, False, _ALL, "talk TLS to name servers and brokers", shown="false")
+    tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
+    tls_cert_file: str | None = _row(p.string, None, _ALL, "PEM file of the client's certificate")
+    tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of its key")
+    tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file")
+    tls_check_hostname: bool = _row(
+        p.boolean, True, _ALL, "certificates must name the host or address that was dialled", shown="true"
+    )
+    connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one connection", shown="3s")
+    request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one request", shown="3s")
+    num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata question is asked again", shown="3")
+    retry_interval: float = _row(
+        p.positive_duration, 0.5, _ALL, "first pause between these; it doubles, with jitter", shown="500ms"
+    )
+    route_refresh: float = _row(
+        p.duration, 10.0, _SOURCE, "how old a topic's route may be when a batch is planned", shown="10s"
+    )
+
+    # Source
+    subscribe: tuple[str, ...] = _row(p.names, (), _SOURCE, "topics to read", shown="one of these three")
+    starting_offsets: str | dict[MessageQueue, int] = _row(
+        p.offsets("earliest", "latest"),
+        ByRole({"batch source": "earliest", "stream source": "latest"}),
+        _SOURCE,
+        '`earliest`, `latest`, or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 latest) for every queue. '
+        "A stream's checkpoint wins over it",
+        shown="stream `latest`, batch `earliest`",
+    )
+    ending_offsets: str | dict[MessageQueue, int] = _row(
+        p.offsets("latest"), "latest", _BATCH, "`latest` or JSON as above (−1 latest)", shown="latest"
+    )
+    fail_on_data_loss: str = _row(
+        lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
+        "fail",
+        _SOURCE,
+        "`fail`/`true`, `warn` or `ignore`/`false`: what happens when offsets that were to be read are gone",
+        shown="fail",
+    )
+    max_offsets_per_trigger: int | None = _row(
+        p.integer(1), None, _STREAM, "most offsets in one batch, shared in proportion to backlog"
+    )
+    group: str = _row(p.string, DEFAULT_GROUP, _SOURCE, "consumer group that pulls name", shown=f"`{DEFAULT_GROUP}`")
+    max_bytes_in_flight: int = _row(
+        p.size(64 << 10), 8 << 20, _SOURCE, "bound of the bytes that pulls of one task may have under way", shown="8m"
+    )
+    pull_depth: int | None = _row(
+        p.integer(1, 1024), None, _SOURCE, "pulls under way at once in a task", shown="adaptive"
+    )
+    pull_batch_size: int = _row(
+        p.integer(1, 100_000),
+        1024,
+        _SOURCE,
+        "most messages asked for per pull; the broker decides what it sends",
+        shown="1024",
+    )
+    read_deadline: float = _row(
+        p.positive_duration, 120.0, _SOURCE, "how long a task waits for a broker that gives no message", shown="2m"
+    )
+
+    # Sink and producer
+    topic: str | None = _row(p.string, None, ("sink",), "where rows go; beats the column `topic`")
+    send_timeout: float = _row(
+        p.positive_duration,
+        ByRole({"sink": 120.0, "producer": 3.0}),
+        _WRITE,
+        "whole time for one batch with all its retries",
+        shown="sink `2m`, `Producer` `3s`",
+    )
+    max_message_size: int = _row(
+        p.size(1), 4 << 20, _WRITE, "a larger body is an error that names the row; checked before sending", shown="4m"
+    )
+    batch_max_bytes: int = _row(
+        p.size(1),
+        ByRole({"sink": 1 << 20, "producer": 32 << 10}),
+        _WRITE,
+        "encoded size of one batch on the wire",
+        shown="sink `1m`, `Producer` `32k`",
+    )
+
+    given: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
+
+    def for_role(self, role: str) -> Options:
+        """The same options with the defaults of ``role``; an ``OptionError`` lists what may not stand there."""
+        problems = [
+            f"option {row.name!r} does not belong to a {role}; it is for: {', '.join(row.roles)}"
+            for row in TABLE
+            if row.field in self.given and role not in row.roles
+        ]
+        if not self.name_server:
+            problems.insert(0, "option 'nameServer' is required: give host:port of a RocketMQ name server")
+        if problems:
+            raise OptionError.of(problems)
+        defaults = {row.field: row.default_for(role) for row in TABLE if row.field not in self.given}
+        return dataclasses.replace(self, **defaults)
+
+
+def _rows() -> tuple[Option, ...]:
+    return tuple(
+        Option(name=_camel(f.name), field=f.name, **f.metadata) for f in dataclasses.fields(Options) if f.metadata
+    )
+
+
+TABLE: tuple[Option, ...] = _rows()
+_BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
+
+
+def parse(given: Mapping[str, object]) -> Options:
+    """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in given.items():
+        if value is None or name.lower() in TOLERATED:
+            continue
+        row = _BY_NAME.get(name.lower())
+        if row is None:
+            problems.append(_unknown(name))
+            continue
+        if row.field in values:
+            problems.append(f"option {row.name!r} is given twice")
+            continue
+        try:
+            values[row.field] = value if row.raw and callable(value) else row.parse(p.text(value))
+        except ValueError as e:
+            shown = "***" if row.parse is p.secret else value
+            problems.append(f"option {row.name!r} is {shown!r}; expected {e}")
+    if problems:
+        raise OptionError.of(problems)
+    return Options(**values, given=frozenset(values))
+
+
+def _unknown(name: str) -> str:
+    known = {row.name.lower(): row.name for row in TABLE}
+    near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
+    hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all"
+    return f"option {name!r} is unknown{hint}"
+
+
+def markdown() -> str:
+    """The table as it stands in docs/options.md."""
+    titles = {("connection",): "Connection", ("source",): "Source", ("write",): "Sink and producer"}
+    parts = []
+    for title, rows in (
+        (titles["connection",], [r for r in TABLE if set(_SOURCE) < set(r.roles) or r.field == "route_refresh"]),
+        (titles["source",], [r for r in TABLE if set(r.roles) <= set(_SOURCE) and r.field != "route_refresh"]),
+        (titles["write",], [r for r in TABLE if set(r.roles) <= set(_WRITE)]),
+    ):
+        lines = [f"## {title}", "", "| option | default | meaning |", "| --- | --- | --- |"]
+        for r in rows:
+            alias = f" (or {', '.join(f'`{a}`' for a in r.aliases)})" if r.aliases else ""
+            where = "" if len(r.roles) > 1 else f" *({r.roles[0]} only)*"
+            default = r.shown if r.shown == "–" or "`" in r.shown or " " in r.shown else f"`{r.shown}`"
+            lines.append(f"| `{r.name}`{alias} | {default} | {r.help}{where} |".replace("||", "\\|\\|"))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def option_name(field: str) -> str:
+    """The public name of a field, for messages."""
+    return _BY_NAME[field].name
+
+
+def plain_key(name: str) -> str:
+    """A name as Spark keeps it: lower case without separators."""
+    return re.sub("[_-]", "", name).lower()

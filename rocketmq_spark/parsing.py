@@ -1,0 +1,261 @@
+"""From an option's text to its value: each function raises ``ValueError`` saying what was expected, nothing else.
+
+Values come as text from Spark and as Python values from calls; both take the same road through ``text``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rocketmq_spark.model import MessageQueue
+
+EARLIEST = -2
+LATEST = -1
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
+_SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class Secret(str):
+    """A text that never shows itself: ``repr`` and ``str`` give stars, ``reveal`` the value."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return "***"
+
+    def reveal(self) -> str:
+        return str.__str__(self)
+
+
+def text(value: object) -> str:
+    """The option text of a Python value: booleans in lower case, containers as JSON, all else by ``str``."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
+        return json.dumps(value)
+    return str(value)
+
+
+def string(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a text that is not empty")
+    return value.strip()
+
+
+def secret(value: str) -> Secret:
+    return Secret(value)
+
+
+def boolean(value: str) -> bool:
+    lowered = value.strip().lower()
+    if lowered not in ("true", "false"):
+        raise ValueError("true or false")
+    return lowered == "true"
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    expected = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError(expected) from None
+        if number < low or (high is not None and number > high):
+            raise ValueError(expected)
+        return number
+
+    return parse
+
+
+def duration(value: str) -> float:
+    """Seconds from ``500ms``, ``3s``, ``5m``, ``1h`` or plain milliseconds."""
+    match = _DURATION.fullmatch(value.strip())
+    if not match:
+        raise ValueError("a duration such as 500ms, 3s, 5m, or plain milliseconds")
+    return float(match[1]) * _DURATION_S[match[2]]
+
+
+def positive_duration(value: str) -> float:
+    seconds = duration(value)
+    if seconds <= 0:
+        raise ValueError("a duration above zero, such as 500ms, 3s, 5m, or plain milliseconds")
+    return seconds
+
+
+def size(low: int = 1, high: int | None = None) -> Callable[[str], int]:
+    """Bytes from ``256k``, ``4m`` or plain bytes, within bounds."""
+    bounds = f" from {low} to {high} bytes" if high is not None else f" of at least {low} bytes" if low > 1 else ""
+
+    def parse(value: str) -> int:
+        match = _SIZE.fullmatch(value.strip())
+        count = int(match[1]) * _SIZE_BYTES[match[2].lower()] if match else -1
+        if count < low or (high is not None and count > high):
+            raise ValueError(f"a size such as 256k, 4m, or plain bytes{bounds}")
+        return count
+
+    return parse
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """One of ``names`` in any case; gives the name as listed."""
+    by_lower = {name.lower(): name for name in names}
+
+    def parse(value: str) -> str:
+        try:
+            return by_lower[value.strip().lower()]
+        except KeyError:
+            raise ValueError("one of " + ", ".join(names)) from None
+
+    return parse
+
+
+def names(value: str) -> tuple[str, ...]:
+    """Names from comma text or a JSON array, in order, without repeats."""
+    is_json = value.lstrip()[:1] == "["
+    found = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
+    items = tuple(dict.fromkeys(item.strip() for item in found if isinstance(item, str) and item.strip()))
+    if not items:
+        raise ValueError("at least one name; several separated by commas, or as a JSON array")
+    return items
+
+
+def addresses(value: str) -> tuple[str, ...]:
+    """``host:port`` items separated by ``;`` or ``,``."""
+    items = tuple(dict.fromkeys(item.strip() for item in re.split("[;,]", value) if item.strip()))
+    if not items:
+        raise ValueError("host:port, several separated by ; or ,")
+    for item in items:
+        host, _, port = item.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"host:port, several separated by ; or , ({item!r} is not)")
+    return items
+
+
+def address_map(value: str) -> dict[str, str]:
+    expected = 'JSON such as {"10.0.0.5:10911": "localhost:10911"}'
+    found: dict[str, str] = _json(value, dict, expected)
+    for item in (*found.keys(), *found.values()):
+        try:
+            addresses(item)
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(f"{expected} ({item!r} is not host:port)") from None
+    return found
+
+
+def regex(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as e:
+        raise ValueError(f"a regular expression ({e})") from None
+    return value
+
+
+def assignment(value: str) -> tuple[MessageQueue, ...]:
+    """``{"t":{"broker-a":[0,1]}}`` as sorted queues."""
+    expected = 'JSON such as {"orders":{"broker-a":[0,1]}}'
+    queues = []
+    for topic, by_broker in _json(value, dict, expected).items():
+        for broker, ids in _mapping(by_broker, expected).items():
+            if not isinstance(ids, list) or any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+                raise ValueError(expected)
+            queues += [MessageQueue(topic, broker, i) for i in ids]
+    if not queues:
+        raise ValueError(f"{expected} with at least one queue")
+    return tuple(sorted(set(queues)))
+
+
+def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, int]]:
+    """``{"t":{"broker-a":{"0":17}}}`` as numbers by queue, each at least ``low``."""
+    expected = f"JSON such as {example}"
+
+    def parse(value: str) -> dict[MessageQueue, int]:
+        found: dict[MessageQueue, int] = {}
+        for topic, by_broker in _json(value, dict, expected).items():
+            for broker, by_id in _mapping(by_broker, expected).items():
+                for queue_id, number in _mapping(by_id, expected).items():
+                    where = f"{topic}/{broker}/{queue_id}"
+                    if not queue_id.isdigit():
+                        raise ValueError(f"{expected} ({where}: the queue id is not a whole number)")
+                    if not isinstance(number, int) or isinstance(number, bool) or number < low:
+                        raise ValueError(f"{expected} ({where}: {number!r} is not a whole number of at least {low})")
+                    found[MessageQueue(topic, broker, int(queue_id))] = number
+        if not found:
+            raise ValueError(f"{expected} with at least one queue")
+        return found
+
+    return parse
+
+
+_OFFSETS = queue_numbers('{"orders":{"broker-a":{"0":17,"1":-2}}} (-2 earliest, -1 latest)', EARLIEST)
+
+
+def offsets(*words: str) -> Callable[[str], str | dict[MessageQueue, int]]:
+    """One of ``words``, or offsets by queue as JSON."""
+
+    def parse(value: str) -> str | dict[MessageQueue, int]:
+        if value.lstrip()[:1] == "{":
+            return _OFFSETS(value)
+        try:
+            return choice(*words)(value)
+        except ValueError:
+            raise ValueError(f"{', '.join(words)}, or JSON such as " + '{"orders":{"broker-a":{"0":17}}}') from None
+
+    return parse
+
+
+def timestamp(value: str) -> int:
+    """Epoch milliseconds from a number or ISO-8601 text; a text without a zone is UTC."""
+    stripped = value.strip()
+    if stripped.isdigit():
+        return int(stripped)
+    try:
+        moment = datetime.fromisoformat(stripped)
+    except ValueError:
+        raise ValueError("epoch milliseconds or ISO-8601 such as 2026-01-31T12:00:00Z") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def per_topic(value: str) -> str | dict[str, str]:
+    """One filter for all topics, or JSON ``{"topic": "filter"}``."""
+    if value.lstrip()[:1] != "{":
+        return string(value)
+    found = _json(value, dict, 'a filter, or JSON such as {"orders": "vip || new"}')
+    if not found or any(not isinstance(v, str) or not v.strip() for v in found.values()):
+        raise ValueError('a filter, or JSON such as {"orders": "vip || new"}')
+    return {topic: v.strip() for topic, v in found.items()}
+
+
+def json_object(example: str) -> Callable[[str], dict[str, Any]]:
+    def parse(value: str) -> dict[str, Any]:
+        return dict(_json(value, dict, f"JSON such as {example}"))
+
+    return parse
+
+
+def _json(value: str, kind: type, expected: str) -> Any:
+    try:
+        found = json.loads(value)
+    except ValueError as e:
+        raise ValueError(f"{expected} ({e})") from None
+    if not isinstance(found, kind):
+        raise ValueError(expected)
+    return found
+
+
+def _mapping(value: object, expected: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(expected)
+    return value

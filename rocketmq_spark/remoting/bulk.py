@@ -1,0 +1,237 @@
+"""A stream of pipelined pulls: one connection, one thread, no object per answer but a tuple.
+
+Requests are made from a template with three holes. Answers are received into one large buffer where frames are only
+noted; whoever owns the stream reads the bodies in place and then says which of them to keep for the next window.
+It knows how a pull's answer looks, not what to do about it. docs/design.md says why this is not ``Connection``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import re
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketmq_spark import codes
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RemoteProtocolError
+from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
+from rocketmq_spark.wire import header
+from rocketmq_spark.wire.header import Command
+
+_LENGTHS = struct.Struct(">II")
+_PREFIX_BYTES = 8
+_MAX_FRAME = 256 << 20
+WINDOW_BYTES = 4 << 20
+
+# The header of nearly every answer; any other one is parsed properly.
+_FOUND = re.compile(
+    rb'\{"code":0,"extFields":\{"suggestWhichBrokerId":"(\d+)","groupSysFlag":"\d+","nextBeginOffset":"(\d+)",'
+    rb'"maxOffset":"(\d+)","minOffset":"(-?\d+)","topicSysFlag":"\d+"\},"flag":1,"language":"JAVA","opaque":(\d+),'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that is not plain messages: what the broker said, and what it suggests."""
+
+    code: int
+    remark: str
+    next_offset: int | None
+    min_offset: int | None
+    max_offset: int | None
+    suggested_broker: int
+
+
+class PullTemplate:
+    """Frames of one kind of pull, differing in number, offset and count; signed when there are credentials."""
+
+    def __init__(self, pull: Command, credentials: tuple[str, str, str | None] | None = None) -> None:
+        ext = dict(pull.ext)
+        self._secret = b""
+        if credentials:
+            ext["AccessKey"] = credentials[0]
+            if credentials[2]:
+                ext["SecurityToken"] = credentials[2]
+            self._secret = credentials[1].encode()
+        fixed = {name: value for name, value in ext.items() if name not in ("queueOffset", "maxMsgNums")}
+        fields = json.dumps(fixed).encode()[1:-1].replace(b"%", b"%%")
+        self._signature = b',"Signature":"%s"' if credentials else b""
+        # Java sorts the names and signs the values alone.
+        holes = {"queueOffset": "%(offset)d", "maxMsgNums": "%(count)d"}
+        signed = "".join(
+            holes.get(name) or value.replace("%", "%%") for name, value in sorted({**ext, **holes}.items())
+        )
+        self._content = signed.encode()
+        self._header = (
+            b'{"code":%d,"flag":0,"language":"PYTHON","version":%d,' % (pull.code, pull.version)
+            + b'"serializeTypeCurrentRPC":"JSON","opaque":%d,"extFields":{"queueOffset":"%d","maxMsgNums":"%d",'
+            + fields
+            + self._signature
+            + b"}}"
+        )
+
+    def frame(self, opaque: int, offset: int, count: int) -> bytes:
+        if self._signature:
+            content = self._content % {b"offset": offset, b"count": count}
+            mac = base64.b64encode(hmac.digest(self._secret, content, "sha1"))
+            text = self._header % (opaque, offset, count, mac)
+        else:
+            text = self._header % (opaque, offset, count)
+        return _LENGTHS.pack(len(text) + 4, len(text)) + text
+
+
+_NONE: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+# (request number, next offset, suggested broker, start of body, end of body) of an answer with messages
+Found = tuple[int, int, int, int, int]
+
+
+class BulkStream:
+    """The connection with its receive buffer. ``bytes`` is what was received so far."""
+
+    def __init__(
+        self, address: str, deadline: Deadline, tls: TlsSettings | None, window_bytes: int = WINDOW_BYTES
+    ) -> None:
+        self.address = address
+        self._sock: socket.socket = connect(address, deadline, tls)
+        self._window_bytes = window_bytes
+        self.buffer: npt.NDArray[np.uint8] = np.empty(window_bytes + 1, np.uint8)
+        self._spare: npt.NDArray[np.uint8] = _NONE
+        self._view = memoryview(self.buffer)
+        self._filled = 0
+        self._scanned = 0
+        self.received = 0
+
+    @property
+    def filled(self) -> int:
+        return self._filled
+
+    @property
+    def full(self) -> bool:
+        """No room for the frame that is arriving: the window must be turned."""
+        return self._missing() > self._room()
+
+    def send(self, frames: list[bytes], timeout_s: float) -> None:
+        """Write requests. Raises ``ConnectionLost`` or ``CallTimeout``."""
+        try:
+            self._sock.settimeout(max(0.001, timeout_s))
+            self._sock.sendall(b"".join(frames))
+        except OSError as e:
+            raise mapped(e, self.address, "the connection broke while sending pulls") from e
+
+    def receive(self, timeout_s: float) -> bool:
+        """Read once into the buffer; False when nothing came in time. Call only while not ``full``."""
+        try:
+            self._sock.settimeout(max(0.001, timeout_s))
+            # One byte stays free: readers of a body may lend the byte behind it.
+            count = self._sock.recv_into(self._view[self._filled : len(self.buffer) - 1])
+        except TimeoutError:
+            return False
+        except OSError as e:
+            raise mapped(e, self.address, "the connection broke while pulling") from e
+        if count == 0:
+            raise closed_by_peer(self.address, first=self.received == 0)
+        self._filled += count
+        self.received += count
+        return True
+
+    def scan(self) -> tuple[list[Found], list[tuple[int, Answer]]]:
+        """Note the frames that became whole: answers with messages, and all others by request number."""
+        found: list[Found] = []
+        others: list[tuple[int, Answer]] = []
+        view, at, filled = self._view, self._scanned, self._filled
+        unpack, match = _LENGTHS.unpack_from, _FOUND.match
+        while filled - at >= _PREFIX_BYTES:
+            length, kind_and_header = unpack(view, at)
+            end = at + 4 + length
+            if end > filled:
+                break
+            start = at + _PREFIX_BYTES
+            body = start + kind_and_header  # the JSON type is 0, so the word is the header's length
+            fast = match(view, start, end)
+            if fast is not None and body <= end:
+                found.append((int(fast[5]), int(fast[2]), int(fast[1]), body, end))
+            else:
+                self._slow(view[at + 4 : end], body if kind_and_header < 1 << 24 else None, end, found, others)
+            at = end
+        self._scanned = at
+        return found, others
+
+    def _slow(
+        self, frame: memoryview, body: int | None, end: int, found: list[Found], others: list[tuple[int, Answer]]
+    ) -> None:
+        command = header.decode(frame)
+        if not command.is_response:
+            return  # a broker asks registered clients only, and this connection is none
+        answer = _answer(command)
+        if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
+            start = body if body is not None else end - len(command.body)
+            found.append((command.opaque, answer.next_offset, answer.suggested_broker, start, end))
+        else:
+            others.append((command.opaque, answer))
+
+    def turn(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """Begin a new window: the bodies to keep and the torn tail move to its start; old start -> new start.
+
+        Everything else in the buffer is lost with this call.
+        """
+        kept = list(keep)
+        torn = self._filled - self._scanned
+        need = sum(end - start for start, end in kept) + max(torn, self._frame_bytes(self._scanned) or 0)
+        size = max(self._window_bytes, need + (self._window_bytes >> 2))
+        # Two buffers take turns; a window that had to be larger is given back with its turn.
+        old, spare = self.buffer, self._spare
+        self.buffer = spare if len(spare) == size + 1 else np.empty(size + 1, np.uint8)
+        self._spare = old if len(old) == self._window_bytes + 1 else _NONE
+        at = 0
+        moved = {}
+        for start, end in kept:
+            self.buffer[at : at + end - start] = old[start:end]
+            moved[start] = at
+            at += end - start
+        self.buffer[at : at + torn] = old[self._scanned : self._filled]
+        self._view = memoryview(self.buffer)
+        self._scanned, self._filled = at, at + torn
+        return moved
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _room(self) -> int:
+        return len(self.buffer) - 1 - self._filled
+
+    def _missing(self) -> int:
+        """Bytes still to come of the frame that is arriving; at least one."""
+        whole = self._frame_bytes(self._scanned)
+        return 1 if whole is None else self._scanned + whole - self._filled
+
+    def _frame_bytes(self, at: int) -> int | None:
+        if self._filled - at < 4:
+            return None
+        length = int.from_bytes(self._view[at : at + 4], "big")
+        if length > _MAX_FRAME:
+            raise RemoteProtocolError(f"the server announced a frame of {length} bytes", self.address)
+        return 4 + length
+
+
+def _answer(command: Command) -> Answer:
+    def number(name: str) -> int | None:
+        text = command.ext.get(name)
+        return int(text) if text is not None else None
+
+    return Answer(
+        command.code,
+        command.remark or "",
+        number("nextBeginOffset"),
+        number("minOffset"),
+        number("maxOffset"),
+        number("suggestWhichBrokerId") or 0,
+    )

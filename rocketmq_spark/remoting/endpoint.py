@@ -1,0 +1,90 @@
+"""How to reach a server: address, time to connect, TLS, and the mapping of the operating system's errors.
+
+The only file, with ``connection`` and ``bulk`` on top of it, that sees ``OSError``.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import ssl
+from dataclasses import dataclass
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Which certificates to trust and to show; paths of PEM files."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = None
+    check_hostname: bool = True
+
+    def __repr__(self) -> str:
+        return (
+            f"TlsSettings(ca_file={self.ca_file!r}, cert_file={self.cert_file!r}, check_hostname={self.check_hostname})"
+        )
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port``, with IPv6 literals as ``[addr]:port``; split at the last colon."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+@functools.lru_cache(maxsize=8)
+def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
+    """One context per settings. Host names are not checked when the settings say so, the chain always is."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        context.check_hostname = tls.check_hostname
+        if tls.cert_file:
+            context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
+    except (OSError, ssl.SSLError) as e:
+        raise OptionError(
+            f"the TLS files cannot be used: {e}",
+            remedy="Check options 'tlsCaFile', 'tlsCertFile', 'tlsKeyFile' and 'tlsKeyPassword'",
+        ) from e
+    return context
+
+
+def connect(address: str, deadline: Deadline, tls: TlsSettings | None) -> socket.socket:
+    """A connected blocking socket, encrypted when ``tls`` is given. Raises ``ConnectionLost``, ``CallTimeout``."""
+    host, port = parse_address(address)
+    context = ssl_context(tls) if tls else None
+    try:
+        sock = socket.create_connection((host, port), timeout=max(0.001, deadline.remaining()))
+    except OSError as e:
+        raise mapped(e, address, "cannot connect") from e
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context:
+            sock = context.wrap_socket(sock, server_hostname=host)
+    except OSError as e:
+        sock.close()
+        raise mapped(e, address, "the TLS handshake failed") from e
+    return sock
+
+
+def mapped(error: OSError, address: str, what: str) -> RocketMQError:
+    """The library's error for one of the operating system's."""
+    if isinstance(error, TimeoutError):
+        return CallTimeout(f"{what} in time", address)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConnectionLost(
+            f"{what}: {error.verify_message}",
+            address,
+            remedy="Name the authority with option 'tlsCaFile'; if just the name differs, set 'tlsCheckHostname' to false",
+        )
+    reason = error.strerror or str(error) or type(error).__name__
+    return ConnectionLost(f"{what}: {reason}", address)
+
+
+def closed_by_peer(address: str, first: bool) -> ConnectionLost:
+    """End of stream. On the very first request it mostly means that the two sides disagree about TLS."""
+    remedy = "If the server demands TLS or a client certificate, set option 'tls' and its files" if first else None
+    return ConnectionLost("the server closed the connection without an answer", address, remedy=remedy)

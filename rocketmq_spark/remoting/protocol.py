@@ -1,0 +1,126 @@
+"""The conversation on one connection, without sockets, threads or clocks.
+
+Bytes received go in, events come out; requests to send go in, bytes to write come out. Dispatch is on the flag first
+and the number second: a server counts its own requests, so one of its numbers may equal one of ours. A broken stream or a
+lost connection fails every request that waits, at once, each with its own copy of the error.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rocketmq_spark import codes
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.wire import header
+from rocketmq_spark.wire.frame import FrameSplitter
+from rocketmq_spark.wire.header import Command
+
+W = TypeVar("W")
+
+OPAQUE_MASK = 0x7FFFFFFF
+SMALL_BODY = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[W]):
+    """The answer to a request of ours, with what was kept for it."""
+
+    waiter: W
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of the server. ``reply`` is the answer to give when nobody handles it; None for one-way requests."""
+
+    command: Command
+    reply: Command | None
+
+
+class Conversation(Generic[W]):
+    """Request numbers and the waiters behind them. ``W`` is whatever the driver wants back with an answer."""
+
+    def __init__(self, max_frame: int) -> None:
+        self._splitter = FrameSplitter(max_frame)
+        self._waiters: dict[int, W] = {}
+        self._next_opaque = 0
+        self._outgoing: list[bytes | memoryview] = []
+
+    def send(self, command: Command, waiter: W) -> int:
+        """Queue a request and keep ``waiter`` for its answer; gives the request's number."""
+        while True:
+            opaque = self._next_opaque
+            self._next_opaque = (opaque + 1) & OPAQUE_MASK
+            if opaque not in self._waiters:
+                break
+        command.opaque = opaque
+        self._queue(command)
+        self._waiters[opaque] = waiter
+        return opaque
+
+    def send_oneway(self, command: Command) -> None:
+        """Queue a request that is never answered, or a reply."""
+        self._queue(command)
+
+    def _queue(self, command: Command) -> None:
+        head = header.encode_header(command)
+        if len(command.body) < SMALL_BODY:  # one write is cheaper than not copying
+            self._outgoing.append(head + command.body)
+        else:
+            self._outgoing += (head, command.body)
+
+    def take_outgoing(self) -> list[bytes | memoryview]:
+        taken, self._outgoing = self._outgoing, []
+        return taken
+
+    def receive(self, data: bytes | memoryview) -> list[Answered[W] | Asked]:
+        """Events in what arrived. Raises ``RemoteProtocolError``; the connection is of no use after that."""
+        events: list[Answered[W] | Asked] = []
+        for frame in self._splitter.feed(data):
+            command = header.decode(frame)
+            if command.is_response:
+                # An unknown number is the late answer to a request that was given up: nothing waits for it.
+                waiter = self._waiters.pop(command.opaque, None)
+                if waiter is not None:
+                    events.append(Answered(waiter, command))
+            else:
+                events.append(Asked(command, None if command.is_oneway else _not_supported(command)))
+        return events
+
+    def give_up(self, opaque: int) -> W | None:
+        """Forget a request whose time is over; its waiter, if the answer has not come meanwhile."""
+        return self._waiters.pop(opaque, None)
+
+    def expired(self, is_expired: Callable[[W], bool]) -> list[W]:
+        """Forget and return all waiters whose time is over."""
+        late = [opaque for opaque, waiter in self._waiters.items() if is_expired(waiter)]
+        return [self._waiters.pop(opaque) for opaque in late]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def connection_lost(self, error: RocketMQError) -> list[tuple[W, RocketMQError]]:
+        """Every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all."""
+        lost = [(waiter, _copy(error)) for waiter in self._waiters.values()]
+        self._waiters.clear()
+        return lost
+
+
+def _copy(error: RocketMQError) -> RocketMQError:
+    fresh = copy.copy(error)
+    fresh.__cause__ = error.__cause__
+    return fresh
+
+
+def _not_supported(command: Command) -> Command:
+    """A silent client makes administrative tools wait for their time-out, so what we do not know is refused."""
+    return Command(
+        codes.Response.REQUEST_CODE_NOT_SUPPORTED,
+        opaque=command.opaque,
+        flag=codes.Flag.RESPONSE,
+        remark=f"request type {command.code} not supported",
+    )
