@@ -1,0 +1,78 @@
+"""Message bodies, compressed and not: zlib, LZ4 frames and Zstandard, chosen by bits of the system flag.
+
+Nothing in a compressed body says how large it becomes, so every decompression is bounded and stops at the bound. The
+formats are self-describing; ``ZlibCompressor`` and its siblings of the Java client write the same bytes' meaning.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+
+from rocketmq_spark.codes import COMPRESSION_MASK, SysFlag
+from rocketmq_spark.errors import DecodeError, LocalProtocolError
+from rocketmq_spark.wire.header import Bytes
+
+MAX_DECOMPRESSED_BYTES = 64 * 1024 * 1024
+DEFAULT_LEVEL = 5
+
+_CHUNK_BYTES = 256 * 1024
+_CODECS = {int(SysFlag.LZ4): "lz4", int(SysFlag.ZSTD): "zstd"}
+_ZLIB_TYPES = (0, int(SysFlag.ZLIB))  # producers before 4.9.4 set no type
+
+
+def compress(body: Bytes, kind: int = SysFlag.ZLIB, level: int = DEFAULT_LEVEL) -> bytes:
+    """``body`` as ``SysFlag.ZLIB``, ``LZ4`` or ``ZSTD``; the sender sets that bit and ``COMPRESSED``."""
+    if kind in _ZLIB_TYPES:
+        return zlib.compress(body, level)
+    codec = _CODECS.get(kind)
+    if codec is None:
+        raise LocalProtocolError(f"Unknown compression type {kind:#x}")
+    compressed: bytes = pa.Codec(codec, compression_level=level).compress(pa.py_buffer(body), asbytes=True)
+    return compressed
+
+
+def decompress(body: Bytes, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+    """The original of a body that is marked as compressed; raises ``DecodeError``, also beyond ``max_bytes``."""
+    kind = sys_flag & COMPRESSION_MASK
+    if kind in _ZLIB_TYPES:
+        return _inflate(body, max_bytes)
+    codec = _CODECS.get(kind)
+    if codec is None:
+        raise DecodeError(f"Unknown compression type {kind:#x}")
+    return _stream(body, codec, max_bytes)
+
+
+def _inflate(body: Bytes, max_bytes: int) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(body, max_bytes + 1)
+    except zlib.error as exc:
+        raise DecodeError(f"Not a zlib body: {exc}") from exc
+    if len(data) > max_bytes:
+        raise _too_large("zlib", max_bytes)
+    if not stream.eof:
+        raise DecodeError("The zlib body is cut off")
+    return data
+
+
+def _stream(body: Bytes, codec: str, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    room = max_bytes + 1
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec) as stream:
+            while room and (chunk := stream.read(min(room, _CHUNK_BYTES))):
+                chunks.append(chunk)
+                room -= len(chunk)
+    except (OSError, MemoryError, pa.ArrowException) as exc:  # what Arrow makes of a codec's refusal
+        raise DecodeError(f"Not a {codec} body: {exc}") from exc
+    if not room:
+        raise _too_large(codec, max_bytes)
+    if not chunks and not len(body):
+        raise DecodeError(f"The {codec} body is empty")
+    return b"".join(chunks)
+
+
+def _too_large(codec: str, max_bytes: int) -> DecodeError:
+    return DecodeError(f"The {codec} body is larger than {max_bytes} bytes when decompressed")

@@ -1,0 +1,155 @@
+"""Identifiers of messages: where one is stored, who sent it, and how a timer message is taken back.
+
+All are texts with a fixed layout that Java tools take apart, so the layouts are kept although brokers do not look
+inside. Time and randomness come from the caller.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import itertools
+import os
+import random
+import struct
+from dataclasses import dataclass
+from datetime import datetime
+
+from rocketmq_spark.errors import LocalProtocolError
+
+_PLACE = struct.Struct(">iq")  # port, commit log offset
+_UNIQ = struct.Struct(">HIIH")  # process id, class loader, ms since the month began, counter
+_IP_BYTES = (4, 16)
+_COUNTER_BITS = 16
+_HANDLE_VERSION = "v1"
+
+
+def host_text(address: bytes, port: int) -> str:
+    """``host:port`` of raw address bytes, with brackets round an IPv6 address."""
+    if len(address) == _IP_BYTES[0]:
+        return f"{address[0]}.{address[1]}.{address[2]}.{address[3]}:{port}"
+    return f"[{ipaddress.IPv6Address(address)}]:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMessageId:
+    """Where a message is stored: the broker's address and the position in its commit log."""
+
+    address: bytes
+    port: int
+    offset: int
+
+    def __str__(self) -> str:
+        return (self.address + _PLACE.pack(self.port, self.offset)).hex().upper()
+
+    @property
+    def host(self) -> str:
+        return host_text(self.address, self.port)
+
+    @classmethod
+    def parse(cls, text: str) -> OffsetMessageId:
+        """From 32 hexadecimal digits, or 56 when the broker has an IPv6 address."""
+        data = _unhex(text, "an offset message id", _PLACE.size)
+        port, offset = _PLACE.unpack(data[-_PLACE.size :])
+        return cls(data[: -_PLACE.size], port, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class UniqKey:
+    """A client's own message id, taken apart."""
+
+    address: bytes
+    pid: int
+    loader: int
+    month_ms: int
+    counter: int
+
+    def __str__(self) -> str:
+        return (self.address + _UNIQ.pack(self.pid, self.loader, self.month_ms, self.counter)).hex().upper()
+
+    @classmethod
+    def parse(cls, text: str) -> UniqKey:
+        data = _unhex(text, "a UNIQ_KEY", _UNIQ.size)
+        return cls(data[: -_UNIQ.size], *_UNIQ.unpack(data[-_UNIQ.size :]))
+
+
+class UniqKeys:
+    """Makes ids that no other process and no other moment makes; one instance serves a process and its forks.
+
+    Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here its overflow
+    goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
+    """
+
+    def __init__(self, rng: random.Random | None = None, address: bytes | None = None) -> None:
+        self._rng = rng or random.SystemRandom()
+        self._fixed_address = address
+        self._month = range(0)
+        self._source = self._new_source()
+
+    def _new_source(self) -> tuple[int, str, int, itertools.count[int]]:
+        pid = os.getpid()
+        address = self._fixed_address or self._rng.randbytes(_IP_BYTES[0])
+        prefix = (address + struct.pack(">H", pid & 0xFFFF)).hex().upper()
+        return pid, prefix, self._rng.getrandbits(32), itertools.count(self._rng.getrandbits(_COUNTER_BITS))
+
+    def next(self, now_ms: int) -> str:
+        """One id. Safe to call from several threads."""
+        return self.take(1, now_ms)[0]
+
+    def take(self, count: int, now_ms: int) -> list[str]:
+        """``count`` ids of one moment."""
+        pid, prefix, loader, numbers = self._source
+        if os.getpid() != pid:  # a forked child would repeat its parent's ids
+            self._source = pid, prefix, loader, numbers = self._new_source()
+        month = self._month
+        if now_ms not in month:
+            self._month = month = _month_of(now_ms)
+        month_ms = f"{(now_ms - month.start) & 0xFFFFFFFF:08X}"
+        return [
+            f"{prefix}{(loader + (n >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{month_ms}{n & 0xFFFF:04X}"
+            for n in itertools.islice(numbers, count)
+        ]
+
+
+def _month_of(now_ms: int) -> range:
+    """The local calendar month round a moment, in ms: Java tools recover the time of an id with it."""
+    begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    year, month = divmod(begin.year * 12 + begin.month, 12)
+    end = begin.replace(year=year, month=month + 1)
+    return range(int(begin.timestamp() * 1000), int(end.timestamp() * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class RecallHandle:
+    """What takes back a timer message before it fires; the request must go to that broker."""
+
+    topic: str
+    broker_name: str
+    deliver_ms: int
+    message_id: str
+
+    def __str__(self) -> str:
+        text = f"{_HANDLE_VERSION} {self.topic} {self.broker_name} {self.deliver_ms} {self.message_id}"
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> RecallHandle:
+        try:
+            parts = base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
+            version, topic, broker_name, deliver_ms, message_id = parts
+            if version != _HANDLE_VERSION:
+                raise ValueError(f"unknown version {version}")
+            return cls(topic, broker_name, int(deliver_ms), message_id)
+        except ValueError as exc:
+            raise LocalProtocolError(f"{text!r} is not a recall handle: {exc}") from exc
+
+
+def _unhex(text: str, what: str, tail_bytes: int) -> bytes:
+    try:
+        data = binascii.unhexlify(text)
+    except ValueError:
+        data = b""
+    if len(data) - tail_bytes not in _IP_BYTES:
+        raise LocalProtocolError(f"{text!r} is not {what}: it must have 32 or 56 hexadecimal digits")
+    return data

@@ -1,0 +1,212 @@
+"""Stored messages and batches as objects: the careful path, for single look-ups and for what a fast path refuses.
+
+Unlike Java's decoder, which drops the rest of an answer at the first bad message without a word, everything here
+raises ``DecodeError`` with the position, and ``boundaries`` lets a caller step over one bad message. Layout:
+``MessageDecoder`` and ``MessageExtEncoder``.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from rocketmq_spark.codes import MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
+from rocketmq_spark.errors import DecodeError, MessageRefused
+from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
+from rocketmq_spark.wire.header import Bytes
+from rocketmq_spark.wire.identifiers import OffsetMessageId, host_text
+from rocketmq_spark.wire.properties import decode_properties
+
+_HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
+_V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
+# born host, store time, store host, reconsume times, prepared transaction offset, body length
+_HOSTS = {
+    0: struct.Struct(">4siq4siiqi"),
+    int(SysFlag.BORNHOST_V6): struct.Struct(">16siq4siiqi"),
+    int(SysFlag.STOREHOST_V6): struct.Struct(">4siq16siiqi"),
+    int(_V6): struct.Struct(">16siq16siiqi"),
+}
+_TOPIC_LENGTHS = {MESSAGE_MAGIC_V1: struct.Struct(">B"), MESSAGE_MAGIC_V2: struct.Struct(">h")}
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
+_MIN_BYTES = _HEAD.size + _HOSTS[0].size + 1 + _SHORT.size
+
+_INNER_BATCH = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
+_ITEM = struct.Struct(">iiiii")  # size, magic and CRC that nobody reads, flag, body length
+_MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
+
+
+class BatchItem(NamedTuple):
+    """One message of a batch; ``properties`` is its encoded property string."""
+
+    body: Bytes
+    properties: str = ""
+    flag: int = 0
+
+
+def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each message in an answer, by announced sizes alone; raises where they lead nowhere."""
+    at = 0
+    while at < len(body):
+        size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
+        if not _MIN_BYTES <= size <= len(body) - at:
+            raise DecodeError(f"A message of {size} bytes at byte {at} does not fit an answer of {len(body)} bytes")
+        yield at, at + size
+        at += size
+
+
+def decode_messages(
+    body: Bytes, broker_name: str = "", check_crc: bool = False, max_body_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> list[ReceivedMessage]:
+    """All messages of an answer, decompressed, inner batches unwrapped."""
+    messages: list[ReceivedMessage] = []
+    for start, end in boundaries(body):
+        messages += decode_at(body, start, end, broker_name, check_crc, max_body_bytes)
+    return messages
+
+
+def decode_at(
+    body: Bytes,
+    start: int,
+    end: int,
+    broker_name: str = "",
+    check_crc: bool = False,
+    max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> list[ReceivedMessage]:
+    """The message between two ``boundaries``: one, or those of an inner batch."""
+    data = memoryview(body)[start:end]
+    try:
+        message = _decode(data, broker_name, check_crc, max_body_bytes)
+        if message.sys_flag & _INNER_BATCH == _INNER_BATCH:
+            return _unwrap(message)
+    except (struct.error, DecodeError) as exc:
+        reason = exc.message if isinstance(exc, DecodeError) else str(exc)
+        raise DecodeError(
+            f"The message at byte {start} of an answer: {reason}", queue=_place(data, broker_name)
+        ) from exc
+    return [message]
+
+
+def _decode(data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int) -> ReceivedMessage:
+    size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = _HEAD.unpack_from(data)
+    topic_length = _TOPIC_LENGTHS.get(magic)
+    if topic_length is None:
+        raise DecodeError(f"unknown magic {magic:#010x}")
+    if size != len(data):
+        raise DecodeError(f"its size is {size}, but it has {len(data)} bytes")
+    hosts = _HOSTS[sys_flag & _V6]
+    born_ip, born_port, store_ms, store_ip, store_port, reconsumed, prepared, length = hosts.unpack_from(
+        data, _HEAD.size
+    )
+    stored, at = _cut(data, _HEAD.size + hosts.size, length)
+    topic, at = _sized(data, at, topic_length)
+    properties, at = _sized(data, at, _SHORT)
+    if at != size:
+        raise DecodeError(f"{size - at} bytes are left over")
+    if check_crc and body_crc(stored) != crc:
+        raise DecodeError("its body does not match its CRC")
+    content = bytes(stored)
+    if content and sys_flag & SysFlag.COMPRESSED:
+        content = decompress(content, sys_flag, max_body_bytes)
+        sys_flag &= ~SysFlag.COMPRESSED
+    return ReceivedMessage(
+        topic=_text(topic),
+        broker_name=broker_name,
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        commit_log_offset=log_offset,
+        body=content,
+        properties=decode_properties(_text(properties)),
+        flag=flag,
+        sys_flag=sys_flag,
+        born_timestamp_ms=born_ms,
+        store_timestamp_ms=store_ms,
+        born_host=host_text(born_ip, born_port),
+        store_host=host_text(store_ip, store_port),
+        reconsume_times=reconsumed,
+        prepared_transaction_offset=prepared,
+        store_size=size,
+        offset_msg_id=str(OffsetMessageId(store_ip, store_port, log_offset)),
+    )
+
+
+def _unwrap(outer: ReceivedMessage) -> list[ReceivedMessage]:
+    return [
+        replace(
+            outer,
+            queue_offset=outer.queue_offset + i,
+            flag=item.flag,
+            body=bytes(item.body),
+            properties=decode_properties(item.properties),
+        )
+        for i, item in enumerate(decode_batch(outer.body))
+    ]
+
+
+def _cut(data: memoryview, at: int, length: int) -> tuple[memoryview, int]:
+    end = at + length
+    if length < 0 or end > len(data):
+        raise DecodeError(f"a part of {length} bytes at {at} does not fit {len(data)} bytes")
+    return data[at:end], end
+
+
+def _sized(data: memoryview, at: int, size: struct.Struct) -> tuple[memoryview, int]:
+    (length,) = size.unpack_from(data, at)
+    return _cut(data, at + size.size, length)
+
+
+def _text(data: memoryview) -> str:
+    # As in Java: a producer in another language may have used another encoding, which must not stop readers.
+    return str(data, "utf-8", "replace")
+
+
+def _place(data: memoryview, broker_name: str) -> str | None:
+    if len(data) < _HEAD.size:
+        return None
+    fields = _HEAD.unpack_from(data)
+    return f"{broker_name}/{fields[3]} offset {fields[5]}"
+
+
+def body_crc(stored_body: Bytes) -> int:
+    """CRC of a body as it is stored, so of its compressed form."""
+    return zlib.crc32(stored_body) & 0x7FFFFFFF
+
+
+def crc_property(crc: int) -> str:
+    """The property that brokers may append for a CRC: ten digits, the least significant first."""
+    return f"{Property.CRC32}\x01{f'{crc:010d}'[::-1]}\x02"
+
+
+def encode_batch(items: Iterable[BatchItem]) -> bytes:
+    """Body of SEND_BATCH_MESSAGE. The broker stores property strings as they are and adds nothing of its own."""
+    parts: list[Bytes] = []
+    for body, text, flag in items:
+        try:
+            properties = text.encode()
+            size = _MIN_ITEM_BYTES + len(body) + len(properties)
+            parts += (_ITEM.pack(size, 0, 0, flag, len(body)), body, _SHORT.pack(len(properties)), properties)
+        except (struct.error, UnicodeEncodeError) as exc:
+            raise MessageRefused(f"Message {len(parts) // 4} of a batch does not fit its layout: {exc}") from exc
+    return b"".join(parts)
+
+
+def decode_batch(body: Bytes) -> list[BatchItem]:
+    """The messages of a batch body; their bodies are views into it."""
+    view = memoryview(body)
+    items: list[BatchItem] = []
+    at = 0
+    while at < len(view):
+        try:
+            size, _, _, flag, length = _ITEM.unpack_from(view, at)
+            item, end = _cut(view, at, max(size, _MIN_ITEM_BYTES))
+            content, position = _cut(item, _ITEM.size, length)
+            properties, position = _sized(item, position, _SHORT)
+        except (struct.error, DecodeError) as exc:
+            raise DecodeError(f"Item {len(items)} of a batch, at byte {at}, is malformed") from exc
+        items.append(BatchItem(content, _text(properties), flag))
+        at = end
+    return items
