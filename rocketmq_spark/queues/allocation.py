@@ -1,0 +1,280 @@
+"""A consumer's share of all queues of a topic, by the option name of a strategy or by a callable.
+
+Mirrors ``AllocateMessageQueueStrategy`` and its classes: members of a group, or the partitions of a Spark batch, come
+to the same result on their own because all sort the same lists and apply the same function. Where a Java class is
+unusable as it stands (a list that ignores topics, an environment by list index), the docstring says what is different.
+
+A strategy is a function of the sorted queues, the sorted consumers and its configuration that returns the share as a
+function of the consumer, so that planning all consumers does the common work once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rocketmq_spark import codes
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.queues.configured import fixed_queues
+from rocketmq_spark.queues.consistent_hash import Ring, md5_hash, queue_key
+from rocketmq_spark.queues.environment import Environment, queue_order
+from rocketmq_spark.queues.java_hash import string_order
+from rocketmq_spark.queues.named import nearest, resolve
+from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
+
+Queues = list[MessageQueue]
+Share = Callable[[str], Queues]
+Config = Mapping[str, Any]
+Strategy = Callable[[Queues, list[str], Config], Share]
+
+# What ``**config`` may hold; each strategy takes what concerns it.
+CONFIG_NAMES = (
+    "allocationConfig", "machineRooms", "virtualNodes", "hash", "inner", "room", "partitionRooms", "environment",
+    "environments", "environmentOf",
+)  # fmt: skip
+
+
+def allocate(
+    strategy: str | Callable[..., Sequence[MessageQueue]],
+    consumer: str,
+    queues: Sequence[MessageQueue],
+    consumers: Sequence[str],
+    **config: Any,
+) -> Queues:
+    """The queues of ``consumer``; a consumer that is not among ``consumers`` gets none. Lists come in any order."""
+    return _planned(strategy, [consumer], queues, consumers, config)[consumer]
+
+
+def allocate_all(
+    strategy: str | Callable[..., Sequence[MessageQueue]],
+    queues: Sequence[MessageQueue],
+    consumers: Sequence[str],
+    **config: Any,
+) -> dict[str, Queues]:
+    """The share of every consumer, in their sorted order. A strategy may give a queue twice, or to nobody."""
+    return _planned(strategy, sorted(set(consumers), key=string_order), queues, consumers, config)
+
+
+def _planned(
+    strategy: str | Callable[..., Sequence[MessageQueue]],
+    wanted: Iterable[str],
+    queues: Sequence[MessageQueue],
+    consumers: Sequence[str],
+    config: Config,
+) -> dict[str, Queues]:
+    for name in config:
+        if name not in CONFIG_NAMES and isinstance(strategy, str) and ":" not in strategy:
+            raise OptionError(nearest("allocation configuration", name, CONFIG_NAMES))
+    share = _share(strategy, queues, consumers, config)
+    return {consumer: share(consumer) for consumer in wanted}
+
+
+def _share(
+    strategy: str | Callable[..., Sequence[MessageQueue]],
+    queues: Sequence[MessageQueue],
+    consumers: Sequence[str],
+    config: Config,
+) -> Share:
+    """``strategy`` with its lists sorted, and with the checks that all but ``config`` make (Java's, in its order)."""
+    by_name = {name.lower(): f for name, f in STRATEGIES.items()}
+    ordered = sorted(queues or (), key=queue_order)
+    ids = sorted(consumers or (), key=string_order)
+    if isinstance(strategy, str) and strategy.lower() == "config":
+        return _configured(ordered, ids, config)
+    if isinstance(strategy, str) and strategy.lower() in by_name:
+        return _checked(by_name[strategy.lower()], ordered, ids, config)
+    if isinstance(strategy, str) and ":" not in strategy:
+        raise OptionError(nearest("allocationStrategy", strategy, (*STRATEGIES, "config", "module:callable")))
+    return _checked(_called(resolve(strategy, "allocationStrategy")), ordered, ids, config)
+
+
+def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: Config) -> Share:
+    planned: list[Share] = []
+    members = set(consumers)
+
+    def share(consumer: str) -> Queues:
+        if not consumer:
+            raise OptionError("currentCID is empty: a consumer needs an id to get its share")
+        if not queues:
+            raise OptionError("mqAll is null or mqAll empty: there are no queues to share")
+        if not consumers:
+            raise OptionError("cidAll is null or cidAll empty: there are no consumers to share the queues")
+        if consumer not in members:
+            return []
+        if not planned:
+            planned.append(strategy(queues, consumers, config))
+        return planned[0](consumer)
+
+    return share
+
+
+def _averagely(queues: Queues, consumers: list[str], config: Config) -> Share:
+    """Contiguous blocks, the first ones larger by one (``AllocateMessageQueueAveragely``)."""
+    size, larger = divmod(len(queues), len(consumers))
+    position = _positions(consumers)
+
+    def share(consumer: str) -> Queues:
+        i = position[consumer]
+        start = i * size + min(i, larger)
+        return queues[start : start + size + (i < larger)]
+
+    return share
+
+
+def _by_circle(queues: Queues, consumers: list[str], config: Config) -> Share:
+    """Dealt out one by one (``AllocateMessageQueueAveragelyByCircle``)."""
+    position = _positions(consumers)
+    return lambda consumer: queues[position[consumer] :: len(consumers)]
+
+
+def _positions(consumers: list[str]) -> dict[str, int]:
+    """Where each consumer first stands, as ``List.indexOf`` finds it."""
+    return {consumer: i for i, consumer in reversed(list(enumerate(consumers)))}
+
+
+def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Share:
+    """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places a consumer and an optional ``hash``."""
+    nodes = config.get("virtualNodes", 10)
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0:
+        raise OptionError(f"illegal virtualNodeCnt :{nodes}: expected a whole number of at least 0")
+    ring = Ring(consumers, nodes, config.get("hash") or md5_hash)
+    shares: dict[str | None, Queues] = {}
+    for queue in queues:
+        shares.setdefault(ring.owner(queue_key(queue)), []).append(queue)
+    return lambda consumer: shares.get(consumer, [])
+
+
+def _machine_room(queues: Queues, consumers: list[str], config: Config) -> Share:
+    """Queues of brokers named ``room@name`` in ``machineRooms``; the remainder is dealt from the tail.
+
+    ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so ``room@`` is no room.
+    """
+    given = config.get("machineRooms")
+    rooms = set(given.split(",") if isinstance(given, str) else given or ())
+    if not rooms:
+        raise OptionError("option 'machineRooms' is missing; expected the rooms whose queues are shared")
+    inside = [q for q in queues if _java_parts(q.broker_name) == 2 and room_of(q.broker_name) in rooms]
+    size, rest = divmod(len(inside), len(consumers))
+    position = _positions(consumers)
+
+    def share(consumer: str) -> Queues:
+        i = position[consumer]
+        tail = size * len(consumers) + i
+        return inside[i * size : (i + 1) * size] + (inside[tail : tail + 1] if i < rest else [])
+
+    return share
+
+
+def _java_parts(broker_name: str) -> int:
+    return len(broker_name.rstrip(ROOM_SEPARATOR).split(ROOM_SEPARATOR))
+
+
+def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -> Share:
+    """The ``inner`` strategy within each room; rooms without consumers are shared by all.
+
+    ``AllocateMachineRoomNearby``. ``room`` tells the room of a broker name or of a consumer; ``partitionRooms`` maps
+    consumers to rooms instead, and brokers are then named ``room@name``.
+    """
+    room = _room_resolver(config)
+    queues_in: dict[str, Queues] = {}
+    for queue in queues:
+        queues_in.setdefault(_room(room, queue.broker_name, f"mq {queue}"), []).append(queue)
+    consumers_in: dict[str, list[str]] = {}
+    for consumer in consumers:
+        consumers_in.setdefault(_room(room, consumer, f"consumer id {consumer}"), []).append(consumer)
+    inner = config.get("inner", "averagely")
+    rest = {name: value for name, value in config.items() if name != "inner"}
+    shares = {
+        name: _share(inner, queues_in[name], consumers_in.get(name, consumers), rest)
+        for name in sorted(queues_in, key=string_order)
+    }
+
+    def share(consumer: str) -> Queues:
+        own = room(consumer)
+        found = shares[own](consumer) if own in shares else []
+        return found + [q for name in shares if name not in consumers_in for q in shares[name](consumer)]
+
+    return share
+
+
+def _room_resolver(config: Config) -> Callable[[str], str]:
+    if config.get("room") is not None:
+        return resolve(config["room"], "room")
+    rooms = config.get("partitionRooms")
+    if not isinstance(rooms, Mapping):
+        raise OptionError("option 'partitionRooms' is missing; expected the room of each partition")
+    return lambda name: rooms[name] if name in rooms else room_of(name) if ROOM_SEPARATOR in name else ""
+
+
+def _room(room: Callable[[str], str], name: str, what: str) -> str:
+    found = room(name)
+    if not found:
+        raise OptionError(f"Machine room is null for {what}: expected every broker and consumer to have a room")
+    return found
+
+
+def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:
+    """The queues of one environment, shared by its consumers; see ``environment`` for the layouts.
+
+    The article's strategy gives the one queue to every consumer of the environment, which then read everything twice;
+    here ``inner`` (averagely) shares them. When ``consumers`` holds those of all environments, ``environmentOf`` tells
+    each one's. Retry topics have no environments: their queues are shared by all, as nothing else would read them.
+    """
+    inner = config.get("inner", "averagely")
+    rest = {name: value for name, value in config.items() if name != "inner"}
+    environment_of = config.get("environmentOf")
+    environment = Environment.of(config.get("environment"), config.get("environments"))
+    retries = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
+    owned = environment.owned(q for q in queues if not q.topic.startswith(codes.RETRY_PREFIX))
+    members = [c for c in consumers if environment_of is None or str(environment_of(c)) == environment.name]
+    parts = [_share(inner, part, who, rest) for part, who in ((owned, members), (retries, consumers)) if part and who]
+    return lambda consumer: [queue for part in parts for queue in part(consumer)]
+
+
+def _configured(queues: Queues, consumers: list[str], config: Config) -> Share:
+    """Queues fixed by ``allocationConfig``, for every consumer or by consumer.
+
+    ``AllocateMessageQueueByConfig`` returns its list for every topic, whether its queues exist or not. Here only queues
+    that exist are given, and a retry topic, which nobody would list, is shared averagely.
+    """
+    if config.get("allocationConfig") is None:
+        raise OptionError("option 'allocationConfig' is missing; expected the queues that a consumer gets")
+    fixed = fixed_queues(config["allocationConfig"])
+    existing = set(queues)
+    retries = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
+
+    def share(consumer: str) -> Queues:
+        given = fixed(consumer)
+        found = [queue for queue in given if queue in existing]
+        missing = [queue for queue in retries if queue not in given]
+        return found + _averagely(missing, consumers, config)(consumer) if missing and consumer in consumers else found
+
+    return share
+
+
+def _called(strategy: Callable[..., Sequence[MessageQueue]]) -> Strategy:
+    """A user's own strategy: called as ``strategy(consumer, queues, consumers, **config)`` with copies of the lists."""
+
+    def planned(queues: Queues, consumers: list[str], config: Config) -> Share:
+        existing = set(queues)
+
+        def share(consumer: str) -> Queues:
+            found = list(strategy(consumer, list(queues), list(consumers), **config))
+            if stranger := next((queue for queue in found if queue not in existing), None):
+                raise OptionError(f"allocation strategy {strategy!r} gave {stranger!r}, which is not among the queues")
+            return found
+
+        return share
+
+    return planned
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "averagely": _averagely,
+    "averagelyByCircle": _by_circle,
+    "consistentHash": _consistent_hash,
+    "machineRoom": _machine_room,
+    "machineRoomNearby": _machine_room_nearby,
+    "environment": _environment,
+}

@@ -1,0 +1,164 @@
+"""Environment isolation: several environments share a topic, and each owns some of its queues.
+
+One rule serves both directions, so that what an environment sends it also reads, and nothing else. Three layouts:
+
+* a number alone: environment n owns the n-th queue of the sorted list, the rule of the article that described this;
+* a number of a known count: environment n of c owns the queues whose id modulo c is n - 1, on every broker;
+* names: each owns the queue ids listed for it, on every broker or broker by broker.
+
+The first depends on a position in the list, which shifts when a broker comes or goes; the others do not. A wrong
+number is an error that says what was expected, never an index error and never another environment's queue.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.queues.java_hash import string_order
+
+_LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
+ANY_BROKER = ""
+
+
+def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
+    """The order of ``MessageQueue.compareTo``."""
+    return string_order(queue.topic), string_order(queue.broker_name), queue.queue_id
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One environment of a layout; made by ``of``, which checks both options."""
+
+    name: str
+    number: int = 0
+    count: int | None = None
+    listed: frozenset[tuple[str, int]] | None = None
+
+    @classmethod
+    def of(cls, environment: object, environments: object = None) -> Environment:
+        """From the values of the options ``environment`` and ``environments``, as given in text or in Python."""
+        layout = _layout(environments)
+        if isinstance(layout, Mapping):
+            name = str(environment)
+            if name not in layout:
+                raise OptionError(f"option 'environment' is {environment!r}; expected one of {', '.join(layout)}")
+            return cls(name, listed=layout[name])
+        number = _number(environment)
+        top = f"from 1 to {layout}, the number of environments" if layout else "of at least 1"
+        if number is None or number < 1 or (layout and number > layout):
+            raise OptionError(f"option 'environment' is {environment!r}; expected a whole number {top}")
+        return cls(str(number), number=number, count=layout)
+
+    def owned(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """The environment's queues of each topic in ``queues``, sorted; an error for a topic where it has none."""
+        found: list[MessageQueue] = []
+        for topic, group in groupby(sorted(queues, key=queue_order), key=lambda q: q.topic):
+            of_topic = list(group)
+            mine = self._of_topic(of_topic)
+            if not mine:
+                raise OptionError(self._complaint(topic, of_topic))
+            found += mine
+        return found
+
+    def publish(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """The environment's queues that take messages now.
+
+        Positions are those among all queues of the topic, so that a broker without a master, which is missing from
+        ``writable``, does not shift the environment onto queues of another; such a topic is an error instead.
+        """
+        open_now = set(writable)
+        mine = self.owned({*readable, *open_now})
+        found = [queue for queue in mine if queue in open_now]
+        for topic in sorted({queue.topic for queue in mine} - {queue.topic for queue in found}):
+            closed = ", ".join(str(queue) for queue in mine if queue.topic == topic)
+            raise OptionError(f"environment {self.name!r} owns {closed}, none of which takes messages now")
+        return found
+
+    def _of_topic(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+        if self.listed is not None:
+            return [
+                q for q in queues
+                if (q.broker_name, q.queue_id) in self.listed or (ANY_BROKER, q.queue_id) in self.listed
+            ]  # fmt: skip
+        if self.count:
+            return [q for q in queues if q.queue_id % self.count == self.number - 1]
+        return list(queues[self.number - 1 : self.number])
+
+    def _complaint(self, topic: str, queues: Sequence[MessageQueue]) -> str:
+        if self.listed is not None:
+            wanted = ", ".join(f"{broker or '*'}:{i}" for broker, i in sorted(self.listed))
+            return f"option 'environments' gives {self.name!r} the queues {wanted}; topic {topic!r} has none of them"
+        if self.count:
+            return (
+                f"option 'environments' is {self.count}; expected at most {1 + max(q.queue_id for q in queues)}, the "
+                f"queues of a broker for topic {topic!r}, or every environment's queues listed as JSON"
+            )
+        return (
+            f"option 'environment' is {self.number}; expected a whole number from 1 to {len(queues)}, "
+            f"the number of queues of topic {topic!r}"
+        )
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return int(value) if isinstance(value, (int, str)) else None
+    except ValueError:
+        return None
+
+
+def _layout(environments: object) -> int | dict[str, frozenset[tuple[str, int]]] | None:
+    """A count, or each environment's (broker, queue id) pairs; no pair may belong to two environments."""
+    value = environments
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise _bad_layout(environments) from None
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        count = _number(value)
+        if count is None or count < 1:
+            raise _bad_layout(environments)
+        return count
+    layout = {str(name): frozenset(_pairs(owns, environments)) for name, owns in value.items()}
+    if not layout or not all(layout.values()):
+        raise _bad_layout(environments)
+    _refuse_overlap(layout)
+    return layout
+
+
+def _pairs(owns: Any, given: object) -> Iterable[tuple[str, int]]:
+    by_broker = owns if isinstance(owns, Mapping) else {ANY_BROKER: owns}
+    for broker, ids in by_broker.items():
+        if not isinstance(ids, Sequence) or isinstance(ids, str):
+            raise _bad_layout(given)
+        for queue_id in ids:
+            if not isinstance(queue_id, int) or isinstance(queue_id, bool) or queue_id < 0:
+                raise _bad_layout(given)
+            yield str(broker), queue_id
+
+
+def _refuse_overlap(layout: Mapping[str, frozenset[tuple[str, int]]]) -> None:
+    owner: dict[int, list[tuple[str, str]]] = {}
+    for name, pairs in layout.items():
+        for broker, queue_id in pairs:
+            for other, other_broker in owner.setdefault(queue_id, []):
+                if other != name and (broker == other_broker or ANY_BROKER in (broker, other_broker)):
+                    raise OptionError(
+                        f"option 'environments' gives queue {broker or other_broker or '*'}:{queue_id} to "
+                        f"{other!r} and {name!r}; expected each queue to belong to one environment"
+                    )
+            owner[queue_id].append((name, broker))
+
+
+def _bad_layout(given: object) -> OptionError:
+    return OptionError(f"option 'environments' is {given!r}; expected {_LAYOUT}")

@@ -1,0 +1,182 @@
+"""A producer's choice of one queue for one message, by the option name of a selector or by a callable.
+
+Mirrors ``MessageQueueSelector`` and its classes, and ``TopicPublishInfo`` with ``ThreadLocalIndex`` for round robin.
+A selector never changes the list it is given. Where Java keeps state per thread, it is an object here (``RoundRobin``)
+that a producer keeps; callers of ``select`` that bring none share one per thread and topic.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from rocketmq_spark.errors import OptionError, RocketMQError, SelectorError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.queues.java_hash import java_hash
+from rocketmq_spark.queues.named import nearest, resolve
+
+Select = Callable[[Sequence[MessageQueue], Any, Any], MessageQueue | None]
+SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment")
+ROOM_SEPARATOR = "@"
+
+_ANYWHERE = random.SystemRandom()  # without state: threads and forked processes may share it
+
+
+class RoundRobin:
+    """Java's index of a thread into one publish list: starts anywhere, counts up, wraps at 32 bits.
+
+    Starting at random lets single sends of many fresh threads spread evenly.
+    """
+
+    __slots__ = ("rng", "stored")
+
+    def __init__(self, rng: random.Random | None = None, stored: int | None = None) -> None:
+        self.rng = rng or _ANYWHERE
+        self.stored = stored
+
+    def next(self) -> int:
+        """The next index; callers take it modulo the length of their list."""
+        stored = self.rng.getrandbits(32) if self.stored is None else self.stored
+        stored = (stored + 1) & 0xFFFFFFFF
+        self.stored = stored - (1 << 32) if stored >> 31 else stored
+        return stored & 0x7FFFFFFF
+
+    def reset(self) -> None:
+        """Start somewhere else: what a retry does, so that a failing list is not walked in step by all threads."""
+        self.stored = self.rng.randrange((1 << 31) - 1)
+
+    def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
+        """The next queue that is not on ``last_broker``, or simply the next when there is no other broker."""
+        found = self.first(queues, lambda queue: queue.broker_name != last_broker)
+        return queues[self.next() % len(queues)] if found is None else found
+
+    def first(self, queues: Sequence[MessageQueue], fits: Callable[[MessageQueue], bool]) -> MessageQueue | None:
+        """The next queue that ``fits``, in at most one round; every probe moves the index, as in Java."""
+        for _ in queues:
+            queue = queues[self.next() % len(queues)]
+            if fits(queue):
+                return queue
+        return None
+
+
+_indexes: ContextVar[dict[str, RoundRobin]] = ContextVar("indexes")  # a thread starts with an empty context
+
+
+def select(
+    selector: str | Select,
+    queues: Sequence[MessageQueue],
+    message: Any,
+    arg: Any = None,
+    *,
+    rng: random.Random | None = None,
+    index: RoundRobin | None = None,
+) -> MessageQueue:
+    """The queue that ``selector`` chooses for ``message``; ``SelectorError`` when it fails or chooses none.
+
+    ``arg`` is what a send passes beside the message: the key to hash, the room, the number of the environment.
+    """
+    if not queues:
+        raise SelectorError("there is no queue to select from")
+    name = selector_name(selector) if isinstance(selector, str) else ""
+    rng = rng or _ANYWHERE
+    match name:
+        case "roundRobin":
+            return (index or _thread_index(queues[0].topic)).pick(queues)
+        case "random":
+            return rng.choice(queues)
+        case "hash":
+            return by_hash(queues, arg)
+        case "machineRoom":
+            return by_machine_room(queues, arg, rng)
+        case "environment":
+            return by_environment(queues, arg, rng)
+    return custom(resolve(selector, "queueSelector"), queues, message, arg)
+
+
+def selector_name(selector: str) -> str:
+    """The option name of a built-in selector, in any case, or "" for the name of a callable."""
+    for name in SELECTORS:
+        if selector.lower() == name.lower():
+            return name
+    if ":" in selector:
+        return ""
+    raise OptionError(nearest("queueSelector", selector, (*SELECTORS, "module:callable")))
+
+
+def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
+    """``SelectMessageQueueByHash``: the absolute value of the hash's remainder, so that MIN_VALUE is safe."""
+    try:
+        return queues[abs(java_hash(arg)) % len(queues)]
+    except OptionError as e:
+        raise SelectorError(f"queue selector 'hash': {e.message}; pass the key as arg") from e
+
+
+def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
+    """A random queue on the brokers of room ``arg``, or of several, where a broker is named ``room@name``.
+
+    Java's class of this name chooses nothing whatever it is given, so that every send with it fails; without rooms
+    this does too.
+    """
+    rooms = {arg} if isinstance(arg, str) else set(arg) if isinstance(arg, Collection) else set()
+    rooms.discard("")
+    if not rooms:
+        raise SelectorError(
+            "queue selector 'machineRoom' chose no queue: pass a room, or several, as arg; without one it chooses "
+            "none, as Java's SelectMessageQueueByMachineRoom always does"
+        )
+    inside = [queue for queue in queues if ROOM_SEPARATOR in queue.broker_name and room_of(queue.broker_name) in rooms]
+    if not inside:
+        known = sorted({room_of(q.broker_name) for q in queues if ROOM_SEPARATOR in q.broker_name})
+        raise SelectorError(
+            f"queue selector 'machineRoom' chose no queue: no broker is in {', '.join(sorted(map(str, rooms)))}; "
+            f"rooms of topic {queues[0].topic!r} are {', '.join(known) or 'none (brokers are named room@name)'}"
+        )
+    return rng.choice(inside)
+
+
+def room_of(broker_name: str) -> str:
+    """The room in ``room@name``; the whole name when it has none."""
+    return broker_name.split(ROOM_SEPARATOR, 1)[0]
+
+
+def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
+    """A queue of environment ``arg``: an ``Environment``, or the number n that owns the n-th queue."""
+    try:
+        environment = arg if isinstance(arg, Environment) else Environment.of(arg)
+        return rng.choice(environment.owned(queues))
+    except OptionError as e:
+        raise SelectorError(f"queue selector 'environment': {e.message}") from e
+
+
+def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
+    """A user's own selector, given a copy of the list; its errors are wrapped and its answer is checked."""
+    offered = list(queues)
+    try:
+        found = selector(offered, message, arg)
+    except RocketMQError:
+        raise
+    except Exception as e:  # a user's code may raise anything
+        raise SelectorError(f"select message queue threw exception: {type(e).__name__}: {e}") from e
+    if found is None:
+        raise SelectorError(f"select message queue return null: {_shown(selector)} chose no queue")
+    if not isinstance(found, MessageQueue) or found not in queues:
+        raise SelectorError(
+            f"{_shown(selector)} chose {found!r}; expected one of the {len(queues)} queues it was given"
+        )
+    return found
+
+
+def _thread_index(topic: str) -> RoundRobin:
+    try:
+        indexes = _indexes.get()
+    except LookupError:
+        indexes = {}
+        _indexes.set(indexes)
+    return indexes.setdefault(topic, RoundRobin())
+
+
+def _shown(selector: object) -> str:
+    return f"the selector {getattr(selector, '__qualname__', type(selector).__name__)}"

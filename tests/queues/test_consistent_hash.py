@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.queues.consistent_hash import Ring, md5_hash, queue_key
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("CID-0-0", 1900518137),
+        ("CID-0-1", 2611424514),
+        ("CID-1-0", 1110034835),
+        ("CID-2-2", 3485833272),
+        (queue_key(MessageQueue("topic_test", "brokerName", 0)), 2171879703),
+        (queue_key(MessageQueue("topic_test", "brokerName", 7)), 2468874514),
+    ],
+)
+def test_hash_values_of_the_java_class(key: str, expected: int) -> None:
+    assert md5_hash(key) == expected
+
+
+def test_the_key_of_a_queue_is_javas_text() -> None:
+    assert queue_key(MessageQueue("t", "b", 3)) == "MessageQueue [topic=t, brokerName=b, queueId=3]"
+
+
+def places(key: str) -> int:
+    return {"a-0": 10, "a-1": 30, "a-2": 50, "b-0": 20, "b-1": 30}.get(key, int(key) if key.isdigit() else 99)
+
+
+def test_a_key_belongs_to_the_first_place_at_or_after_it_and_wraps() -> None:
+    ring = Ring(["a", "b"], 1, places)
+    assert [ring.owner(key) for key in ("5", "10", "11", "20", "21")] == ["a", "a", "b", "b", "a"]
+
+
+def test_a_later_place_with_an_equal_hash_wins_and_a_repeated_consumer_goes_on_numbering() -> None:
+    assert Ring(["a", "b"], 2, places).owner("30") == "b"
+    assert Ring(["a", "a"], 1, places).places == [10, 30]
+
+
+def test_a_ring_without_places_owns_nothing() -> None:
+    assert Ring(["a"], 0, places).owner("1") is None

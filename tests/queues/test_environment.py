@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.queues.environment import Environment
+from tests.queues import names, qs
+
+EIGHT = qs("b:0-3 a:0-3")
+
+
+@pytest.mark.parametrize(("number", "queue"), [(1, "a:0"), (3, "a:2"), (5, "b:0"), ("8", "b:3")])
+def test_3_3_environment_n_owns_the_nth_queue(number: Any, queue: str) -> None:
+    assert names(Environment.of(number).owned(EIGHT)) == queue
+
+
+def test_3_10_a_number_out_of_range_names_option_value_and_expectation() -> None:
+    with pytest.raises(OptionError, match="option 'environment' is 9; expected a whole number from 1 to 8, the number"):
+        Environment.of(9).owned(EIGHT)
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", "", None, 1.5, True])
+def test_3_10_what_is_no_number_at_all_is_refused_at_once(value: Any) -> None:
+    with pytest.raises(OptionError, match=r"option 'environment' is .*; expected a whole number of at least 1"):
+        Environment.of(value)
+
+
+def test_3_8_a_known_count_gives_each_environment_queues_of_every_broker() -> None:
+    shares = [names(Environment.of(n, 4).owned(EIGHT)) for n in (1, 2, 3, 4)]
+    assert shares == ["a:0 b:0", "a:1 b:1", "a:2 b:2", "a:3 b:3"]
+    assert names(Environment.of("2", "2").owned(EIGHT)) == "a:1 a:3 b:1 b:3"
+
+
+def test_a_count_does_not_shift_when_a_broker_is_away() -> None:
+    assert names(Environment.of(2, 4).owned(qs("b:0-3"))) == "b:1"
+
+
+def test_a_count_is_checked_against_number_and_queues() -> None:
+    with pytest.raises(OptionError, match="option 'environment' is 5; expected a whole number from 1 to 4"):
+        Environment.of(5, 4)
+    with pytest.raises(OptionError, match="option 'environments' is 8; expected at most 4, the queues of a broker"):
+        Environment.of(8, 8).owned(EIGHT)
+
+
+def test_names_with_queues_on_every_broker_or_by_broker() -> None:
+    layout = '{"dev1": [0, 1], "dev2": {"a": [2], "b": [3]}, "dev3": {"b": [2]}}'
+    assert names(Environment.of("dev1", layout).owned(EIGHT)) == "a:0 a:1 b:0 b:1"
+    assert names(Environment.of("dev2", layout).owned(EIGHT)) == "a:2 b:3"
+    with pytest.raises(OptionError, match="option 'environment' is 'prod'; expected one of dev1, dev2, dev3"):
+        Environment.of("prod", layout)
+    with pytest.raises(OptionError, match="gives 'dev3' the queues b:2; topic 'T' has none of them"):
+        Environment.of("dev3", layout).owned(qs("a:0-3"))
+
+
+@pytest.mark.parametrize(
+    "layout", ["", "0", "x", 0, True, "{", "{}", '{"a": []}', '{"a": 1}', '{"a": ["0"]}', '{"a": [-1]}', [1]]
+)
+def test_a_layout_that_is_none_is_refused(layout: Any) -> None:
+    with pytest.raises(OptionError, match=r"option 'environments' is .*; expected a count, or JSON such as"):
+        Environment.of("a", layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"d1": [0], "d2": [0]}, {"d1": [0], "d2": {"a": [0]}}, {"d1": {"a": [1]}, "d2": {"a": [0, 1]}}],
+)
+def test_3_1_no_queue_may_belong_to_two_environments(layout: Any) -> None:
+    with pytest.raises(OptionError, match="expected each queue to belong to one environment"):
+        Environment.of("d1", layout)
+    assert Environment.of("d1", {"d1": {"a": [1]}, "d2": {"b": [1]}}).owned(qs("a:1 b:1")) == qs("a:1")
+
+
+def test_each_topic_is_looked_at_by_itself() -> None:
+    both = [*qs("a:0-1", "T1"), *qs("a:0-1", "T2")]
+    assert Environment.of(2).owned(both) == [*qs("a:1", "T1"), *qs("a:1", "T2")]
+    with pytest.raises(OptionError, match="from 1 to 1, the number of queues of topic 'T2'"):
+        Environment.of(2).owned([*qs("a:0-1", "T1"), *qs("a:0", "T2")])
+
+
+@pytest.mark.parametrize("layout", [None, 8, {"5": {"b": [0]}, "1": {"a": [0]}}])
+def test_both_directions_agree_although_one_broker_takes_no_messages(layout: Any) -> None:
+    queues = qs("a:0-7 b:0-7") if layout == 8 else EIGHT
+    environment = Environment.of(5, layout)
+    writable = [queue for queue in queues if queue.broker_name == "b"]
+    read, written = environment.owned(queues), environment.publish(queues, writable)
+    assert written
+    assert set(written) <= set(read)
+
+
+def test_an_environment_whose_queues_take_no_messages_is_an_error_not_another_queue() -> None:
+    with pytest.raises(OptionError, match="environment '1' owns T/a/0, none of which takes messages now"):
+        Environment.of(1).publish(EIGHT, qs("b:0-3"))

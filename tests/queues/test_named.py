@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import os.path
+
+import pytest
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.queues.named import nearest, resolve
+
+
+def test_a_callable_is_itself_and_a_name_is_imported() -> None:
+    assert resolve(len, "o") is len
+    assert resolve("os.path:join", "o") is os.path.join
+    assert resolve("collections:Counter.fromkeys", "o").__name__ == "fromkeys"
+
+
+@pytest.mark.parametrize("given", ["no.such.module:f", "os.path:nothing", "os.path:", ":f", "os:sep"])
+def test_what_cannot_be_called_is_named_with_option_and_expectation(given: str) -> None:
+    with pytest.raises(OptionError, match=r"option 'queueSelector' is .*expected") as e:
+        resolve(given, "queueSelector")
+    assert given in str(e.value)
+
+
+def test_nearest_offers_the_name_that_was_meant() -> None:
+    text = nearest("allocationStrategy", "avaragely", ("averagely", "config"))
+    assert (
+        text
+        == "option 'allocationStrategy' is 'avaragely'; expected one of averagely, config; did you mean 'averagely'?"
+    )
+    assert "did you mean" not in nearest("o", "zzz", ("averagely",))
