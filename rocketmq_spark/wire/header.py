@@ -20,8 +20,8 @@ Bytes = bytes | memoryview
 _PREFIX = struct.Struct(">II")  # length, then one byte of header type and three of header length
 _PREFIX_BYTES = 4  # of the second word, which ``length`` counts
 _MAX_HEADER_BYTES = 0xFFFFFF
-_INT32 = range(-(1 << 31), 1 << 31)
-_INT16 = range(-(1 << 15), 1 << 15)
+_INT32_BITS = 31
+_INT16_BITS = 15
 
 _FIXED = struct.Struct(">hBhii")  # code, language, version, opaque, flag
 _INT = struct.Struct(">i")
@@ -70,7 +70,7 @@ def encode_header(
     A server closes the connection at a request above ``max_frame``, therefore it is refused here; responses and
     ``max_frame=None`` have no limit.
     """
-    if not (command.opaque in _INT32 and command.flag in _INT32 and command.code in _INT32):
+    if not (_fits(command.opaque) and _fits(command.flag) and _fits(command.code)):
         raise LocalProtocolError(f"Code, opaque and flag must fit 32 bits: {command.code}, {command.opaque}")
     try:
         header = _encode_json(command) if serialize_type == SerializeType.JSON else _encode_binary(command)
@@ -135,9 +135,14 @@ def _decode_json(header: bytes, body: Bytes) -> Command:
     )
 
 
+def _fits(number: int, bits: int = _INT32_BITS) -> bool:
+    # Not ``number in range(...)``: for members of an enumeration that walks through the whole range.
+    return -(1 << bits) <= number < 1 << bits
+
+
 def _int32(value: Any) -> int:
     number = int(value)
-    if number not in _INT32:
+    if not _fits(number):
         raise ValueError(f"{number} does not fit 32 bits")
     return number
 
@@ -150,7 +155,7 @@ def _text(value: Any) -> str:
 
 
 def _encode_binary(command: Command) -> bytes:
-    if command.code not in _INT16:
+    if not _fits(command.code, _INT16_BITS):
         raise LocalProtocolError(f"Request code {command.code} does not fit a binary header; use a JSON header")
     remark = (command.remark or "").encode()
     parts: list[bytes] = []
