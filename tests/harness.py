@@ -82,7 +82,8 @@ def samples(decoder: str) -> list[bytes]:
         return [compression.compress(b"compressed " * 40, kind)]
     if decoder == "read_config":
         return [b"brokerName=broker-a\nmaxMessageSize=4194304\n"]
-    return [unhex(case["encoded"]) for case in vectors("json_bodies")]
+    live = (header.decode(unhex(case["response"])[4:]).body for case in vectors("live_exchanges"))
+    return [unhex(case["encoded"]) for case in vectors("json_bodies")] + [bytes(b) for b in live if b[:1] == b"{"]
 
 
 def outcome(decode: Decoder, data: bytes) -> object:

@@ -84,7 +84,7 @@ class UniqKeys:
     def __init__(self, rng: random.Random | None = None, address: bytes | None = None) -> None:
         self._rng = rng or random.SystemRandom()
         self._fixed_address = address
-        self._month = range(0)
+        self._month = (0, 0)
         self._source = self._new_source()
 
     def _new_source(self) -> tuple[int, str, int, itertools.count[int]]:
@@ -102,22 +102,22 @@ class UniqKeys:
         pid, prefix, loader, numbers = self._source
         if os.getpid() != pid:  # a forked child would repeat its parent's ids
             self._source = pid, prefix, loader, numbers = self._new_source()
-        month = self._month
-        if now_ms not in month:
-            self._month = month = _month_of(now_ms)
-        month_ms = f"{(now_ms - month.start) & 0xFFFFFFFF:08X}"
+        begin_ms, end_ms = self._month
+        if not begin_ms <= now_ms < end_ms:
+            self._month = begin_ms, end_ms = _month_of(now_ms)
+        month_ms = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
         return [
             f"{prefix}{(loader + (n >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{month_ms}{n & 0xFFFF:04X}"
             for n in itertools.islice(numbers, count)
         ]
 
 
-def _month_of(now_ms: int) -> range:
+def _month_of(now_ms: int) -> tuple[int, int]:
     """The local calendar month round a moment, in ms: Java tools recover the time of an id with it."""
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(begin.year * 12 + begin.month, 12)
     end = begin.replace(year=year, month=month + 1)
-    return range(int(begin.timestamp() * 1000), int(end.timestamp() * 1000))
+    return int(begin.timestamp() * 1000), int(end.timestamp() * 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,16 +195,15 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
 
 
 def decode_batch(body: Bytes) -> list[BatchItem]:
-    """The messages of a batch body; their bodies are views into it."""
+    """The messages of a batch body; their bodies are views into it. As in Java, announced sizes are not looked at."""
     view = memoryview(body)
     items: list[BatchItem] = []
     at = 0
     while at < len(view):
         try:
-            size, _, _, flag, length = _ITEM.unpack_from(view, at)
-            item, end = _cut(view, at, max(size, _MIN_ITEM_BYTES))
-            content, position = _cut(item, _ITEM.size, length)
-            properties, position = _sized(item, position, _SHORT)
+            _, _, _, flag, length = _ITEM.unpack_from(view, at)
+            content, end = _cut(view, at + _ITEM.size, length)
+            properties, end = _sized(view, end, _SHORT)
         except (struct.error, DecodeError) as exc:
             raise DecodeError(f"Item {len(items)} of a batch, at byte {at}, is malformed") from exc
         items.append(BatchItem(content, _text(properties), flag))
