@@ -27,7 +27,10 @@ class MessageQueue:
 
 @dataclass(slots=True)
 class Message:
-    """What a producer sends. ``properties`` are the user's own; tags and keys are kept apart from them."""
+    """What a producer sends. ``properties`` are the user's own; tags and keys are kept apart from them.
+
+    ``wait_store_ok`` False asks the broker to answer before the message is flushed and replicated.
+    """
 
     topic: str
     body: bytes
@@ -35,6 +38,7 @@ class Message:
     keys: Sequence[str] = ()
     properties: Mapping[str, str] | None = None
     flag: int = 0
+    wait_store_ok: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, str):
