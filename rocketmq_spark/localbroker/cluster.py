@@ -1,0 +1,297 @@
+"""A real RocketMQ cluster on this machine: name server, brokers, slaves and proxy as children of this Python process.
+
+``with LocalBroker() as mq:`` is ready for messages inside the block and leaves nothing behind after it. Brokers are
+killed, stopped, restarted and added by name, each on its own data and ports, so tests can break things the way
+production does. ``"namesrv"`` and ``"proxy"`` go where a broker's name goes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import LocalBrokerError, RocketMQError
+from rocketmq_spark.localbroker import config, distro, leftovers, loopback, servers
+from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.localbroker.process import Server
+from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY, BrokerSpec
+from rocketmq_spark.localbroker.site import Site
+
+# RocketMQ refuses messages above this share of the disk; no setting raises it.
+_FULL_DISK = 0.90
+
+
+class LocalBroker:
+    """Name server and brokers for tests, notebooks and the demo; ``with``, or ``start()`` and ``close()``.
+
+    ``conf`` is a dict of broker.conf lines for every broker. ``data`` is a folder that outlives the cluster and that a
+    later one takes up, with the same ports when they are free; without it the data goes to a temporary folder, deleted
+    at the end unless ``keep``. ``queues`` is how many queues ``create_topic`` makes. ``port`` fixes the name server's.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        slaves: int = 0,
+        conf: Mapping[str, object] | None = None,
+        data: str | os.PathLike[str] | None = None,
+        proxy: bool = False,
+        *,
+        queues: int = 8,
+        keep: bool = False,
+        port: int | None = None,
+        heap_mb: int = 192,
+        quiet: bool = False,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        if brokers < 1 or slaves < 0:
+            raise LocalBrokerError(f"LocalBroker cannot have {brokers} brokers with {slaves} slaves each")
+        self.queues = queues
+        self._specs = [
+            BrokerSpec(name, broker_id) for name in servers.broker_names(brokers) for broker_id in range(slaves + 1)
+        ]
+        self._conf = config.checked(conf or {})
+        self._given_data = Path(data).expanduser().absolute() if data is not None else None
+        self._with_proxy = proxy
+        self._keep = keep or data is not None
+        self._port = port
+        self._heap_mb = heap_mb
+        self._quiet = quiet
+        self._start_timeout_s = start_timeout_s
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._site: Site | None = None
+        self._admin: Admin | None = None
+        self._jars: dict[str, tuple[Path, ...]] = {}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- life
+
+    def start(self) -> None:
+        """Returns when the name server shows every broker. The first start of a user downloads RocketMQ."""
+        with self._lock:
+            if self._site is not None:
+                raise LocalBrokerError("This LocalBroker is running already")
+            java = find_java()
+            core = distro.fetch(["core"], self._quiet)
+            more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
+            self._jars = {"core": tuple(core), PROXY: (*core, *more)}
+            cache = distro.cache_folder()
+            with distro.writing_to(self._given_data or cache):
+                claim = leftovers.claim(cache / "run", self._given_data, self._keep)
+                self._site = Site(claim, java, cache / "archives", self._wished_ports())
+            atexit.register(self.close)
+            try:
+                with distro.writing_to(claim.data):
+                    self._bring_up_all(Deadline.after(self._start_timeout_s))
+            except BaseException:
+                self.close()
+                raise
+            self._site.make_archives()
+
+    def close(self) -> None:
+        """End all servers; delete the data unless it is to be kept. Does nothing the second time, or in a fork."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            site, admin = self._site, self._admin
+            self._site = self._admin = None
+            atexit.unregister(self.close)
+            if admin is not None:
+                admin.close()
+            if site is not None:
+                site.close(self._keep)
+
+    # --- what there is
+
+    @property
+    def name_server(self) -> str:
+        """``host:port`` of the name server."""
+        return self._server(NAME_SERVER).address
+
+    @property
+    def proxy_server(self) -> str:
+        """``host:port`` of the proxy's Remoting port; it takes a name server's place."""
+        return self._server(PROXY).address
+
+    @property
+    def proxy_grpc(self) -> str:
+        """``host:port`` of the proxy's gRPC port."""
+        return f"{loopback.HOST}:{self._server(PROXY).program.ports[1]}"
+
+    @property
+    def brokers(self) -> list[str]:
+        """Names of the brokers, running or not, without slaves."""
+        return [spec.name for spec in self._specs if spec.broker_id == 0]
+
+    @property
+    def slaves(self) -> list[str]:
+        """Names of the slaves: ``broker-a-slave-1``."""
+        return [spec.name for spec in self._specs if spec.broker_id > 0]
+
+    @property
+    def data(self) -> Path:
+        """The folder with everything: one folder per server, with its configuration, store and logs."""
+        return self._running().data
+
+    @property
+    def admin(self) -> Admin:
+        """Administration of this cluster, closed with it."""
+        if self._admin is None:
+            raise _not_running()
+        return self._admin
+
+    def address(self, broker: str) -> str:
+        return self._server(broker).address
+
+    def pid(self, broker: str) -> int | None:
+        """The process id, None when it does not run."""
+        return self._server(broker).pid
+
+    def logs(self, broker: str | None = None) -> str:
+        """What a server printed and logged; of all servers without a name."""
+        if broker is not None:
+            return self._server(broker).log()
+        return "".join(f"===== {name}\n{server.log()}\n" for name, server in self._running().servers.items())
+
+    # --- what can be done
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int | None = None,
+        broker: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create or change a topic on one broker or all running ones; returns when the name server shows it."""
+        where = [broker] if broker else [name for name in self.brokers if self.pid(name)]
+        self.admin.create_topic(name, queues or self.queues, where, attributes=attributes)
+
+    def kill(self, broker: str) -> None:
+        """SIGKILL: no goodbye to clients, nothing flushed by the broker itself."""
+        self._server(broker).kill()
+
+    def stop(self, broker: str) -> None:
+        """An orderly end, as by an operator: takes some seconds."""
+        self._running().stop([self._server(broker)], gently=True)
+
+    def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
+        """Start it again on the same data and ports, killed before if it runs; ``conf`` changes broker.conf lines."""
+        with self._lock:
+            server, deadline = self._server(broker), Deadline.after(self._start_timeout_s)
+            server.kill()
+            if conf:
+                path = server.program.home / "broker.conf"
+                path.write_text(config.with_lines(path.read_text(), config.checked(conf)), encoding="utf-8")
+            ready = self._readiness(broker)
+            if broker not in (NAME_SERVER, PROXY) and self.pid(NAME_SERVER):
+                # Else the registration from before the kill would pass for the new one.
+                self._running().servers[NAME_SERVER].wait_until(lambda: not ready(server), deadline)
+            self._running().restart(server, ready, deadline)
+
+    def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
+        """One more broker (without slaves), registered when this returns; its name."""
+        with self._lock:
+            spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
+            self._bring_up_broker(spec, Deadline.after(self._start_timeout_s), conf)
+            self._specs.append(spec)
+            return spec.name
+
+    # --- bringing up
+
+    def _bring_up_all(self, deadline: Deadline) -> None:
+        site = self._running()
+        _refuse_full_disk(site.data)
+        site.bring_up(
+            NAME_SERVER,
+            (0,),
+            lambda port: servers.name_server(site.data, self._jars["core"], port),
+            self._readiness(NAME_SERVER),
+            deadline,
+        )
+        self._admin = Admin(self.name_server)
+        with ThreadPoolExecutor(len(self._specs)) as pool:
+            list(pool.map(lambda spec: self._bring_up_broker(spec, deadline), self._specs))
+        if self._with_proxy:
+            site.bring_up(
+                PROXY,
+                loopback.PROXY_PORTS,
+                lambda port: servers.proxy(site.data, self._jars[PROXY], port, self.name_server),
+                self._readiness(PROXY),
+                deadline,
+            )
+
+    def _bring_up_broker(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
+        site = self._running()
+        lines = {**self._conf, **config.checked(conf or {})}
+        site.bring_up(
+            spec.name,
+            loopback.BROKER_PORTS,
+            lambda port: servers.broker(
+                site.data, self._jars["core"], spec, port, self.name_server, lines, self._heap_mb
+            ),
+            self._readiness(spec.name, spec),
+            deadline,
+        )
+
+    def _readiness(self, name: str, spec: BrokerSpec | None = None) -> Callable[[Server], bool]:
+        """How to see that a server is up: a broker registers only after its store and its ports are open."""
+        if name in (NAME_SERVER, PROXY):
+            return lambda server: all(loopback.accepts(port) for port in server.program.ports)
+        spec = spec or next(s for s in self._specs if s.name == name)
+        return lambda server: self._registered(spec) == server.address
+
+    def _registered(self, spec: BrokerSpec) -> str | None:
+        """The address under which the name server shows the broker."""
+        try:
+            group = self.admin.cluster().get(spec.broker_name)
+        except RocketMQError:
+            return None
+        return group.addresses.get(spec.broker_id) if group else None
+
+    def _running(self) -> Site:
+        if self._site is None:
+            raise _not_running()
+        return self._site
+
+    def _server(self, name: str) -> Server:
+        known = self._running().servers
+        if name not in known:
+            raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(known)}")
+        return known[name]
+
+    def _wished_ports(self) -> dict[str, int]:
+        wished = {} if self._port is None else {NAME_SERVER: self._port}
+        if "listenPort" in self._conf:
+            wished[self._specs[0].name] = int(str(self._conf["listenPort"]))
+        return wished
+
+
+def _not_running() -> LocalBrokerError:
+    return LocalBrokerError("This LocalBroker is not running", remedy="Use it in a with block, or call start()")
+
+
+def _refuse_full_disk(data: Path) -> None:
+    usage = shutil.disk_usage(data)
+    if 1 - usage.free / usage.total > _FULL_DISK:
+        raise LocalBrokerError(
+            f"The disk of {data} is more than {_FULL_DISK:.0%} full, where a RocketMQ broker refuses messages",
+            remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)",
+        )

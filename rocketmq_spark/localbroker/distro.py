@@ -1,0 +1,181 @@
+"""The real RocketMQ as a set of pinned jars, checked and kept per user.
+
+``jars.lock`` names every jar with sha256 and size, in sections that build on each other. A section's jars live in one
+folder of the cache, named by the hash of the section's text, so another version never meets old files. Every start
+hashes what it is going to run (a tenth of a second): a file that is damaged or missing is fetched again, only that one.
+One process at a time fetches; the others wait for it and find the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import ivy
+
+CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
+VERSION = "5.5.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One line of the lock."""
+
+    coordinate: str
+    sha256: str
+    size: int
+
+    @property
+    def file_name(self) -> str:
+        _, artifact, version, *classifier = self.coordinate.split(":")
+        return "-".join((artifact, version, *classifier)) + ".jar"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A named set of jars; ``key`` names its folder in the cache."""
+
+    name: str
+    jars: tuple[Jar, ...]
+    key: str
+
+
+def read_lock(text: str | None = None) -> Mapping[str, Section]:
+    """The sections of ``jars.lock`` in its order."""
+    if text is None:
+        text = resources.files(__package__).joinpath("jars.lock").read_text(encoding="utf-8")
+    sections = {}
+    for part in re.split(r"^# (?=\[)", text, flags=re.MULTILINE)[1:]:
+        head, *lines = part.splitlines()
+        name = head[1 : head.index("]")]
+        rows = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+        jars = tuple(Jar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
+        key = hashlib.sha256("\n".join(" ".join(row) for row in rows).encode()).hexdigest()[:16]
+        sections[name] = Section(name, jars, f"{name}-{key}")
+    return sections
+
+
+def cache_folder() -> Path:
+    """Where jars and class-data archives are kept: ROCKETMQ_SPARK_CACHE, else the user's cache folder."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "rocketmq-spark"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-spark"
+
+
+def fetch(names: Sequence[str] = ("core",), quiet: bool = False) -> list[Path]:
+    """The jars of the named sections, complete and checked, in the order of the lock; downloads what is missing."""
+    sections = [section for name, section in read_lock().items() if name in names]
+    unknown = set(names).difference(s.name for s in sections)
+    if unknown:
+        raise LocalBrokerError(f"jars.lock has no section {', '.join(sorted(unknown))}")
+    cache = cache_folder()
+    if _damaged(cache, sections):
+        with writing_to(cache), exclusive(cache / "jars" / "lock", lambda: _say(quiet, "Waiting for another download")):
+            damaged = _damaged(cache, sections)
+            if damaged:
+                _download(cache, damaged, quiet)
+    return [cache / "jars" / s.key / jar.file_name for s in sections for jar in s.jars]
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Turns a failed write (full disk, no permission) into one sentence."""
+    try:
+        yield
+    except OSError as e:
+        raise LocalBrokerError(
+            f"Could not write to {folder}: {e.strerror or e}",
+            remedy=f"Free some space, or name another folder ({CACHE_VARIABLE} for the cache, data= for the data)",
+        ) from e
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock file; the kernel lets go of it when the process dies, however it dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def _damaged(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Jar]]:
+    wanted = [(section, jar) for section in sections for jar in section.jars]
+    with ThreadPoolExecutor(4) as pool:  # hashing lets go of the interpreter lock
+        sound = pool.map(lambda w: is_sound(cache / "jars" / w[0].key / w[1].file_name, w[1]), wanted)
+        return [w for w, ok in zip(wanted, sound, strict=True) if not ok]
+
+
+def is_sound(path: Path, jar: Jar) -> bool:
+    """Whether the file has the size and the hash of the lock."""
+    try:
+        if path.stat().st_size != jar.size:
+            return False
+        with path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest() == jar.sha256
+    except OSError:
+        return False
+
+
+def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool) -> None:
+    """Into a folder beside, checked there, then each file renamed into place: no reader sees half a jar."""
+    jars = [jar for _, jar in wanted]
+    scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=cache / "jars"))
+    try:
+        with _progress(sum(jar.size for jar in jars), len(jars), quiet) as progress:
+            files = ivy.download([jar.coordinate for jar in jars], scratch, progress)
+        wrong = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
+        if wrong:
+            raise LocalBrokerError(
+                f"{wrong[0].coordinate} came with other content than jars.lock says; nothing of it is used",
+                remedy="Check the mirror, or the proxy that changes downloads",
+            )
+        for section, jar in wanted:
+            target = cache / "jars" / section.key / jar.file_name
+            target.parent.mkdir(exist_ok=True)
+            os.replace(files[jar.coordinate], target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _progress(total: int, jars: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    title = f"Fetching RocketMQ {VERSION}: {jars} jars, {total / 1e6:.0f} MB"
+    if quiet or not sys.stderr.isatty():
+        _say(quiet, f"{title} ...")
+        yield lambda arrived: None
+        _say(quiet, "RocketMQ is fetched")
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(title, total=total)
+        yield lambda arrived: bar.update(task, completed=min(arrived, total))
+
+
+def _say(quiet: bool, text: str) -> None:
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)

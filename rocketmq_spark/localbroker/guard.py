@@ -1,0 +1,42 @@
+"""Starts a command so that it cannot outlive the process that asked for it; run as a script, never imported.
+
+Arguments: the process id of the parent, then the command. On Linux the kernel is asked to kill this process when the
+parent's thread ends, then the command takes this process over. Elsewhere this process stays, watches, and kills.
+It imports next to nothing because it delays every start.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_WATCH_EVERY_S = 0.2
+
+
+def _become(parent: int, command: list[str]) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() == parent:  # else it died before we asked
+        os.execv(command[0], command)
+
+
+def _watch(parent: int, command: list[str]) -> int:
+    # A handler, because an ignored signal would stay ignored in the child, which is to end by it.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with subprocess.Popen(command) as child:
+        while child.poll() is None:
+            if os.getppid() != parent:
+                child.kill()
+            time.sleep(_WATCH_EVERY_S)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+if __name__ == "__main__":
+    _parent, _command = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux" and "ROCKETMQ_SPARK_GUARD_WATCHES" not in os.environ:
+        _become(_parent, _command)
+        sys.exit(1)
+    sys.exit(_watch(_parent, _command))

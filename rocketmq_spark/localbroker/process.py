@@ -1,0 +1,198 @@
+"""One server as a child process: a JVM with little memory that dies with us, its log in a file.
+
+The child gets a session of its own, so Ctrl-C reaches only Python, which then ends it. ``guard.py`` lets it end even
+when Python is killed; the kernel ties that to the *thread* that started the child, so one lasting thread starts all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker.archive import Archive
+from rocketmq_spark.localbroker.java import Java
+
+_PAUSE_S = 0.01
+_TAIL_LINES = 12
+MARK = "-Drocketmq.spark.data="
+
+_FLAGS = (
+    "-Xss256k",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # quick to start; the second compiler would cost more than it brings here
+    "-XX:MaxDirectMemorySize=256m",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One server: its name, its folder, what it runs and the ports it listens on, the one for clients first."""
+
+    name: str
+    home: Path
+    ports: tuple[int, ...]
+    main_class: str
+    arguments: tuple[str, ...]
+    jars: tuple[Path, ...]
+    heap_mb: int
+    properties: tuple[str, ...] = ()
+
+
+class Server:
+    """A JVM that can be started, killed, stopped and started again in its folder."""
+
+    def __init__(self, program: Program, java: Java, archive: Archive, data: Path) -> None:
+        self.program = program
+        self._java = java
+        self._archive = archive
+        self._data = data
+        self._child: subprocess.Popen[bytes] | None = None
+        self._seen: dict[Path, int] = {}
+
+    def start(self) -> None:
+        program = self.program
+        self._seen = {path: path.stat().st_size for path in self._log_files() if path.exists()}
+        command = [
+            str(self._java.path), f"-Xmx{program.heap_mb}m", *_FLAGS, *self._archive.flags(program.home),
+            f"{MARK}{self._data}", f"-Duser.home={program.home}", *program.properties,
+            "-cp", os.pathsep.join(map(str, program.jars)), program.main_class, *program.arguments,
+        ]  # fmt: skip
+        self._child = spawn(command, program.home / "out.txt", home=program.home)
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None and self._child.poll() is None else None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.program.ports[0]}"
+
+    def wait_until(self, ready: Callable[[], bool], deadline: Deadline) -> None:
+        """Return when ``ready``; a child that ended, or the deadline, is an error with the end of its log."""
+        while not ready():
+            if self.pid is None:
+                raise self._failure("ended while starting")
+            if deadline.expired:
+                raise self._failure("was not ready in time")
+            time.sleep(_PAUSE_S)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the kernel has taken it away."""
+        self._signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.wait()
+
+    def ask_to_stop(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def wait_stopped(self, deadline: Deadline) -> None:
+        """Wait for a child that was asked; kill it at the deadline."""
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(deadline.remaining())
+            self.kill()
+
+    def log(self) -> str:
+        """What it printed and logged, oldest first within each of its files."""
+        return "".join(_read(path) for path in self._log_files())
+
+    def _log_files(self) -> tuple[Path, ...]:
+        return tuple(self.program.home / name for name in ("out.txt", "server.1.log", "server.log"))
+
+    def _signal(self, number: int) -> None:
+        if self._child is not None and self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+
+    def _failure(self, what: str) -> LocalBrokerError:
+        new = "".join(_read(path)[self._seen.get(path, 0) :] for path in self._log_files())
+        return explain(self.program, what, new)
+
+
+def explain(program: Program, what: str, log: str) -> LocalBrokerError:
+    """The error for a failed start: one sentence where the cause is known, else the end of the log."""
+    name, home = program.name, program.home
+    if "Address already in use" in log or "BindException" in log:
+        listed = ", ".join(map(str, program.ports))
+        return LocalBrokerError(
+            f"{name} could not listen: one of the ports {listed} is in use",
+            remedy="Stop what uses it, or choose another",
+        )
+    for cause in ("No space left on device", "Permission denied", "Read-only file system", "Disk quota exceeded"):
+        if cause in log:
+            return LocalBrokerError(
+                f"{name} could not write to {home}: {cause}", remedy="Free some space, or choose another folder (data=)"
+            )
+    if "MQ already started" in log:
+        return LocalBrokerError(
+            f"{name} is already running on {home}", remedy="Stop it, or choose another folder (data=)"
+        )
+    if "OutOfMemoryError" in log or "Could not reserve enough space" in log:
+        return LocalBrokerError(f"{name} ran out of memory", remedy="Give it more (heap_mb=), or close other programs")
+    tail = "\n".join(log.splitlines()[-_TAIL_LINES:])
+    return LocalBrokerError(f"{name} {what}; the end of its log in {home}", remark=f"\n{tail}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def spawn(command: list[str], log: Path, home: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start ``command`` so that it ends with this process; what it prints is appended to ``log``."""
+    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command]
+    env = {**os.environ, "MALLOC_ARENA_MAX": "2"}
+    if home is not None:
+        env |= {"ROCKETMQ_HOME": str(home), "RMQ_PROXY_HOME": str(home)}
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                guard, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
+            )
+
+    return _on_spawner(start)
+
+
+_Call = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[subprocess.Popen[bytes]]"]
+_spawner: tuple[int, queue.SimpleQueue[_Call]] | None = None
+_spawner_lock = threading.Lock()
+
+
+def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Run ``call`` in the one thread that lives as long as the process (a fork gets a thread of its own)."""
+    global _spawner
+    with _spawner_lock:
+        if _spawner is None or _spawner[0] != os.getpid():
+            _spawner = (os.getpid(), queue.SimpleQueue())
+            threading.Thread(target=_serve, args=(_spawner[1],), name="localbroker spawner", daemon=True).start()
+    future: Future[subprocess.Popen[bytes]] = Future()
+    _spawner[1].put((call, future))
+    return future.result()
+
+
+def _serve(calls: queue.SimpleQueue[_Call]) -> None:
+    while True:
+        call, future = calls.get()
+        try:
+            future.set_result(call())
+        except OSError as e:
+            future.set_exception(e)

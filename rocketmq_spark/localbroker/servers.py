@@ -1,0 +1,91 @@
+"""The three kinds of server: what each needs in its folder, what it runs, which ports it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocketmq_spark.localbroker import config, loopback
+from rocketmq_spark.localbroker.process import Program
+
+NAME_SERVER = "namesrv"
+PROXY = "proxy"
+# A name server's heap stays small. A broker's (``heap_mb``) holds what is under way: messages of 4 MiB at worst.
+_NAME_SERVER_HEAP_MB = 64
+_PROXY_HEAP_MB = 192
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSpec:
+    """A broker by its own name and by that of its group: a slave has its master's broker name and an id above 0."""
+
+    broker_name: str
+    broker_id: int
+
+    @property
+    def name(self) -> str:
+        return slave_name(self.broker_name, self.broker_id) if self.broker_id else self.broker_name
+
+
+def slave_name(broker_name: str, broker_id: int) -> str:
+    return f"{broker_name}-slave-{broker_id}"
+
+
+def broker_names(count: int) -> list[str]:
+    """broker-a to broker-z, then broker-27 and on."""
+    return [f"broker-{chr(ord('a') + i)}" if i < 26 else f"broker-{i + 1}" for i in range(count)]
+
+
+def name_server(data: Path, jars: tuple[Path, ...], port: int) -> Program:
+    home = _home(data, NAME_SERVER)
+    conf = home / "namesrv.conf"
+    conf.write_text(config.render(conf.name, {"port": port, "bind": loopback.HOST}), encoding="utf-8")
+    main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
+    return Program(NAME_SERVER, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _properties(home))
+
+
+def broker(
+    data: Path,
+    jars: tuple[Path, ...],
+    spec: BrokerSpec,
+    port: int,
+    name_server: str,
+    conf: Mapping[str, object],
+    heap_mb: int,
+) -> Program:
+    home = _home(data, spec.name)
+    path = home / "broker.conf"
+    values = {
+        "broker_name": spec.broker_name,
+        "broker_id": spec.broker_id,
+        "role": "SLAVE" if spec.broker_id else "ASYNC_MASTER",
+        "port": port,
+        "bind": loopback.HOST,
+        "name_server": name_server,
+        "store": home / "store",
+    }
+    path.write_text(config.with_lines(config.render(path.name, values), conf), encoding="utf-8")
+    ports = tuple(port + distance for distance in loopback.BROKER_PORTS)
+    main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
+    return Program(spec.name, home, ports, main, arguments, jars, heap_mb, _properties(home))
+
+
+def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str) -> Program:
+    home = _home(data, PROXY)
+    conf = home / "rmq-proxy.json"
+    values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
+    conf.write_text(config.render(conf.name, values), encoding="utf-8")
+    main, arguments = "org.apache.rocketmq.proxy.ProxyStartup", ("-pc", str(conf))
+    return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, _properties(home))
+
+
+def _home(data: Path, name: str) -> Path:
+    home = data / name
+    home.mkdir(exist_ok=True)
+    (home / "logback.xml").write_text(config.template("logback.xml"), encoding="utf-8")
+    return home
+
+
+def _properties(home: Path) -> tuple[str, ...]:
+    return ("-Dtls.server.mode=disabled", f"-Drmq.logback.configurationFile={home / 'logback.xml'}")

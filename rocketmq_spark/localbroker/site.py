@@ -1,0 +1,104 @@
+"""Where one cluster lives: its data folder, its ports, its children, and how a child is brought up.
+
+Knows servers only as programs with ports; what they are to each other is the cluster's business. Starting is where
+things go wrong for no fault of the user, so it is tried again when a port chosen at random was taken in the meantime,
+and without the class-data archive when there was one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import loopback
+from rocketmq_spark.localbroker.archive import Archive
+from rocketmq_spark.localbroker.java import Java
+from rocketmq_spark.localbroker.leftovers import Claim
+from rocketmq_spark.localbroker.process import Program, Server, spawn
+
+_TRIES = 4
+_STOP_WITHIN_S = 20.0
+
+
+class Site:
+    """The children of one cluster by name, in the order of their first start."""
+
+    def __init__(self, claim: Claim, java: Java, archives: Path, wished_ports: Mapping[str, int]) -> None:
+        self.data = claim.data
+        self.servers: dict[str, Server] = {}
+        self._claim = claim
+        self._java = java
+        self._archives = archives
+        self._by_jars: dict[tuple[Path, ...], Archive] = {}
+        self._ports = loopback.PortBook(claim.data / "ports.json", wished_ports)
+
+    def bring_up(
+        self,
+        name: str,
+        around: tuple[int, ...],
+        make: Callable[[int], Program],
+        ready: Callable[[Server], bool],
+        deadline: Deadline,
+    ) -> Server:
+        """Start the server that ``make`` describes for a port, and return when it is ready."""
+        port = self._ports.assign(name, around)
+        for left in reversed(range(_TRIES)):
+            program = make(port)
+            archive = self._archive(program.jars)
+            server = self.servers[name] = Server(program, self._java, archive, self.data)
+            try:
+                self._start(server, ready, deadline)
+                return server
+            except LocalBrokerError:
+                if not left or deadline.expired:
+                    raise
+                if not loopback.all_free(port, around):
+                    if not self._ports.may_change(name):
+                        raise
+                    port = self._ports.assign(name, around, anew=True)
+                elif not archive.discard():
+                    raise
+        raise AssertionError
+
+    def restart(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
+        self._start(server, ready, deadline)
+
+    def _start(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
+        server.start()
+        try:
+            server.wait_until(lambda: ready(server), deadline)
+        except BaseException:
+            server.kill()
+            raise
+
+    def make_archives(self) -> None:
+        """In the background, for the next starts."""
+        for jars, archive in self._by_jars.items():
+            homes = [s.program.home for s in self.servers.values() if s.program.jars == jars]
+            archive.make_from(homes, spawn)
+
+    def stop(self, servers: Iterable[Server], gently: bool) -> None:
+        """All at once: gently they write down what they hold in memory, otherwise they are just killed."""
+        servers = list(servers)
+        if gently:
+            deadline = Deadline.after(_STOP_WITHIN_S)
+            for server in servers:
+                server.ask_to_stop()
+            for server in servers:
+                server.wait_stopped(deadline)
+        for server in servers:
+            server.kill()
+
+    def close(self, keep: bool) -> None:
+        """End every child and give the folder back; a folder that is not kept needs no gentle end."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._claim.release, delete=not keep)
+            for archive in self._by_jars.values():
+                stack.callback(archive.stop)
+            self.stop(self.servers.values(), gently=keep)
+
+    def _archive(self, jars: tuple[Path, ...]) -> Archive:
+        return self._by_jars.setdefault(jars, Archive(self._archives, self._java, jars))
