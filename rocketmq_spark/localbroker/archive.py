@@ -2,7 +2,7 @@
 
 While there is none, the servers note the classes they load; when they are up, a background JVM of lowest priority
 makes the archive from these notes. It is only ever an extra: a failure here leaves starts as they were, and a JVM that
-finds the archive unfit ignores it. The key holds the JVM's identity and each jar's size and time: the JVM compares those.
+finds the archive unfit ignores it. The key holds the JVM and each jar with size and time, since the JVM compares those.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ production does. ``"namesrv"`` and ``"proxy"`` go where a broker's name goes.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import threading
@@ -19,10 +20,11 @@ from typing import Self
 
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import LocalBrokerError, RocketMQError
+from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import config, distro, leftovers, loopback, servers
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.process import Server
+from rocketmq_spark.localbroker.registration import Registration
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site
 
@@ -70,7 +72,7 @@ class LocalBroker:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._site: Site | None = None
-        self._admin: Admin | None = None
+        self._registration: Registration | None = None
         self._jars: dict[str, tuple[Path, ...]] = {}
 
     def __enter__(self) -> Self:
@@ -111,11 +113,11 @@ class LocalBroker:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            site, admin = self._site, self._admin
-            self._site = self._admin = None
+            site, registration = self._site, self._registration
+            self._site = self._registration = None
             atexit.unregister(self.close)
-            if admin is not None:
-                admin.close()
+            if registration is not None:
+                registration.close()
             if site is not None:
                 site.close(self._keep)
 
@@ -154,9 +156,7 @@ class LocalBroker:
     @property
     def admin(self) -> Admin:
         """Administration of this cluster, closed with it."""
-        if self._admin is None:
-            raise _not_running()
-        return self._admin
+        return self._registered().admin
 
     def address(self, broker: str) -> str:
         return self._server(broker).address
@@ -200,11 +200,14 @@ class LocalBroker:
             if conf:
                 path = server.program.home / "broker.conf"
                 path.write_text(config.with_lines(path.read_text(), config.checked(conf)), encoding="utf-8")
-            ready = self._readiness(broker)
-            if broker not in (NAME_SERVER, PROXY) and self.pid(NAME_SERVER):
+            spec = next((s for s in self._specs if s.name == broker), None)
+            if spec is not None and self.pid(NAME_SERVER):
                 # Else the registration from before the kill would pass for the new one.
-                self._running().servers[NAME_SERVER].wait_until(lambda: not ready(server), deadline)
-            self._running().restart(server, ready, deadline)
+                gone = functools.partial(self._registered().shows, spec, server)
+                self._server(NAME_SERVER).wait_until(lambda: not gone(), deadline)
+            self._running().restart(server, self._readiness(spec), deadline)
+            if broker == NAME_SERVER:
+                self._await_registrations(deadline)
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
         """One more broker (without slaves), registered when this returns; its name."""
@@ -223,10 +226,10 @@ class LocalBroker:
             NAME_SERVER,
             (0,),
             lambda port: servers.name_server(site.data, self._jars["core"], port),
-            self._readiness(NAME_SERVER),
+            self._readiness(None),
             deadline,
         )
-        self._admin = Admin(self.name_server)
+        self._registration = Registration(self.name_server, self._conf.get("brokerPermission", 6))
         with ThreadPoolExecutor(len(self._specs)) as pool:
             list(pool.map(lambda spec: self._bring_up_broker(spec, deadline), self._specs))
         if self._with_proxy:
@@ -234,7 +237,7 @@ class LocalBroker:
                 PROXY,
                 loopback.PROXY_PORTS,
                 lambda port: servers.proxy(site.data, self._jars[PROXY], port, self.name_server),
-                self._readiness(PROXY),
+                self._readiness(None),
                 deadline,
             )
 
@@ -247,24 +250,27 @@ class LocalBroker:
             lambda port: servers.broker(
                 site.data, self._jars["core"], spec, port, self.name_server, lines, self._heap_mb
             ),
-            self._readiness(spec.name, spec),
+            self._readiness(spec),
             deadline,
         )
 
-    def _readiness(self, name: str, spec: BrokerSpec | None = None) -> Callable[[Server], bool]:
+    def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
         """How to see that a server is up: a broker registers only after its store and its ports are open."""
-        if name in (NAME_SERVER, PROXY):
+        if spec is None:
             return lambda server: all(loopback.accepts(port) for port in server.program.ports)
-        spec = spec or next(s for s in self._specs if s.name == name)
-        return lambda server: self._registered(spec) == server.address
+        return functools.partial(self._registered().shows_or_nudges, spec)
 
-    def _registered(self, spec: BrokerSpec) -> str | None:
-        """The address under which the name server shows the broker."""
-        try:
-            group = self.admin.cluster().get(spec.broker_name)
-        except RocketMQError:
-            return None
-        return group.addresses.get(spec.broker_id) if group else None
+    def _await_registrations(self, deadline: Deadline) -> None:
+        """A new name server knows nobody; brokers would tell it within ten seconds."""
+        for spec in self._specs:
+            server = self._server(spec.name)
+            if server.pid is not None:
+                server.wait_until(functools.partial(self._readiness(spec), server), deadline)
+
+    def _registered(self) -> Registration:
+        if self._registration is None:
+            raise _not_running()
+        return self._registration
 
     def _running(self) -> Site:
         if self._site is None:

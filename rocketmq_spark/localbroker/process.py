@@ -112,6 +112,11 @@ class Server:
         """What it printed and logged, oldest first within each of its files."""
         return "".join(_read(path) for path in self._log_files())
 
+    def printed(self) -> str:
+        """What it printed since its last start."""
+        path = self._log_files()[0]
+        return _read(path)[self._seen.get(path, 0) :]
+
     def _log_files(self) -> tuple[Path, ...]:
         return tuple(self.program.home / name for name in ("out.txt", "server.1.log", "server.log"))
 

@@ -1,0 +1,64 @@
+"""When brokers are registered at the name server, and how to make them.
+
+A broker that boots fast loses a race with itself (5.5.0): it registers before its own scan has found the name server
+reachable, skips that without a word, and tries again ten seconds later. A change of ``brokerPermission`` makes it
+register at once, so a broker that is up but not shown is told the permission that it has already.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.localbroker.process import Server
+from rocketmq_spark.localbroker.servers import BrokerSpec
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.wire import bodies, rpc
+
+_BOOTED = "boot success"
+_NUDGE_EVERY_S = 0.1
+
+
+class Registration:
+    """What one name server knows of our brokers."""
+
+    def __init__(self, name_server: str, permission: object) -> None:
+        self.admin = Admin(name_server)
+        self._calls = Calls(Pool(Dialling()))
+        self._permission = {"brokerPermission": str(permission)}
+        self._nudged: dict[str, float] = {}
+
+    def shows(self, spec: BrokerSpec, server: Server) -> bool:
+        """Whether clients are led to this broker."""
+        try:
+            group = self.admin.cluster().get(spec.broker_name)
+        except RocketMQError:
+            return False
+        return group is not None and group.addresses.get(spec.broker_id) == server.address
+
+    def shows_or_nudges(self, spec: BrokerSpec, server: Server) -> bool:
+        """The same; if not, a broker that is up is made to register."""
+        if self.shows(spec, server):
+            return True
+        now = time.monotonic()
+        if now - self._nudged.get(spec.name, 0.0) > _NUDGE_EVERY_S and _BOOTED in server.printed():
+            self._nudged[spec.name] = now
+            self._nudge(server)
+        return False
+
+    def _nudge(self, server: Server) -> None:
+        conf = server.program.home / "broker.conf"
+        text = conf.read_text(encoding="utf-8")
+        try:
+            self._calls.ask(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(self._permission)))
+        except RocketMQError:
+            return
+        finally:
+            # The broker has written all its thousand settings into the file; ours is the one people should find.
+            conf.write_text(text, encoding="utf-8")
+
+    def close(self) -> None:
+        self.admin.close()
+        self._calls.pool.close()
