@@ -1,0 +1,25 @@
+"""A real cluster for our own tests: the plug-in for users with shorter names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.localbroker import LocalBroker
+
+
+@pytest.fixture(scope="session")
+def broker_cluster(rocketmq: LocalBroker) -> LocalBroker:
+    """One broker for the session. Tests that break brokers start a LocalBroker of their own."""
+    return rocketmq
+
+
+@pytest.fixture
+def make_topic(make_rocketmq_topic: Callable[..., str]) -> Callable[..., str]:
+    return make_rocketmq_topic
+
+
+@pytest.fixture
+def topic(rocketmq_topic: str) -> str:
+    return rocketmq_topic
