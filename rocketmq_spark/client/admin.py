@@ -10,7 +10,7 @@ from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RouteNotFound, TopicNotFound
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, names, rpc
@@ -62,7 +62,7 @@ class Admin:
         timeout_s: float = 30.0,
     ) -> TopicRoute:
         """Create or change a topic on the masters of ``brokers`` (default: all), and wait until the route shows it."""
-        names.check_topic(topic)
+        _check(names.topic_problem(topic))
         deadline = Deadline.after(timeout_s)
         masters = self._masters(brokers)
         for address in masters.values():
@@ -113,7 +113,7 @@ class Admin:
 
     def create_group(self, group: str, brokers: Sequence[str] | None = None) -> None:
         """Create a consumer group on the masters of ``brokers`` (default: all)."""
-        names.check_group(group)
+        _check(names.group_problem(group))
         for address in self._masters(brokers).values():
             self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(bodies.subscription_group(group)))
 
@@ -152,3 +152,8 @@ class Admin:
             return self.routes.get(topic, 0.0)
         except (RouteNotFound, TopicNotFound):
             return None
+
+
+def _check(problem: str | None) -> None:
+    if problem:
+        raise OptionError(problem)

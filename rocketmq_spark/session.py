@@ -1,0 +1,165 @@
+"""Options to wired ports: the only room that knows everything below, and the only place that picks a transport.
+
+Clients are shared by all readers, writers and tasks of a process that have the same connection options. The cache is
+keyed by process id: a forked worker makes its own connections and never touches those of its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.broker import Brokers
+from rocketmq_spark.client.calls import Calls, Credentials
+from rocketmq_spark.client.ranges import PullSettings
+from rocketmq_spark.client.route import NameServers, Retry, Routes
+from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import BrokerNotFound
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
+from rocketmq_spark.remoting.endpoint import TlsSettings
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.wire import rpc
+
+_SUBSCRIPTION_INLINE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The ports of one set of connection options."""
+
+    calls: Calls
+    routes: Routes
+    brokers: Brokers
+    sender: RemotingSender
+    admin: Admin
+    retry: Retry
+    tls: TlsSettings | None
+
+    def bulk(self, broker_name: str, hint: str | None, topic: str) -> Callable[[Deadline], BulkStream]:
+        """Opens pull streams to a broker: first to the address that the plan knew, then to what the route says."""
+        tried = [hint]
+
+        def connect(deadline: Deadline) -> BulkStream:
+            address = tried.pop() if tried else None
+            if address is None:
+                address = self._current_address(broker_name, topic, deadline)
+            dialling = self.calls.pool.dialling
+            within = deadline.within(dialling.connect_timeout_s)
+            return BulkStream(dialling.reachable(address), within, self.tls)
+
+        return connect
+
+    def _current_address(self, broker_name: str, topic: str, deadline: Deadline) -> str:
+        route = self.routes.get(topic, 0.0, deadline.within(self.calls.request_timeout_s))
+        data = route.brokers.get(broker_name)
+        if data is None or data.master is None:
+            raise BrokerNotFound(f"no master of broker {broker_name!r} is registered", topic=topic)
+        return data.master
+
+    def pull_template(self, queue: MessageQueue, group: str) -> PullTemplate:
+        """Pulls of one queue that leave nothing behind on the broker."""
+        pull = rpc.PULL_MESSAGE.request(
+            consumerGroup=group,
+            topic=queue.topic,
+            queueId=queue.queue_id,
+            queueOffset=0,
+            maxMsgNums=1,
+            sysFlag=_SUBSCRIPTION_INLINE,
+            commitOffset=0,
+            suspendTimeoutMillis=0,
+            subscription="*",
+            subVersion=0,
+            expressionType="TAG",
+            bname=queue.broker_name,
+        )
+        keys = self.calls.credentials
+        return PullTemplate(pull, (keys.access_key, keys.secret_key, keys.security_token) if keys else None)
+
+
+_clients: dict[object, Client] = {}
+_lock = threading.Lock()
+
+
+def client(options: Options) -> Client:
+    """The client of these connection options in this process, made on first use."""
+    key = (os.getpid(), _connection_key(options))
+    with _lock:
+        made = _clients.get(key)
+        if made is None:
+            made = _clients[key] = _wire(options)
+        return made
+
+
+def _connection_key(options: Options) -> object:
+    return (
+        options.name_server,
+        tuple(sorted(options.address_map.items())),
+        _credentials(options),
+        _tls(options),
+        options.connect_timeout,
+        options.request_timeout,
+        options.num_retries,
+        options.retry_interval,
+    )
+
+
+def _wire(options: Options) -> Client:
+    tls = _tls(options)
+    pool = Pool(Dialling(options.connect_timeout, tls, options.address_map))
+    calls = Calls(pool, options.request_timeout, _credentials(options))
+    routes = Routes(NameServers(calls, options.name_server))
+    return Client(
+        calls=calls,
+        routes=routes,
+        brokers=Brokers(calls, routes),
+        sender=RemotingSender(calls, routes),
+        admin=Admin(options.name_server, calls),
+        retry=Retry(options.num_retries, options.retry_interval),
+        tls=tls,
+    )
+
+
+def _credentials(options: Options) -> Credentials | None:
+    if options.access_key is None or options.secret_key is None:
+        return None
+    token = options.security_token
+    return Credentials(options.access_key, options.secret_key.reveal(), token.reveal() if token else None)
+
+
+def _tls(options: Options) -> TlsSettings | None:
+    if not options.tls:
+        return None
+    password = options.tls_key_password
+    return TlsSettings(
+        options.tls_ca_file,
+        options.tls_cert_file,
+        options.tls_key_file,
+        password.reveal() if password else None,
+        options.tls_check_hostname,
+    )
+
+
+def pull_settings(options: Options) -> PullSettings:
+    return PullSettings(
+        max_bytes_in_flight=options.max_bytes_in_flight,
+        depth=options.pull_depth,
+        batch_size=options.pull_batch_size,
+        read_deadline_s=options.read_deadline,
+    )
+
+
+def close_all() -> None:
+    """Close the clients of this process: for tests and commands that end."""
+    with _lock:
+        mine = [key for key in _clients if isinstance(key, tuple) and key[0] == os.getpid()]
+        gone = [_clients.pop(key) for key in mine]
+    for one in gone:
+        one.calls.pool.close()
+
+

@@ -1,0 +1,1 @@
+"""Spark reads: offsets, plans and columns. Consumer groups do not own positions here, Spark's checkpoint does."""

@@ -1,0 +1,254 @@
+"""Where messages and their parts lie in a receive buffer: numpy over the stored layout, no step per message.
+
+The layout is protocol's stored message (``wire/messages.py`` has the same as objects). Anything that does not fit it
+exactly raises ``DecodeError`` with the queue and offset; inner batches are left to the careful path.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketmq_spark import codes
+from rocketmq_spark.client.ranges import Piece
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+SMALLEST_MESSAGE = 91
+# From this many answers on it pays to advance through all of them together.
+_LOCK_STEP_FROM = 24
+_V6_EXTRA = 12
+
+_HEAD = np.dtype(
+    {
+        "names": [
+            "size",
+            "magic",
+            "crc",
+            "queueId",
+            "flag",
+            "queueOffset",
+            "commitLogOffset",
+            "sysFlag",
+            "bornTimestamp",
+            "bornHost",
+            "storeTimestamp",
+            "storeHost",
+            "reconsumeTimes",
+            "preparedOffset",
+            "bodyLength",
+        ],
+        "formats": [
+            ">i4",
+            ">u4",
+            ">u4",
+            ">i4",
+            ">i4",
+            ">i8",
+            ">i8",
+            ">i4",
+            ">i8",
+            "V8",
+            ">i8",
+            "V8",
+            ">i4",
+            ">i8",
+            ">i4",
+        ],
+        "offsets": [0, 4, 8, 12, 16, 20, 28, 36, 40, 48, 56, 64, 72, 76, 84],
+        "itemsize": 88,
+    }
+)
+
+
+class Malformed(Exception):
+    """The bytes at ``at`` are not a stored message; turned into a ``DecodeError`` where the queue is known."""
+
+    def __init__(self, at: int, why: str) -> None:
+        super().__init__(at, why)
+        self.at = at
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Messages of a window, row by row. Positions are byte indexes into the buffer."""
+
+    buffer: Bytes
+    starts: Ints
+    piece_of_row: npt.NDArray[np.intp]
+    head: npt.NDArray[Any]
+    sys_flags: npt.NDArray[np.int32]
+    any_flags: int
+    body_start: Ints
+    body_end: Ints
+    properties_start: Ints
+    properties_end: Ints
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> Frames:
+        """The rows where ``mask`` is true."""
+        return Frames(
+            self.buffer,
+            self.starts[mask],
+            self.piece_of_row[mask],
+            self.head[mask],
+            self.sys_flags[mask],
+            self.any_flags,
+            self.body_start[mask],
+            self.body_end[mask],
+            self.properties_start[mask],
+            self.properties_end[mask],
+        )
+
+    def store_part(self, name: str) -> npt.NDArray[Any]:
+        """A field that lies behind the born host, whose length varies."""
+        return _behind_born_host(self.buffer, self.starts, self.sys_flags, self.any_flags, self.head)[name]
+
+
+def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
+    """Locate everything in the messages of ``pieces``. Raises ``Malformed``."""
+    begins = np.fromiter((piece.begin for piece in pieces), np.int64, len(pieces))
+    ends = np.fromiter((piece.end for piece in pieces), np.int64, len(pieces))
+    starts, counts = boundaries(buffer, begins, ends)
+    head = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), _HEAD, buffer, strides=(1,))[starts]
+    sys_flags = head["sysFlag"].astype(np.int32)
+    any_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
+    late = _behind_born_host(buffer, starts, sys_flags, any_flags, head)
+    body_start = starts + 88
+    if any_flags & _V6:
+        body_start += _shift(sys_flags)
+    body_end = body_start + late["bodyLength"]
+    stops = starts + head["size"]
+    _within(starts, body_end, stops - 3, "the body leaves the message")
+    topic_end = _topic_end(buffer, starts, head["magic"], body_end)
+    _within(starts, topic_end, stops - 2, "the topic leaves the message")
+    properties_start = topic_end + 2
+    properties_end = properties_start + _at(buffer, topic_end, ">u2")
+    wrong = np.flatnonzero(properties_end != stops)
+    if len(wrong):
+        raise Malformed(int(starts[wrong[0]]), "the properties do not end where the message does")
+    piece_of_row = np.repeat(np.arange(len(pieces)), counts)
+    return Frames(
+        buffer,
+        starts,
+        piece_of_row,
+        head,
+        sys_flags,
+        any_flags,
+        body_start,
+        body_end,
+        properties_start,
+        properties_end,
+    )
+
+
+_V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
+
+
+def _shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
+    """By how much IPv6 hosts move the body, per row."""
+    both = sys_flags.astype(np.int64)
+    return _V6_EXTRA * (((both & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64) + ((both & codes.SysFlag.STOREHOST_V6) > 0))
+
+
+def _behind_born_host(
+    buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], any_flags: int, head: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Fields behind a host: the same record gathered again where IPv6 addresses moved it."""
+    if not any_flags & _V6:
+        return head
+    records = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), _HEAD, buffer, strides=(1,))
+    limit = len(records) - 1
+    born = _V6_EXTRA * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
+    late = records[np.minimum(starts + born, limit)].copy()
+    behind_store = records[np.minimum(starts + _shift(sys_flags), limit)]
+    for name in ("reconsumeTimes", "preparedOffset", "bodyLength"):
+        late[name] = behind_store[name]
+    return late
+
+
+def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: Ints) -> Ints:
+    if (magic == codes.MESSAGE_MAGIC_V1).all():
+        return body_end + 1 + buffer[body_end]
+    second = magic == codes.MESSAGE_MAGIC_V2
+    unknown = np.flatnonzero(~second & (magic != codes.MESSAGE_MAGIC_V1))
+    if len(unknown):
+        raise Malformed(int(starts[unknown[0]]), "unknown magic number")
+    return np.where(second, body_end + 2 + _at(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
+
+
+def _within(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
+    outside = np.flatnonzero((positions > limits) | (positions < starts))
+    if len(outside):
+        raise Malformed(int(starts[outside[0]]), why)
+
+
+def _at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
+    """Numbers of ``kind`` at unaligned positions."""
+    dtype = np.dtype(kind)
+    return np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))[positions]
+
+
+def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
+    """Starts of all messages in the pieces, piece by piece, and how many each piece has. Raises ``Malformed``."""
+    if len(begins) >= _LOCK_STEP_FROM:
+        return _in_lock_step(buffer, begins, ends)
+    return _one_by_one(buffer, begins, ends)
+
+
+def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
+    view = memoryview(buffer)
+    unpack = struct.Struct(">i").unpack_from
+    starts: list[int] = []
+    counts = []
+    append = starts.append
+    for at, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        before = len(starts)
+        while at < end:
+            append(at)
+            (size,) = unpack(view, at)
+            if size < SMALLEST_MESSAGE:
+                raise Malformed(at, f"a message of {size} bytes")
+            at += size
+        if at != end:
+            raise Malformed(starts[-1], "the last message of the answer is cut off")
+        counts.append(len(starts) - before)
+    return np.array(starts, np.int64), np.array(counts, np.intp)
+
+
+def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
+    """Sizes chain inside an answer but answers are independent: one cursor each, all advanced together."""
+    sizes_at = np.ndarray((len(buffer) - 3,), ">i4", buffer, strides=(1,))
+    steps: list[Ints] = []
+    cursors = begins.copy()
+    columns = np.arange(len(begins))
+    active, stops = columns, ends
+    rows_of: list[npt.NDArray[np.intp]] = []
+    while len(active):
+        steps.append(cursors)
+        rows_of.append(active)
+        sizes = sizes_at[cursors]
+        if sizes.min() < SMALLEST_MESSAGE:
+            raise Malformed(int(cursors[sizes.argmin()]), f"a message of {sizes.min()} bytes")
+        following = cursors + sizes
+        going_on = following < stops
+        if going_on.all():
+            cursors = following
+            continue
+        past = following > stops
+        if past.any():
+            raise Malformed(int(cursors[past.argmax()]), "the last message of the answer is cut off")
+        cursors, active, stops = following[going_on], active[going_on], stops[going_on]
+    table = np.full((len(begins), len(steps)), -1, np.int64)
+    for i, (step, rows) in enumerate(zip(steps, rows_of, strict=True)):
+        table[rows, i] = step
+    present = table >= 0
+    return table[present], present.sum(axis=1)

@@ -1,0 +1,85 @@
+"""Offsets as Spark's log keeps them: ``{"topics":{"t":{"broker-a":{"0":12}}},"v":1}``, one past the last message read.
+
+Keys are sorted, so that equal positions are equal texts: Spark compares texts. ``start`` holds the resolved beginning
+of queues that the previous offset does not name. Spark does not log where batch 0 began, and a query that is started
+again before its first batch was committed would otherwise resolve "latest" anew and skip what came in between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.model import MessageQueue
+
+VERSION = 1
+
+Positions = Mapping[MessageQueue, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Positions by queue, and the beginning of those that are new."""
+
+    positions: Positions
+    start: Positions = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a reader hands to Spark; key order is canonical."""
+        found: dict[str, Any] = {}
+        if self.start:
+            found["start"] = _nested(self.start)
+        found["topics"] = _nested(self.positions)
+        found["v"] = VERSION
+        return found
+
+    def text(self) -> str:
+        return json.dumps(self.to_json(), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, given: object) -> Offsets:
+        """From Spark's log, or from a person's text. Raises ``OffsetError`` saying what is wrong and where."""
+        if isinstance(given, str):
+            try:
+                given = json.loads(given)
+            except ValueError as e:
+                raise OffsetError(f"an offset must be JSON: {e}", remedy=_REMEDY) from e
+        if not isinstance(given, Mapping) or not isinstance(given.get("topics"), Mapping):
+            raise OffsetError('an offset must be a JSON object with "topics"', remedy=_REMEDY)
+        version = given.get("v", VERSION)
+        if not isinstance(version, int) or version > VERSION:
+            raise OffsetError(
+                f"the offset has version {version!r}, this package reads versions up to {VERSION}",
+                remedy="The checkpoint was written by a newer rocketmq-spark: upgrade this one",
+            )
+        return cls(_flat(given["topics"]), _flat(given.get("start") or {}))
+
+
+_REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
+
+
+def _nested(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(positions):
+        found.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = positions[queue]
+    return found
+
+
+def _flat(topics: object) -> dict[MessageQueue, int]:
+    found = {}
+    for topic, brokers in _items(topics, "topics"):
+        for broker, queues in _items(brokers, topic):
+            for queue_id, offset in _items(queues, f"{topic}/{broker}"):
+                if not queue_id.isdigit() or not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+                    raise OffsetError(f"{topic}/{broker}/{queue_id}: {offset!r} is not an offset", remedy=_REMEDY)
+                found[MessageQueue(topic, broker, int(queue_id))] = offset
+    return found
+
+
+def _items(value: object, where: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise OffsetError(f"{where}: {value!r} is not a JSON object", remedy=_REMEDY)
+    return [(str(name), item) for name, item in value.items()]

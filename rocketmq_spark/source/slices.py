@@ -1,0 +1,140 @@
+"""Arrow columns out of byte positions: one copy per value, made by Arrow, none by Python.
+
+An Arrow binary array over the whole buffer with the offsets ``start, end, start, end, …`` has the wanted slices as its
+even elements; one ``take`` extracts them. Positions must not decrease from row to row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_EVENS: list[pa.Array] = [pa.array(np.arange(0, 1 << 15, 2, dtype=np.int64))]
+_ZERO_TO: list[npt.NDArray[np.int32]] = [np.arange(1 << 14, dtype=np.int32)]
+
+
+def evens(count: int) -> pa.Array:
+    """0, 2, 4, … as an Arrow array."""
+    if len(_EVENS[0]) < count:
+        _EVENS[0] = pa.array(np.arange(0, 4 * count, 2, dtype=np.int64))
+    return _EVENS[0][:count]
+
+
+def counting(count: int) -> npt.NDArray[np.int32]:
+    """0, 1, 2, … ``count - 1``; shared, not to be written to."""
+    if len(_ZERO_TO[0]) < count:
+        _ZERO_TO[0] = np.arange(2 * count, dtype=np.int32)
+    return _ZERO_TO[0][:count]
+
+
+def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
+    """``buffer[start:end]`` of every row as a binary array."""
+    count = len(starts)
+    if count == 0:
+        return pa.array([], pa.binary())
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = starts
+    offsets[1::2] = ends
+    laid = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
+    return pc.take(laid, evens(count), boundscheck=False)
+
+
+def data(array: pa.Array) -> tuple[Bytes, npt.NDArray[np.int32]]:
+    """Bytes and offsets of a fresh binary array (one whose first row begins at 0)."""
+    _, offsets, content = array.buffers()
+    positions = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8), positions
+
+
+def validity(present: Mask) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(present, bitorder="little"))
+
+
+def strings(array: pa.Array, present: Mask | None, ascii_only: bool) -> pa.Array:
+    """A binary array as text, null where not ``present``; bytes that are not UTF-8 become replacement characters."""
+    _, offsets, content = array.buffers()
+    if not ascii_only and not _is_utf8(array):
+        return pa.array(
+            [
+                value.decode("utf-8", "replace") if present is None or present[i] else None
+                for i, value in enumerate(array.to_pylist())
+            ],
+            pa.string(),
+        )
+    bitmap = None if present is None else validity(present)
+    return pa.Array.from_buffers(pa.string(), len(array), [bitmap, offsets, content], offset=array.offset)
+
+
+def _is_utf8(array: pa.Array) -> bool:
+    try:
+        array.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def repeated(value: str, count: int) -> pa.Array:
+    """A column with one value in every row."""
+    return _tiled((value,), count)
+
+
+class _Tiles:
+    """Repeated texts of recent batches: batches of one query repeat the same few."""
+
+    def __init__(self, keep: int = 64) -> None:
+        self._made: dict[tuple[str, ...], pa.Array] = {}
+        self._keep = keep
+
+    def __call__(self, values: tuple[str, ...], times: int) -> pa.Array:
+        array = self._made.get(values)
+        if array is None or len(array) < times * len(values):
+            if len(self._made) >= self._keep:
+                self._made.clear()
+            array = self._made[values] = _tile(values, max(times, 1 << 14))
+        return array[: times * len(values)]
+
+
+def _tile(values: tuple[str, ...], times: int) -> pa.Array:
+    encoded = [value.encode() for value in values]
+    lengths = np.tile(np.array([len(value) for value in encoded], np.int32), times)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    content = pa.py_buffer(b"".join(encoded) * times)
+    return pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), content])
+
+
+_tiled = _Tiles()
+
+
+def tiled(values: tuple[str, ...], times: int) -> pa.Array:
+    """``values`` in turn, ``times`` times over."""
+    return _tiled(values, times)
+
+
+def integers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """A number or timestamp column over the native bytes of ``values``, without a copy."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def nulls(kind: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, kind)
+
+
+_HEX = np.array([ord(a) | ord(b) << 8 for a in "0123456789ABCDEF" for b in "0123456789ABCDEF"], np.uint16)
+
+
+def hexadecimal(rows: Bytes) -> pa.Array:
+    """Upper-case hex text of each row of a 2-d byte array."""
+    count, width = rows.shape
+    content = np.ascontiguousarray(_HEX[rows])
+    offsets = np.arange(count + 1, dtype=np.int32) * (2 * width)
+    offsets = offsets.astype(np.int32)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(content)])
