@@ -167,7 +167,7 @@ def test_0_23_brokers_of_no_route_are_forgotten() -> None:
 def test_custom_tables_and_what_is_wrong_with_them() -> None:
     assert tables("current", [10, 20], [1, 2]).duration_ms(15) == 1
     assert tables("4.x", durations_ms=[1] * 7).isolated_ms == 30_000
-    with pytest.raises(OptionError, match="names '5.x'"):
+    with pytest.raises(OptionError, match=r"names '5.x'"):
         tables("5.x")
     with pytest.raises(OptionError, match=r"'notAvailableDuration' is \[1\]; expected 2 durations"):
         tables("current", [10, 20], [1])

@@ -1,0 +1,110 @@
+"""Time and threads for the producer: the clock, pauses, and one daemon thread that calls what is due.
+
+A driver: it owns a thread and a lock, and knows nothing of messages. Tests replace it by one whose time they move.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Clockwork:
+    """Calls made later, on a thread that starts with the first of them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def now_ms(self) -> int:
+        """A clock that never goes back, for intervals."""
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        """Epoch milliseconds, for what is written into messages."""
+        return time.time_ns() // 1_000_000
+
+    def pause(self, seconds: float) -> None:
+        """Hold the calling thread."""
+        time.sleep(seconds)
+
+    def wait(self, future: Future[Any], seconds: float) -> bool:
+        """Whether ``future`` is done within ``seconds``."""
+        try:
+            future.exception(seconds)
+        except FutureTimeout:
+            return future.done()
+        return True
+
+    def hold(self, changed: threading.Condition, seconds: float) -> None:
+        """Wait until ``changed``, which the caller holds, is notified, or for ``seconds``."""
+        changed.wait(seconds)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call once on the thread, ``seconds`` from now; never after ``close``."""
+        with self._changed:
+            if self._closed:
+                return
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), call))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def every(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
+        """Call again and again, ``seconds`` after each end, whatever the call raises."""
+
+        def turn() -> None:
+            try:
+                call()
+            finally:
+                self.later(seconds, turn)
+
+        self.later(first_s, turn)
+
+    def drain(self, seconds: float) -> None:
+        """Wait for the calls that are due already, unless this is one of them."""
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        drained = threading.Event()
+        self.later(0, drained.set)
+        drained.wait(seconds)
+
+    def close(self) -> None:
+        """Forget what was not called yet and end the thread; a call under way is waited for a moment."""
+        with self._changed:
+            self._closed = True
+            self._due.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call()
+            except Exception:
+                logger.exception("a call of %s failed", self._name)
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._closed:
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                if wait is not None and wait <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(wait)
+        return None

@@ -1,0 +1,52 @@
+"""From the broker's one answer to each message's own result (``ProduceAccumulator.splitSendResults``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from rocketmq_spark.errors import SendFailed
+from rocketmq_spark.model import SendResult
+
+_SEPARATOR = ","
+
+
+def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None) -> SendResult:
+    """``result`` with the client's ids: all of a batch, joined, or ``batch_id`` where the batch is stored as one.
+
+    A topic of the kind BatchCQ stores a batch as one message and answers with one offset id.
+    """
+    stored_as_one = len(ids) > 1 and bool(
+        result.msg_id or (result.offset_msg_id and _SEPARATOR not in result.offset_msg_id)
+    )
+    msg_id = (result.msg_id or batch_id or "") if stored_as_one else _SEPARATOR.join(ids)
+    return dataclasses.replace(result, msg_id=msg_id)
+
+
+def split(result: SendResult, count: int) -> list[SendResult]:
+    """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
+
+    Raises ``SendFailed`` when the ids do not fit: the batch is stored, but which message is where is unknown.
+    """
+    if _SEPARATOR not in result.msg_id:
+        return [result] * count
+    ids = result.msg_id.split(_SEPARATOR)
+    offset_ids = (result.offset_msg_id or "").split(_SEPARATOR)
+    if len(ids) != count or len(offset_ids) != count:
+        raise SendFailed(
+            f"sendResult is illegal: {len(ids)} ids and {len(offset_ids)} offset ids for {count} messages; the batch "
+            "was acknowledged, its messages' places are unknown",
+            topic=result.queue.topic,
+            queue=str(result.queue),
+        )
+    return [
+        SendResult(
+            status=result.status,
+            msg_id=msg_id,
+            queue=result.queue,
+            queue_offset=None if result.queue_offset is None else result.queue_offset + i,
+            offset_msg_id=offset_id,
+            transaction_id=result.transaction_id,
+        )
+        for i, (msg_id, offset_id) in enumerate(zip(ids, offset_ids, strict=True))
+    ]

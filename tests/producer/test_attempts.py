@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.codes import Response
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    ClosedError,
+    ConnectionLost,
+    LocalProtocolError,
+    MessageRefused,
+    RocketMQError,
+    RouteNotFound,
+    SendFailed,
+    error_for,
+)
+from rocketmq_spark.model import SendResult, SendStatus
+from rocketmq_spark.producer.attempts import RETRY_CODES, Again, Attempts, RetryPolicy, report_of
+from tests.queues import q
+
+OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)
+SLAVE = SendResult(SendStatus.SLAVE_NOT_AVAILABLE, "", q("a:0"), 1)
+LOST = ConnectionLost("the connection broke", "host:1")
+AB = ("a", "b")
+
+
+def code(number: Response) -> RocketMQError:
+    return error_for(number)("no", "host:1", number, "T", remark="remark")
+
+
+def attempts(pinned: bool = False, **policy: Any) -> Attempts:
+    return Attempts(RetryPolicy(**policy), pinned, random.Random(0))
+
+
+def test_the_default_codes_are_javas_eight() -> None:
+    assert {int(c) for c in RETRY_CODES} == {17, 14, 1, 2, 16, 204, 205, 1500}
+
+
+def test_success_and_other_stored_states_are_results() -> None:
+    assert attempts().judge(q("a:0"), OK, AB, 3.0) is OK
+    assert attempts().judge(q("a:0"), SLAVE, AB, 3.0) is SLAVE
+
+
+def test_a_state_other_than_ok_is_retried_when_asked_for_and_kept_for_the_end() -> None:
+    tries = attempts(store_must_be_ok=True)
+    assert tries.judge(q("a:0"), SLAVE, AB, 3.0) == Again(0.0, False)
+    assert tries.judge(q("b:0"), LOST, AB, 3.0).__class__ is Again
+    assert tries.judge(q("a:0"), LOST, AB, 3.0) is SLAVE
+    late = attempts(store_must_be_ok=True)
+    assert late.judge(q("a:0"), SLAVE, AB, 0.0) is SLAVE
+    final = attempts(store_must_be_ok=True)
+    final.judge(q("a:0"), SLAVE, AB, 3.0)
+    assert final.judge(q("b:0"), code(Response.MESSAGE_ILLEGAL), AB, 3.0) is SLAVE
+
+
+@pytest.mark.parametrize("number", sorted(RETRY_CODES))
+def test_each_code_of_the_list_is_retried_at_once_on_another_broker(number: Response) -> None:
+    verdict = attempts().judge(q("a:0"), code(number), AB, 3.0)
+    assert isinstance(verdict, Again)
+    assert verdict.pause_s == 0.0
+
+
+@pytest.mark.parametrize("number", [Response.MESSAGE_ILLEGAL, Response.INVALID_PARAMETER, Response.TRANSACTION_FAILED])
+def test_other_codes_are_final(number: Response) -> None:
+    error = code(number)
+    assert attempts().judge(q("a:0"), error, AB, 3.0) is error
+
+
+def test_a_user_may_add_codes() -> None:
+    tries = attempts(codes=frozenset({Response.MESSAGE_ILLEGAL}))
+    assert isinstance(tries.judge(q("a:0"), code(Response.MESSAGE_ILLEGAL), AB, 3.0), Again)
+
+
+@pytest.mark.parametrize(
+    "error", [LOST, CallTimeout("late"), BrokerNotFound("gone"), code(Response.FLOW_CONTROL), RocketMQError("odd")]
+)
+def test_transport_errors_are_retried(error: RocketMQError) -> None:
+    assert isinstance(attempts().judge(q("a:0"), error, AB, 3.0), Again)
+
+
+@pytest.mark.parametrize("error", [MessageRefused("x"), LocalProtocolError("x"), ClosedError("x"), RouteNotFound("x")])
+def test_what_would_be_the_same_next_time_is_final(error: RocketMQError) -> None:
+    assert attempts().judge(None, error, (), 3.0) is error
+
+
+def test_three_attempts_then_an_error_with_everything_known() -> None:
+    tries = attempts()
+    assert isinstance(tries.judge(q("a:0"), LOST, AB, 3.0), Again)
+    assert isinstance(tries.judge(q("b:0"), LOST, AB, 3.0), Again)
+    busy = code(Response.SYSTEM_BUSY)
+    failed = tries.judge(q("a:1"), busy, AB, 3.0)
+    assert isinstance(failed, SendFailed)
+    assert failed.message == "all retries failed after 3 attempts; brokers tried: a, b, a; the last one: no"
+    assert (failed.addr, failed.broker_code, failed.topic, failed.remark) == ("host:1", 2, "T", "remark")
+    assert failed.__cause__ is busy
+
+
+def test_a_single_attempt_that_may_not_be_repeated_gives_its_own_error() -> None:
+    assert attempts(retries=0).judge(q("a:0"), LOST, AB, 3.0) is LOST
+    assert attempts(pinned=True).judge(q("a:0"), LOST, AB, 0.0) is LOST
+
+
+def test_the_end_of_time_names_the_real_cause() -> None:
+    failed = attempts().judge(q("a:0"), LOST, AB, 0.0)
+    assert isinstance(failed, SendFailed)
+    assert "the send timeout is over after 1 attempt;" in str(failed)
+    assert "the connection broke" in str(failed)
+
+
+def test_a_broker_that_failed_in_this_call_is_asked_again_only_after_a_pause() -> None:
+    tries = attempts(retries=None, first_pause_s=0.1, max_pause_s=1.0)
+    verdicts = [tries.judge(q(name), LOST, AB, 30.0) for name in ("a:0", "b:0", "a:0", "b:0")]
+    pauses = [verdict.pause_s for verdict in verdicts if isinstance(verdict, Again)]
+    assert pauses[0] == 0.0
+    assert 0.05 <= pauses[1] <= 0.1
+    assert 0.1 <= pauses[2] <= 0.2
+    assert 0.2 <= pauses[3] <= 0.4
+
+
+def test_a_pause_that_outlasts_the_deadline_is_not_made() -> None:
+    tries = attempts(retries=None, first_pause_s=1.0)
+    assert isinstance(tries.judge(q("a:0"), LOST, ("a",), 0.4), SendFailed)
+
+
+def test_without_a_number_only_passing_errors_are_retried_for_ever() -> None:
+    tries = attempts(retries=None)
+    for _ in range(50):
+        assert isinstance(tries.judge(q("a:0"), code(Response.SYSTEM_BUSY), AB, 9.0), Again)
+    doubtful = [tries.judge(q("a:0"), code(Response.SYSTEM_ERROR), AB, 9.0) for _ in range(3)]
+    assert [isinstance(verdict, Again) for verdict in doubtful] == [True, True, False]
+    assert isinstance(attempts(retries=None).judge(None, RouteNotFound("x"), (), 9.0), Again)
+
+
+def test_a_pinned_send_has_its_own_number_and_takes_no_for_an_answer() -> None:
+    tries = attempts(pinned=True, pinned_retries=1)
+    verdict = tries.judge(q("a:0"), LOST, AB, 3.0)
+    assert isinstance(verdict, Again)
+    assert verdict.pause_s > 0
+    assert isinstance(tries.judge(q("a:0"), LOST, AB, 3.0), SendFailed)
+    denied = code(Response.NO_PERMISSION)
+    assert attempts(pinned=True, pinned_retries=None).judge(q("a:0"), denied, AB, 3.0) is denied
+
+
+def test_errors_that_say_so_ask_for_the_route() -> None:
+    assert attempts().judge(q("a:0"), code(Response.TOPIC_NOT_EXIST), AB, 3.0) == Again(0.0, True)
+    assert attempts().judge(q("a:0"), code(Response.SYSTEM_BUSY), AB, 3.0) == Again(0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "isolated", "reachable"),
+    [
+        (OK, False, True),
+        (SLAVE, False, True),
+        (BrokerNotFound("x"), False, True),
+        (LOST, True, False),
+        (CallTimeout("x"), True, False),
+        (code(Response.SYSTEM_BUSY), True, False),
+    ],
+)
+def test_0_16_what_an_outcome_says_of_its_broker(outcome: Any, isolated: bool, reachable: bool) -> None:
+    assert report_of(outcome) == (isolated, reachable)
+
+
+def test_0_16_our_own_errors_say_nothing_of_a_broker() -> None:
+    assert report_of(MessageRefused("x")) is None

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.errors import SendFailed
+from rocketmq_spark.model import SendResult, SendStatus
+from rocketmq_spark.producer.results import split, with_ids
+from tests.queues import q
+
+
+def result(msg_id: str = "", offset_msg_id: str | None = None, offset: int | None = 100) -> SendResult:
+    return SendResult(SendStatus.SEND_OK, msg_id, q("a:0"), offset, offset_msg_id, "TX")
+
+
+def test_2_22_joined_ids_become_one_result_each_with_following_offsets() -> None:
+    parts = split(result("A,B,C", "x,y,z"), 3)
+    assert [(r.msg_id, r.offset_msg_id, r.queue_offset) for r in parts] == [
+        ("A", "x", 100),
+        ("B", "y", 101),
+        ("C", "z", 102),
+    ]
+    assert {(r.status, r.transaction_id) for r in parts} == {(SendStatus.SEND_OK, "TX")}
+
+
+def test_2_22_ids_that_do_not_fit_are_an_error() -> None:
+    for bad in (result("A,B", "x,y"), result("A,B,C", "x,y"), result("A,B,C", None)):
+        with pytest.raises(SendFailed, match="sendResult is illegal"):
+            split(bad, 3)
+
+
+def test_2_18_without_a_comma_every_message_has_the_same_result() -> None:
+    inner = result("Z", "x", 7)
+    assert split(inner, 3) == [inner, inner, inner]
+    assert split(result("A", "x"), 1) == [result("A", "x")]
+
+
+def test_offsets_that_are_not_known_stay_unknown() -> None:
+    assert [r.queue_offset for r in split(result("A,B", "x,y", None), 2)] == [None, None]
+
+
+def test_2_24_a_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
+    assert with_ids(result(offset_msg_id="x"), ("A", "B"), "BATCH").msg_id == "BATCH"
+    assert with_ids(result("UNIQ", "x"), ("A", "B"), "BATCH").msg_id == "UNIQ"  # a sender that passes batchUniqId on
+    assert with_ids(result(offset_msg_id="x,y"), ("A", "B"), "BATCH").msg_id == "A,B"
+    assert with_ids(result(offset_msg_id="x"), ("A",), "BATCH").msg_id == "A"
+    assert with_ids(result(offset_msg_id="x"), ("A",)).msg_id == "A"
