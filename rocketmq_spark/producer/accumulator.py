@@ -1,0 +1,191 @@
+"""Automatic batching: messages of one destination wait a moment for company and leave as one batch.
+
+Mirrors ``ProduceAccumulator``. Pure: the clock is an argument, locks and sending are the caller's. Messages with equal
+keys are batched together: topic, queue if the caller chose one, whether the store is waited for, tag, and whether the
+sender waits (two maps in Java). A batch is due when its bodies exceed ``max_bytes`` (strictly, as in Java; the proposal
+says "or equal") or when it is ``max_delay_ms`` old. Where Java's code has holes:
+
+* A batch leaves the map when it is taken, so nothing of it stays behind; the number of open batches is bounded.
+* Bytes are held until the batch has its answer, and given back exactly once; what is turned away is never counted.
+* The encoded size and the size of the joined KEYS are bounded too: many tiny bodies with large properties would
+  otherwise make a batch that the broker refuses as a whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rocketmq_spark import codes
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue
+
+MAX_KEYWORD_BYTES = 24_000  # they go into the properties of the batch, beside tag and id
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """When a batch leaves, and how much may wait; the ranges are those of Java's setters."""
+
+    max_bytes: int = 32 * 1024
+    max_delay_ms: int = 10
+    total_max_bytes: int = 32 * 1024 * 1024
+    max_encoded_bytes: int = codes.MAX_BATCH_BYTES
+    max_open: int = 1024
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"option {name!r} is {value}; expected {expected}"
+            for name, value, good, expected in (
+                ("batchMaxBytes", self.max_bytes, 1 <= self.max_bytes <= 2097152, "between 1B and 2MB"),
+                ("batchMaxDelay", self.max_delay_ms, 1 <= self.max_delay_ms <= 30000, "between 1ms and 30s"),
+                ("totalBatchMaxBytes", self.total_max_bytes, self.total_max_bytes >= 1, "at least 1 byte"),
+            )
+            if not good
+        ]
+        if problems:
+            raise OptionError.of(problems)
+
+
+class Key(NamedTuple):
+    """Messages with equal keys share a batch."""
+
+    topic: str
+    queue: MessageQueue | None
+    wait_store_ok: bool
+    tag: str | None
+    waits: bool
+
+
+class Entry(NamedTuple):
+    """One message: its encoded batch item and what its sender needs of the result. ``ticket`` is the caller's."""
+
+    item: bytes
+    body_bytes: int
+    msg_id: str
+    keys: Sequence[str]
+    ticket: Any
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Messages that leave together, at ``due_ms`` at the latest.
+
+    ``owner`` is the producer that started the batch and sends it, whoever adds to it.
+    """
+
+    key: Key
+    owner: Any
+    created_ms: int
+    due_ms: int
+    entries: list[Entry] = field(default_factory=list)
+    body_bytes: int = 0
+    encoded_bytes: int = 0
+    keywords: dict[str, None] = field(default_factory=dict)
+    keyword_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.keyword_bytes = len((self.key.tag or "").encode())
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.body_bytes += entry.body_bytes
+        self.encoded_bytes += len(entry.item)
+        self.keyword_bytes += self._new_keyword_bytes(entry)
+        self.keywords.update(dict.fromkeys(_words(entry)))
+
+    def has_room(self, entry: Entry, limits: BatchLimits) -> bool:
+        """Whether the broker would still take the batch with ``entry`` in it."""
+        return (
+            self.encoded_bytes + len(entry.item) <= limits.max_encoded_bytes
+            and self.keyword_bytes + self._new_keyword_bytes(entry) <= MAX_KEYWORD_BYTES
+        )
+
+    def body(self) -> bytes:
+        return b"".join([entry.item for entry in self.entries])
+
+    def _new_keyword_bytes(self, entry: Entry) -> int:
+        return sum(len(word.encode()) + 1 for word in dict.fromkeys(_words(entry)) if word not in self.keywords)
+
+
+class Accumulator:
+    """The open batches, and those that were closed and wait to be taken. ``limits`` may be replaced at any time."""
+
+    def __init__(self, limits: BatchLimits | None = None) -> None:
+        self.limits = limits or BatchLimits()
+        self.held_bytes = 0
+        self._open: dict[Key, Batch] = {}
+        self._by_age: list[tuple[int, int, Batch]] = []
+        self._numbers = itertools.count()
+        self._closed: list[Batch] = []
+        self._taken: set[Batch] = set()
+
+    @property
+    def open_batches(self) -> int:
+        return len(self._open)
+
+    def add(self, key: Key, entry: Entry, owner: Any, now_ms: int) -> Batch | None:
+        """The batch that took the message; None when it must be sent alone: too much waits, or it is too large."""
+        if self.held_bytes >= self.limits.total_max_bytes or len(entry.item) > self.limits.max_encoded_bytes:
+            return None
+        batch = self._open.get(key)
+        if batch is not None and not batch.has_room(entry, self.limits):
+            self._close(batch)
+            batch = None
+        if batch is None:
+            batch = self._start(key, owner, now_ms)
+            if len(self._open) > self.limits.max_open or not batch.has_room(entry, self.limits):
+                self._forget(batch)
+                return None
+        batch.add(entry)
+        self.held_bytes += len(entry.item)
+        if batch.body_bytes > self.limits.max_bytes:
+            self._close(batch)
+        return batch
+
+    def ready(self, now_ms: int) -> bool:
+        """Whether ``take`` would give anything."""
+        while self._by_age and self._open.get(self._by_age[0][2].key) is not self._by_age[0][2]:
+            heapq.heappop(self._by_age)
+        return bool(self._closed) or bool(self._by_age and self._by_age[0][0] <= now_ms)
+
+    def take(self, now_ms: int) -> list[Batch]:
+        """The batches that leave now, oldest first. Each must be given back with ``done``, once."""
+        while self._by_age and self._by_age[0][0] <= now_ms:
+            batch = heapq.heappop(self._by_age)[2]
+            if self._open.get(batch.key) is batch:
+                self._close(batch)
+        taken, self._closed = self._closed, []
+        self._taken.update(taken)
+        return sorted(taken, key=lambda batch: batch.created_ms)
+
+    def close_all(self) -> None:
+        """Let every batch leave at the next ``take``, whatever its age."""
+        for batch in list(self._open.values()):
+            self._close(batch)
+
+    def done(self, batch: Batch) -> None:
+        """The batch has its answer, good or bad: its bytes are free again. A second call changes nothing."""
+        if batch in self._taken:
+            self._taken.discard(batch)
+            self.held_bytes -= batch.encoded_bytes
+
+    def _start(self, key: Key, owner: Any, now_ms: int) -> Batch:
+        batch = Batch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
+        self._open[key] = batch
+        heapq.heappush(self._by_age, (batch.due_ms, next(self._numbers), batch))
+        return batch
+
+    def _close(self, batch: Batch) -> None:
+        self._forget(batch)
+        self._closed.append(batch)
+
+    def _forget(self, batch: Batch) -> None:
+        del self._open[batch.key]
+
+
+def _words(entry: Entry) -> list[str]:
+    return [word for key in entry.keys for word in key.split(codes.KEY_SEPARATOR) if word]
