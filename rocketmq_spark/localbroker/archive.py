@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -23,6 +24,7 @@ from rocketmq_spark.localbroker.java import Java
 _LOG = logging.getLogger(__name__)
 _KEPT = 6
 CLASS_LIST = "classes.lst"
+_NUMBER = re.compile(r" id: \d+.*$")
 
 Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
@@ -106,9 +108,12 @@ class Archive:
 
 
 def _loaded_classes(homes: Sequence[Path]) -> dict[str, None]:
-    """All lines of the servers' lists, once; each list may still be growing, so its last line may be half a line."""
+    """The lines of all servers' lists, each once; a list may still be growing, so its last line may be half a line.
+
+    Newer JVMs number the classes. The numbers of two lists contradict each other and are not needed.
+    """
     lines: dict[str, None] = {}
     for home in homes:
         text = (home / CLASS_LIST).read_text(encoding="utf-8", errors="replace")
-        lines.update(dict.fromkeys(line for line in text.splitlines()[:-1] if not line.startswith("#")))
+        lines.update(dict.fromkeys(_NUMBER.sub("", line) for line in text.splitlines()[:-1] if line[:1] != "#"))
     return lines

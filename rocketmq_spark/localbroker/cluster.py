@@ -37,7 +37,8 @@ class LocalBroker:
 
     ``conf`` is a dict of broker.conf lines for every broker. ``data`` is a folder that outlives the cluster and that a
     later one takes up, with the same ports when they are free; without it the data goes to a temporary folder, deleted
-    at the end unless ``keep``. ``queues`` is how many queues ``create_topic`` makes. ``port`` fixes the name server's.
+    at the end unless ``keep``. ``queues`` is how many queues ``create_topic`` makes. ``ports`` fixes ports by server
+    name: ``{"namesrv": 9876, "broker-a": 10911}``.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class LocalBroker:
         *,
         queues: int = 8,
         keep: bool = False,
-        port: int | None = None,
+        ports: Mapping[str, int] | None = None,
         heap_mb: int = 192,
         quiet: bool = False,
         start_timeout_s: float = 60.0,
@@ -65,7 +66,7 @@ class LocalBroker:
         self._given_data = Path(data).expanduser().absolute() if data is not None else None
         self._with_proxy = proxy
         self._keep = keep or data is not None
-        self._port = port
+        self._ports = dict(ports or {})
         self._heap_mb = heap_mb
         self._quiet = quiet
         self._start_timeout_s = start_timeout_s
@@ -98,7 +99,7 @@ class LocalBroker:
             cache = distro.cache_folder()
             with distro.writing_to(self._given_data or cache):
                 claim = leftovers.claim(cache / "run", self._given_data, self._keep)
-                self._site = Site(claim, java, cache / "archives", self._wished_ports())
+                self._site = Site(claim, java, cache / "archives", self._ports)
             atexit.register(self.close)
             try:
                 with distro.writing_to(claim.data):
@@ -257,7 +258,7 @@ class LocalBroker:
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
         """How to see that a server is up: a broker registers only after its store and its ports are open."""
         if spec is None:
-            return lambda server: all(loopback.accepts(port) for port in server.program.ports)
+            return lambda server: "success" in server.printed() and all(map(loopback.accepts, server.program.ports))
         return functools.partial(self._registered().shows_or_nudges, spec)
 
     def _await_registrations(self, deadline: Deadline) -> None:
@@ -282,12 +283,6 @@ class LocalBroker:
         if name not in known:
             raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(known)}")
         return known[name]
-
-    def _wished_ports(self) -> dict[str, int]:
-        wished = {} if self._port is None else {NAME_SERVER: self._port}
-        if "listenPort" in self._conf:
-            wished[self._specs[0].name] = int(str(self._conf["listenPort"]))
-        return wished
 
 
 def _not_running() -> LocalBrokerError:

@@ -15,7 +15,9 @@ from pathlib import Path
 from rocketmq_spark.errors import LocalBrokerError
 
 # Lines of broker.conf that the cluster itself decides; another value would break what it promises.
-OURS = frozenset({"brokerName", "brokerId", "brokerRole", "namesrvAddr", "storePathRootDir", "storePathCommitLog"})
+OURS = frozenset(
+    {"brokerName", "brokerId", "brokerRole", "listenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}
+)
 
 
 def template(name: str) -> str:
@@ -42,7 +44,8 @@ def checked(conf: Mapping[str, object]) -> dict[str, object]:
     for key, value in conf.items():
         if key in OURS:
             raise LocalBrokerError(
-                f"conf must not set {key}: LocalBroker decides it", remedy="Use brokers=, slaves= or data= instead"
+                f"conf must not set {key}: LocalBroker decides it",
+                remedy="Use brokers=, slaves=, ports= or data= instead",
             )
         if "\n" in str(value):
             raise LocalBrokerError(f"The value of {key} in conf has a line break")

@@ -25,7 +25,8 @@ from rocketmq_spark.localbroker.archive import Archive
 from rocketmq_spark.localbroker.java import Java
 
 _PAUSE_S = 0.01
-_TAIL_LINES = 12
+_TAIL_LINES = 8
+_PORT_TAKEN = "Address already in use"
 MARK = "-Drocketmq.spark.data="
 
 _FLAGS = (
@@ -86,7 +87,8 @@ class Server:
     def wait_until(self, ready: Callable[[], bool], deadline: Deadline) -> None:
         """Return when ``ready``; a child that ended, or the deadline, is an error with the end of its log."""
         while not ready():
-            if self.pid is None:
+            # A broker that cannot listen takes ten seconds to give up.
+            if self.pid is None or _PORT_TAKEN in self.printed():
                 raise self._failure("ended while starting")
             if deadline.expired:
                 raise self._failure("was not ready in time")
@@ -126,19 +128,23 @@ class Server:
                 os.killpg(self._child.pid, number)
 
     def _failure(self, what: str) -> LocalBrokerError:
-        new = "".join(_read(path)[self._seen.get(path, 0) :] for path in self._log_files())
-        return explain(self.program, what, new)
+        printed, *logged = (_read(path)[self._seen.get(path, 0) :] for path in self._log_files())
+        return explain(self.program, what, printed, "".join(logged))
 
 
-def explain(program: Program, what: str, log: str) -> LocalBrokerError:
-    """The error for a failed start: one sentence where the cause is known, else the end of the log."""
-    name, home = program.name, program.home
-    if "Address already in use" in log or "BindException" in log:
-        listed = ", ".join(map(str, program.ports))
-        return LocalBrokerError(
-            f"{name} could not listen: one of the ports {listed} is in use",
-            remedy="Stop what uses it, or choose another",
-        )
+def port_in_use(program: Program) -> LocalBrokerError:
+    taken = " or ".join(map(str, program.ports))
+    return LocalBrokerError(
+        f"{program.name} cannot listen: port {taken} is in use",
+        remedy="Stop what uses it, or choose others (ports=)",
+    )
+
+
+def explain(program: Program, what: str, printed: str, logged: str) -> LocalBrokerError:
+    """The error for a failed start: one sentence where the cause is known, else its last words."""
+    name, home, log = program.name, program.home, printed + logged
+    if _PORT_TAKEN in log:
+        return port_in_use(program)
     for cause in ("No space left on device", "Permission denied", "Read-only file system", "Disk quota exceeded"):
         if cause in log:
             return LocalBrokerError(
@@ -150,8 +156,8 @@ def explain(program: Program, what: str, log: str) -> LocalBrokerError:
         )
     if "OutOfMemoryError" in log or "Could not reserve enough space" in log:
         return LocalBrokerError(f"{name} ran out of memory", remedy="Give it more (heap_mb=), or close other programs")
-    tail = "\n".join(log.splitlines()[-_TAIL_LINES:])
-    return LocalBrokerError(f"{name} {what}; the end of its log in {home}", remark=f"\n{tail}")
+    tail = "\n".join(printed.splitlines()[-_TAIL_LINES:] + logged.splitlines()[-_TAIL_LINES:])
+    return LocalBrokerError(f"{name} {what}; its last words", remark=f"\n{tail}")
 
 
 def _read(path: Path) -> str:

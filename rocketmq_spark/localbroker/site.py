@@ -17,7 +17,7 @@ from rocketmq_spark.localbroker import loopback
 from rocketmq_spark.localbroker.archive import Archive
 from rocketmq_spark.localbroker.java import Java
 from rocketmq_spark.localbroker.leftovers import Claim
-from rocketmq_spark.localbroker.process import Program, Server, spawn
+from rocketmq_spark.localbroker.process import Program, Server, port_in_use, spawn
 
 _TRIES = 4
 _STOP_WITHIN_S = 20.0
@@ -50,6 +50,8 @@ class Site:
             archive = self._archive(program.jars)
             server = self.servers[name] = Server(program, self._java, archive, self.data)
             try:
+                if not loopback.all_free(port, around):
+                    raise port_in_use(program)
                 self._start(server, ready, deadline)
                 return server
             except LocalBrokerError:
@@ -64,6 +66,9 @@ class Site:
         raise AssertionError
 
     def restart(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
+        """Start a server that has ended, on its old ports: clients know them."""
+        if not all(loopback.is_free(port) for port in server.program.ports):
+            raise port_in_use(server.program)
         self._start(server, ready, deadline)
 
     def _start(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
