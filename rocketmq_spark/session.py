@@ -161,5 +161,3 @@ def close_all() -> None:
         gone = [_clients.pop(key) for key in mine]
     for one in gone:
         one.calls.pool.close()
-
-

@@ -119,5 +119,3 @@ def _same_queues(wanted: Positions, bounds: Bounds, option: str) -> None:
         raise OffsetError(f"option {option!r} must name every queue; it lacks {listed(missing)}")
     if unknown := wanted.keys() - bounds.keys():
         raise OffsetError(f"option {option!r} names queues that do not exist: {listed(unknown)}")
-
-

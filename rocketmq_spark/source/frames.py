@@ -155,8 +155,9 @@ _V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
 
 def _shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
     """By how much IPv6 hosts move the body, per row."""
-    both = sys_flags.astype(np.int64)
-    return _V6_EXTRA * (((both & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64) + ((both & codes.SysFlag.STOREHOST_V6) > 0))
+    born = (sys_flags & codes.SysFlag.BORNHOST_V6) > 0
+    stored = (sys_flags & codes.SysFlag.STOREHOST_V6) > 0
+    return _V6_EXTRA * (born.astype(np.int64) + stored)
 
 
 def _behind_born_host(

@@ -55,7 +55,7 @@ def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 
 def _lay_out(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
-    """The strings one after the other, each closed by its last separator, and ``_PAD`` more bytes to look ahead into."""
+    """The strings one after the other, each closed by its last separator, and ``_PAD`` bytes more to look ahead."""
     # A string may lack its last separator: such a row takes one byte more, which becomes the separator in the copy.
     open_ended = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
     any_open = bool(open_ended.any())
@@ -286,9 +286,7 @@ class _Mixed:
 def _map(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Array:
     entries = pa.StructArray.from_arrays([names, values], fields=[PROPERTIES.key_field, PROPERTIES.item_field])
     count = len(offsets) - 1
-    return pa.Array.from_buffers(
-        PROPERTIES, count, [None, pa.py_buffer(offsets.astype(np.int32))], children=[entries]
-    )
+    return pa.Array.from_buffers(PROPERTIES, count, [None, pa.py_buffer(offsets.astype(np.int32))], children=[entries])
 
 
 def _split_keys(column: pa.Array) -> pa.Array:
@@ -299,9 +297,7 @@ def _split_keys(column: pa.Array) -> pa.Array:
         offsets = np.zeros(len(column) + 1, np.int32)
         np.cumsum(present, out=offsets[1:])
         bitmap = None if present.all() else slices.validity(present)
-        return pa.Array.from_buffers(
-            KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()]
-        )
+        return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
     split = pc.split_pattern(column, " ")
     if (split.values.to_numpy(zero_copy_only=False) != "").all():
         return split.cast(KEYS)
