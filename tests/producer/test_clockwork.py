@@ -20,10 +20,12 @@ def clockwork() -> Any:
 
 def test_calls_run_in_the_order_of_their_times_on_one_thread(clockwork: Clockwork) -> None:
     ran: list[tuple[str, str]] = []
-    done = threading.Event()
-    for delay, name in ((0.03, "c"), (0.0, "a"), (0.015, "b")):
+    gate, done = threading.Event(), threading.Event()
+    clockwork.later(-10, gate.wait)  # holds the thread while the others are queued
+    for delay, name in ((-1, "c"), (-3, "a"), (-2, "b")):
         clockwork.later(delay, lambda name=name: ran.append((name, threading.current_thread().name)))
-    clockwork.later(0.045, done.set)
+    clockwork.later(0, done.set)
+    gate.set()
     assert done.wait(5)
     assert ran == [("a", "test-clockwork"), ("b", "test-clockwork"), ("c", "test-clockwork")]
 

@@ -1,0 +1,159 @@
+"""Automatic batching at work: one accumulator per client id, its timer, and the results handed back one by one.
+
+Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``. A driver: it owns the lock round the accumulator.
+Java polls with two guard threads; here each batch sets one timer when it is started, and a synchronous sender that
+waits longer than the batch may take sends it itself, so that nobody depends on the timer's thread. Java's accumulator
+dies with the first of the producers that share it; this one lives until the last has left, and all that waits is sent
+when one leaves.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from rocketmq_spark.errors import ClosedError, RocketMQError
+from rocketmq_spark.model import SendResult
+from rocketmq_spark.producer.accumulator import Accumulator, Batch, Entry, Key
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.pending import Outcome
+from rocketmq_spark.producer.results import split
+from rocketmq_spark.producer.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """A producer as its batches see it."""
+
+    def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
+        """Fix the place of ``batch`` in its queue's order; quick. False when closed, else ``done`` is called once."""
+
+    def pump(self) -> None:
+        """Send what is enqueued."""
+
+
+class Batcher:
+    """The accumulator of one client id."""
+
+    def __init__(self, clockwork: Clockwork) -> None:
+        self.accumulator = Accumulator()
+        self.members = 0
+        self._closed = False
+        self._clockwork = clockwork
+        self._lock = threading.Lock()
+
+    def join(self, settings: ProducerSettings) -> None:
+        """Another producer shares this one; limits that it sets hold for all."""
+        with self._lock:
+            self.members += 1
+            self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
+
+    def add(self, key: Key, entry: Entry, owner: Owner) -> Batch | None:
+        """The batch that took the message, which may be on its way already; None when it is to be sent directly."""
+        now_ms = self._clockwork.now_ms()
+        with self._lock:
+            batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
+            started = batch is not None and len(batch.entries) == 1
+            ready = self.accumulator.ready(now_ms)
+        if batch is not None and started:
+            self._clockwork.later((batch.due_ms - now_ms) / 1000, self.flush)
+        if ready:
+            self.flush()
+        return batch
+
+    def flush(self) -> None:
+        """Send the batches that are due."""
+        owners: dict[int, Owner] = {}
+        refused = []
+        with self._lock:  # held until each batch has its place in its lane, so that none overtakes another
+            for batch in self.accumulator.take(self._clockwork.now_ms()):
+                answered = self._answered(batch)
+                if batch.owner.enqueue_batch(batch, answered):
+                    owners[id(batch.owner)] = batch.owner
+                else:
+                    refused.append(answered)
+        for answered in refused:
+            answered(ClosedError("the producer that shared its batch was closed before it was sent"))
+        for owner in owners.values():
+            owner.pump()
+
+    def wait(self, batch: Batch, result: Future[SendResult]) -> None:
+        """Hold a synchronous sender until its batch leaves; it sends the batch itself when nobody else has."""
+        if not self._clockwork.wait(result, max(0, batch.due_ms - self._clockwork.now_ms()) / 1000):
+            self.flush()
+
+    def send_all(self) -> None:
+        """Send everything that waits for company."""
+        with self._lock:
+            self.accumulator.close_all()
+        self.flush()
+
+    def leave(self) -> None:
+        """A producer goes: nothing that it started or added waits any longer."""
+        self.send_all()
+        with self._lock:
+            self.members -= 1
+
+    def close(self) -> None:
+        """Take nothing more; what slipped in after the last producer left is refused."""
+        with self._lock:
+            self._closed = True
+        self.send_all()
+        self._clockwork.close()
+
+    def _answered(self, batch: Batch) -> Callable[[Outcome], None]:
+        def done(outcome: Outcome) -> None:
+            with self._lock:
+                self.accumulator.done(batch)
+            for entry, own in zip(batch.entries, _shares(outcome, len(batch.entries)), strict=True):
+                try:
+                    entry.ticket(own)
+                except Exception:  # one message's receiver must not keep the others from their results
+                    logger.exception("a result could not be handed over")
+
+        return done
+
+
+def _shares(outcome: Outcome, count: int) -> list[Outcome]:
+    """Each message's own outcome; an error becomes a copy for each, so that tracebacks do not mix."""
+    if isinstance(outcome, SendResult):
+        try:
+            return list(split(outcome, count))
+        except RocketMQError as e:
+            outcome = e
+    shares: list[Outcome] = []
+    for _ in range(count):
+        share = copy.copy(outcome)
+        share.__cause__ = outcome.__cause__
+        shares.append(share)
+    return shares
+
+
+_shared: dict[tuple[int, str], Batcher] = {}
+_shared_lock = threading.Lock()
+
+
+def share(client_id: str, settings: ProducerSettings, make: Callable[[], Clockwork]) -> Batcher:
+    """The accumulator of ``client_id`` in this process, made by the first producer that asks."""
+    key = (os.getpid(), client_id)
+    with _shared_lock:
+        batcher = _shared.get(key)
+        if batcher is None:
+            batcher = _shared[key] = Batcher(make())
+        batcher.join(settings)
+        return batcher
+
+
+def unshare(client_id: str, batcher: Batcher) -> None:
+    """A producer leaves; the last one closes the accumulator."""
+    batcher.leave()
+    with _shared_lock:
+        if batcher.members == 0:
+            _shared.pop((os.getpid(), client_id), None)
+            batcher.close()

@@ -1,0 +1,232 @@
+"""From a user's ``Message`` to what is sent: checks, properties, compression, batch items.
+
+Mirrors ``Validators``, the preparing half of ``DefaultMQProducerImpl.sendKernelImpl`` and ``MessageBatch``. Everything
+that a broker would refuse for good, or would take and then lose or corrupt, is refused here. The message of the caller
+is never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypedDict
+
+from rocketmq_spark import codes
+from rocketmq_spark.codes import Property, SysFlag
+from rocketmq_spark.errors import MessageRefused
+from rocketmq_spark.model import Message, MessageQueue, SendRequest
+from rocketmq_spark.producer.accumulator import Batch
+from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
+from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.wire.compression import compress
+from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
+from rocketmq_spark.wire.properties import encode_properties, message_properties
+
+_SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
+
+
+class How(TypedDict, total=False):
+    """How one message is sent: where to, and when it is to be delivered.
+
+    It goes to ``queue``, or to the queue that ``selector`` chooses with ``arg``. It is delivered after ``delay_level``,
+    after ``delay`` (seconds), or at ``deliver_at`` (epoch milliseconds or a datetime); at most one of the three.
+    ``timeout_s`` replaces the send timeout; such a send is never batched automatically, as in Java.
+    """
+
+    queue: MessageQueue | None
+    selector: str | Select | None
+    arg: object
+    delay_level: int | None
+    delay: float | timedelta | None
+    deliver_at: int | datetime | None
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """A batch that its sender has encoded (``wire.messages.encode_batch``).
+
+    ``queue`` None lets it go to any queue, and to another broker when it is retried. ``properties`` is the encoded
+    property string of the batch itself.
+    """
+
+    topic: str
+    body: bytes | memoryview
+    queue: MessageQueue | None = None
+    properties: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked message with its id and its encoded properties."""
+
+    message: Message
+    msg_id: str
+    properties: str
+    delayed: bool
+
+
+def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How | None = None) -> Prepared:
+    """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
+    check_topic(message.topic)
+    check_body(message, settings)
+    delay = _timing_property(how or {})
+    system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
+    try:
+        properties = encode_properties(message_properties(message, **system), _SINGLE_MAX_PROPERTIES)
+    except MessageRefused as e:
+        raise MessageRefused(e.message, topic=message.topic) from None
+    return Prepared(message, msg_id, properties, bool(delay))
+
+
+def check_topic(topic: str) -> None:
+    """Java's limits and alphabet, and the system topics that take no messages from clients."""
+    problem = topic_problem(topic or "")
+    if problem is None and is_send_forbidden(topic):
+        problem = f"Sending message to topic [{topic}] is forbidden."
+    if problem:
+        raise MessageRefused(problem.rstrip("."), topic=topic or None)
+
+
+def check_body(message: Message, settings: ProducerSettings) -> None:
+    body: object = message.body
+    if body is None:
+        raise MessageRefused("the message body is null", topic=message.topic)
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise MessageRefused(f"the message body is {type(body).__name__}; expected bytes", topic=message.topic)
+    if not len(body):
+        raise MessageRefused("the message body length is zero", topic=message.topic)
+    if len(body) > settings.max_message_size:
+        raise MessageRefused(
+            f"the message body size over max value, MAX: {settings.max_message_size}, it has {len(body)} bytes",
+            topic=message.topic,
+        )
+
+
+def check_queue(topic: str, queue: MessageQueue) -> None:
+    if queue.topic != topic:
+        raise MessageRefused(f"message's topic not equal mq's topic: {topic!r} and {queue}", topic=topic)
+
+
+def _timing_property(how: How) -> dict[str, str]:
+    level, delay, moment = how.get("delay_level"), how.get("delay"), how.get("deliver_at")
+    if sum(value is not None for value in (level, delay, moment)) > 1:
+        raise MessageRefused("a message can be delayed in one way only: delay_level, delay or deliver_at")
+    if level is not None:
+        return _level(level)
+    if delay is not None:
+        return _delay(delay)
+    return {} if moment is None else _deliver_at(moment)
+
+
+def _level(value: object) -> dict[str, str]:
+    # Brokers may be configured with more levels than the stock ones, so that there is no upper bound to check.
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise MessageRefused(f"delay level {value!r}: expected a whole number of at least 0")
+    return {Property.DELAY: str(value)} if value else {}
+
+
+def _delay(value: object) -> dict[str, str]:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds < 0:
+        raise MessageRefused(f"delay {value!r}: expected seconds or a timedelta, not negative")
+    return {Property.TIMER_DELAY_MS: str(round(seconds * 1000))} if seconds else {}
+
+
+def _deliver_at(value: object) -> dict[str, str]:
+    if isinstance(value, datetime):
+        value = round(value.timestamp() * 1000)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise MessageRefused(f"deliver_at {value!r}: expected a datetime or epoch milliseconds")
+    return {Property.TIMER_DELIVER_MS: str(value)}
+
+
+def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) -> SendRequest:
+    """One message as the transport sends it; a large body is compressed, as Java does (zlib, level 5)."""
+    body, sys_flag = bytes(prepared.message.body), 0
+    kind = COMPRESSIONS[settings.compression]
+    if kind is not None and len(body) >= settings.compress_above:
+        body, sys_flag = compress(body, kind), int(SysFlag.COMPRESSED | kind)
+    return SendRequest(
+        group=settings.group,
+        body=body,
+        properties=prepared.properties,
+        sys_flag=sys_flag,
+        flag=prepared.message.flag,
+        born_timestamp_ms=now_ms,
+        default_topic_queues=settings.default_topic_queues,
+    )
+
+
+def batch_item(prepared: Prepared) -> bytes:
+    """The message as an item of a batch: with all its properties, since the broker adds none."""
+    message = prepared.message
+    return encode_batch((BatchItem(message.body, prepared.properties, message.flag),))
+
+
+def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:
+    """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``)."""
+    if not prepared:
+        raise MessageRefused("the batch has no messages")
+    first = prepared[0].message
+    if first.topic.startswith(codes.RETRY_PREFIX):
+        raise MessageRefused("Retry Group is not supported for batching", topic=first.topic)
+    for each in prepared:
+        if each.delayed:
+            raise MessageRefused("TimeDelayLevel is not supported for batching", topic=first.topic)
+        if each.message.topic != first.topic:
+            raise MessageRefused("The topic of the messages in one batch should be the same", topic=each.message.topic)
+        if each.message.wait_store_ok != first.wait_store_ok:
+            raise MessageRefused(
+                "The waitStoreMsgOK of the messages in one batch should be the same", topic=first.topic
+            )
+    body = b"".join([batch_item(each) for each in prepared])
+    if len(body) > settings.max_message_size:
+        raise MessageRefused(
+            f"the encoded batch has {len(body)} bytes, more than the {settings.max_message_size} allowed",
+            topic=first.topic,
+        )
+    return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), Property.UNIQ_KEY: batch_id},
+                         settings, now_ms)  # fmt: skip
+
+
+def accumulated_batch(batch: Batch, batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:
+    """A batch of the accumulator. Its own tag, keys and id matter to topics that store a batch as one message."""
+    properties = {Property.WAIT: str(batch.key.wait_store_ok).lower(), Property.UNIQ_KEY: batch_id}
+    if batch.key.tag:
+        properties[Property.TAGS] = batch.key.tag
+    if batch.keywords:
+        properties[Property.KEYS] = codes.KEY_SEPARATOR.join(batch.keywords)
+    return batch_request(batch.body(), properties, settings, now_ms)
+
+
+def encoded_batch(batch: EncodedBatch, settings: ProducerSettings, now_ms: int) -> SendRequest:
+    """A batch of the sink; only its size is checked, its rows were checked where they were encoded."""
+    check_topic(batch.topic)
+    if not 0 < len(batch.body) <= settings.max_message_size:
+        raise MessageRefused(
+            f"the encoded batch has {len(batch.body)} bytes; expected 1 to {settings.max_message_size}",
+            topic=batch.topic,
+        )
+    return SendRequest(
+        group=settings.group,
+        body=batch.body,
+        properties=batch.properties,
+        born_timestamp_ms=now_ms,
+        batch=True,
+        default_topic_queues=settings.default_topic_queues,
+    )
+
+
+def batch_request(body: bytes, properties: dict[str, str], settings: ProducerSettings, now_ms: int) -> SendRequest:
+    """An encoded batch as the transport sends it; batches are never compressed."""
+    return SendRequest(
+        group=settings.group,
+        body=body,
+        properties=encode_properties(properties),
+        born_timestamp_ms=now_ms,
+        batch=True,
+        default_topic_queues=settings.default_topic_queues,
+    )

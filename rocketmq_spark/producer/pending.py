@@ -1,0 +1,65 @@
+"""Results that someone waits for: futures and callbacks of asynchronous sends, counted so that a close can wait.
+
+A driver: it owns a lock and the thread on which callbacks run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import SendResult
+from rocketmq_spark.producer.clockwork import Clockwork
+
+Outcome = SendResult | RocketMQError
+Callback = Callable[[Outcome], None]
+
+_LAST_CALLBACKS_S = 5.0
+
+
+class Pending:
+    """Outcomes that were promised and are not there yet."""
+
+    def __init__(self, callbacks: Clockwork) -> None:
+        self._callbacks = callbacks
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def expect(self, callback: Callback | None = None) -> tuple[Future[SendResult], Callback]:
+        """A future, and the ticket that completes it and has ``callback`` called; the ticket is used once."""
+        result: Future[SendResult] = Future()
+        result.set_running_or_notify_cancel()  # what is on its way cannot be called back
+        with self._changed:
+            self._count += 1
+
+        def ticket(outcome: Outcome) -> None:
+            if callback is not None:
+                self._callbacks.later(0, lambda: callback(outcome))
+            if isinstance(outcome, RocketMQError):
+                result.set_exception(outcome)
+            else:
+                result.set_result(outcome)
+            self.forget()
+
+        return result, ticket
+
+    def forget(self) -> None:
+        """One promise less: kept, or taken back."""
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def none_left(self, deadline: Deadline) -> bool:
+        """Whether all promises are kept by then."""
+        with self._changed:
+            while self._count and not deadline.expired:
+                self._callbacks.hold(self._changed, deadline.remaining())
+            return not self._count
+
+    def close(self) -> None:
+        """Let the last callbacks run, and end their thread."""
+        self._callbacks.drain(_LAST_CALLBACKS_S)
+        self._callbacks.close()

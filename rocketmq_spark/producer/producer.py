@@ -1,0 +1,308 @@
+"""The producer: what its user calls. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
+
+It may be used from several threads. A process that was forked must make its own. A driver: it owns the threads of its
+clockworks, and everything that decides is in the modules before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Unpack
+
+from rocketmq_spark import codes
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import CallTimeout, ClosedError, MessageRefused
+from rocketmq_spark.model import Message, MessageQueue, SendResult
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer import batching, encoding
+from rocketmq_spark.producer.accumulator import Batch, Entry, Key
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.delivery import Delivery, Parcel, Unsent, closed
+from rocketmq_spark.producer.encoding import EncodedBatch, How, Prepared
+from rocketmq_spark.producer.faults import FaultTable
+from rocketmq_spark.producer.hooks import Hook
+from rocketmq_spark.producer.pending import Callback, Outcome, Pending
+from rocketmq_spark.producer.results import with_ids
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.producer.upkeep import Upkeep
+from rocketmq_spark.queues.selection import Select, select
+from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
+
+logger = logging.getLogger(__name__)
+
+_ids = UniqKeys()
+_numbers = itertools.count()
+# A synchronous sender of a batch waits this much longer than the batch may take: its error says more than ours.
+_BATCH_SLACK_S = 1.0
+
+
+class Producer:
+    """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        settings: ProducerSettings,
+        client_id: str | None = None,
+        make_clockwork: Callable[[str], Clockwork] = Clockwork,
+    ) -> None:
+        name = f"rocketmq-{settings.group}-{next(_numbers)}"
+        self.settings = settings
+        self.client_id = client_id or f"{platform.node()}@{os.getpid()}#{time.monotonic_ns()}"
+        self._sender = sender
+        self._pid = os.getpid()
+        self._clockwork = make_clockwork(f"{name}-send")
+        self._pending = Pending(make_clockwork(f"{name}-callback"))
+        self._chores = make_clockwork(f"{name}-upkeep")
+        self._topics = Topics(sender, settings)
+        self._delivery = Delivery(sender, self._topics, settings, self._clockwork)
+        self._closing = threading.Lock()
+        self._batcher: batching.Batcher | None = None
+        if settings.auto_batch:
+            self._batcher = batching.share(self.client_id, settings, lambda: make_clockwork(f"{name}-batch"))
+        Upkeep(sender, self._topics, self._delivery, settings).start(self._chores, self.client_id)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def faults(self) -> FaultTable:
+        """The latency fault table; ``enabled``, ``detecting`` and ``tables`` may be changed while sending."""
+        return self._delivery.faults
+
+    def add_hook(self, before: Hook | None = None, after: Hook | None = None) -> None:
+        """Call ``before`` and ``after`` round every attempt."""
+        self._delivery.hooks.add(before, after)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of ``topic`` can go to."""
+        self._check_open()
+        encoding.check_topic(topic)
+        return list(self._topics.queues(topic, self._deadline(None)))
+
+    def send(self, message: Message, **how: Unpack[How]) -> SendResult:
+        """Send and wait for the broker's answer; retried on other brokers within the timeout."""
+        prepared, pinned, deadline = self._admitted(message, how)
+        if self._batches(prepared, how):
+            result, batch = self._accumulate(prepared, pinned, waits=True)
+            if batch is not None:
+                return self._batch_result(batch, result)
+        return with_ids(self._delivery.send(self._parcel(prepared, pinned, deadline)), (prepared.msg_id,))
+
+    def send_async(self, message: Message, callback: Callback | None = None, **how: Unpack[How]) -> Future[SendResult]:
+        """Send without waiting. The outcome is in the future, and ``callback`` gets it on a thread of its own.
+
+        What is wrong with the message, its topic's route or its selector is raised at once. Functions that are added to
+        the future itself may run on the thread that reads answers: they must not block, ``callback`` may.
+        """
+        prepared, pinned, deadline = self._admitted(message, how)
+        if self._batches(prepared, how):
+            result, batch = self._accumulate(prepared, pinned, waits=False, callback=callback)
+            if batch is not None:
+                return result
+        parcel = self._parcel(prepared, pinned, deadline)
+        self._delivery.admit(len(parcel.request.body), deadline)
+        result, ticket = self._pending.expect(callback)
+        parcel.done = lambda outcome: ticket(_identified(outcome, (prepared.msg_id,), None))
+        self._post(parcel)
+        return result
+
+    def send_oneway(self, message: Message, **how: Unpack[How]) -> None:
+        """Send and do not wait; whether it arrived is never known."""
+        prepared, pinned, deadline = self._admitted(message, how)
+        self._delivery.oneway(self._parcel(prepared, pinned, deadline))
+
+    def send_batch(
+        self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
+    ) -> SendResult:
+        """Send ``messages`` of one topic in one request; tags may differ. The result's ids are joined by commas."""
+        self._check_open()
+        deadline, now_ms = self._deadline(timeout_s), self._clockwork.wall_ms()
+        ids = _ids.take(len(messages) + 1, now_ms)
+        prepared = [
+            encoding.prepare(message, msg_id, self.settings) for message, msg_id in zip(messages, ids, strict=False)
+        ]
+        request = encoding.explicit_batch(prepared, ids[-1], self.settings, now_ms)
+        topic = prepared[0].message.topic
+        self._check_queue(topic, queue, deadline)
+        parcel = Parcel(topic, request, deadline, pinned=queue, msg_ids=ids[:-1])
+        return with_ids(self._delivery.send(parcel), ids[:-1], ids[-1])
+
+    def submit(self, batch: EncodedBatch, done: Callable[[Outcome], None], timeout_s: float | None = None) -> None:
+        """Send a batch that is encoded already, without waiting; batches to one queue go one after the other.
+
+        Waits only while too much is under way. ``done`` may run on the thread that reads answers and must not block.
+        """
+        self._check_open()
+        deadline = self._deadline(timeout_s)
+        request = encoding.encoded_batch(batch, self.settings, self._clockwork.wall_ms())
+        self._check_queue(batch.topic, batch.queue, deadline)
+        self._delivery.admit(len(batch.body), deadline)
+        self._post(Parcel(batch.topic, request, deadline, pinned=batch.queue, lane=batch.queue, done=done))
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Send what waits for company, and say whether everything under way was answered in time."""
+        deadline = self._deadline(timeout_s)
+        if self._batcher is not None:
+            self._batcher.send_all()
+        return self._pending.none_left(deadline) and self._delivery.idle(deadline)
+
+    def recall(self, topic: str, recall_handle: str) -> str:
+        """Take back a timer message that is not delivered yet, by the handle in its result; returns its id."""
+        self._check_open()
+        deadline = self._deadline(None)
+        handle = RecallHandle.parse(recall_handle)
+        if handle.topic != topic:
+            raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
+        self._topics.queues(topic, deadline)  # the broker's address comes with the route
+        return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
+
+    def close(self, timeout_s: float | None = None) -> list[Unsent]:
+        """Take no more messages, wait for what is under way, and return what has no answer by then.
+
+        Waits for the send timeout by default. A second call does nothing, nor does one in a forked process.
+        """
+        if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
+            return []
+        deadline = self._deadline(timeout_s)
+        if self._batcher is not None:
+            batching.unshare(self.client_id, self._batcher)
+        self._pending.none_left(deadline)
+        unsent = self._delivery.close(deadline)
+        if unsent:
+            group, count = self.settings.group, len(unsent)
+            logger.warning("producer of %s closed: %d sends have no answer, among them %s", group, count, unsent[:10])
+        self._chores.close()
+        self._clockwork.close()
+        self._pending.close()
+        self._sender.unregister(self.client_id, self.settings.group, Deadline.after(self.settings.send_timeout_s))
+        return unsent
+
+    def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
+        """A batch of the accumulator leaves: it is this producer's to send (``batching.Owner``)."""
+        now_ms = self._clockwork.wall_ms()
+        batch_id = _ids.next(now_ms)
+        ids = [entry.msg_id for entry in batch.entries]
+        parcel = Parcel(
+            batch.key.topic,
+            encoding.accumulated_batch(batch, batch_id, self.settings, now_ms),
+            self._deadline(None),
+            pinned=batch.key.queue,
+            lane=batch.key.queue,
+            done=lambda outcome: done(_identified(outcome, ids, batch_id)),
+            msg_ids=ids,
+        )
+        return self._delivery.enqueue(parcel)
+
+    def pump(self) -> None:
+        """Send what is enqueued (``batching.Owner``)."""
+        self._delivery.pump()
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this producer belongs to process {self._pid}, from which this one was forked",
+                remedy="Make a producer in this process",
+            )
+        if self._closing.locked():
+            raise ClosedError("the producer is closed")
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline.after(self.settings.send_timeout_s if timeout_s is None else timeout_s)
+
+    def _admitted(self, message: Message, how: How) -> tuple[Prepared, MessageQueue | None, Deadline]:
+        """The checks in Java's order: state, message, route; then the queue if one was chosen."""
+        self._check_open()
+        deadline = self._deadline(how.get("timeout_s"))
+        msg_id = _ids.next(self._clockwork.wall_ms())
+        prepared = encoding.prepare(message, msg_id, self.settings, how)
+        queue, selector = how.get("queue"), how.get("selector")
+        if queue is not None and selector is not None:
+            raise MessageRefused("a message goes to a queue or through a selector, not both", topic=message.topic)
+        if selector is not None:
+            return prepared, self._select(message, selector, how.get("arg"), deadline), deadline
+        self._check_queue(message.topic, queue, deadline)
+        return prepared, queue, deadline
+
+    def _select(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue | None:
+        queues = self._topics.queues(message.topic, deadline)
+        name = selector.lower() if isinstance(selector, str) else ""
+        if name == "roundrobin" or (name == "environment" and self.settings.environment is not None and arg is None):
+            return None  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
+        queue = select(selector, queues, copy.copy(message), arg)
+        if deadline.expired:
+            raise CallTimeout("sendSelectImpl call timeout: selecting a queue took too long", topic=message.topic)
+        return queue
+
+    def _check_queue(self, topic: str, queue: MessageQueue | None, deadline: Deadline) -> None:
+        if queue is None:
+            return
+        encoding.check_queue(topic, queue)
+        environment = self.settings.environment
+        if environment is not None and queue not in self._topics.queues(topic, deadline):
+            raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
+
+    def _parcel(self, prepared: Prepared, pinned: MessageQueue | None, deadline: Deadline) -> Parcel:
+        request = encoding.single_request(prepared, self.settings, self._clockwork.wall_ms())
+        message = prepared.message
+        return Parcel(message.topic, request, deadline, pinned=pinned, message=message, msg_ids=(prepared.msg_id,))
+
+    def _post(self, parcel: Parcel) -> None:
+        if self._delivery.enqueue(parcel):
+            self._delivery.pump()
+        else:
+            parcel.done(closed())
+
+    def _batches(self, prepared: Prepared, how: How) -> bool:
+        """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``)."""
+        return (
+            self._batcher is not None
+            and how.get("timeout_s") is None
+            and not prepared.delayed
+            and not prepared.message.topic.startswith(codes.RETRY_PREFIX)
+        )
+
+    def _accumulate(
+        self,
+        prepared: Prepared,
+        queue: MessageQueue | None,
+        waits: bool,
+        callback: Callback | None = None,
+    ) -> tuple[Future[SendResult], Batch | None]:
+        """The future result and the batch that took the message; no batch when it must be sent directly."""
+        assert self._batcher is not None
+        message = prepared.message
+        result, ticket = self._pending.expect(callback)
+        key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
+        item = encoding.batch_item(prepared)
+        entry = Entry(item, len(message.body), prepared.msg_id, message.keys, ticket)
+        batch = self._batcher.add(key, entry, self)
+        if batch is None:
+            self._pending.forget()
+        return result, batch
+
+    def _batch_result(self, batch: Batch, result: Future[SendResult]) -> SendResult:
+        assert self._batcher is not None
+        self._batcher.wait(batch, result)
+        if not self._clockwork.wait(result, self.settings.send_timeout_s + _BATCH_SLACK_S):
+            raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
+        return result.result()
+
+
+def _identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None) -> Outcome:
+    return with_ids(outcome, ids, batch_id) if isinstance(outcome, SendResult) else outcome

@@ -1,0 +1,92 @@
+"""The settings of one producer. The defaults are those of ``DefaultMQProducer``; a sink brings its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocketmq_spark import codes
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.producer.accumulator import BatchLimits
+from rocketmq_spark.producer.attempts import RETRY_CODES, RetryPolicy
+from rocketmq_spark.producer.faults import CURRENT, FaultTables
+from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.wire.names import group_problem
+
+COMPRESSIONS = {"none": None, "zlib": codes.SysFlag.ZLIB, "lz4": codes.SysFlag.LZ4, "zstd": codes.SysFlag.ZSTD}
+_TEMPLATE_GROUPS = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProducerSettings:
+    """What a producer is told once. Names of options stand where a value is wrong.
+
+    ``retries`` and ``pinned_retries`` None repeat for as long as the send timeout allows; ``attempt_timeout_s`` then
+    bounds one attempt. ``batch_*`` None leave an accumulator that is shared as it is. ``heartbeat_s`` and
+    ``route_refresh_s`` 0 mean never: for producers that live shorter than that.
+    """
+
+    group: str
+    send_timeout_s: float = 3.0
+    attempt_timeout_s: float | None = None
+    retries: int | None = 2
+    pinned_retries: int | None = 0
+    retry_codes: frozenset[int] = RETRY_CODES
+    store_must_be_ok: bool = False
+    max_message_size: int = codes.MAX_BODY_BYTES
+    compress_above: int = 4096
+    compression: str = "zlib"
+    default_topic_queues: int = 4
+    auto_create_topics: bool = True
+    send_latency_fault: bool = False
+    fault_tables: FaultTables = CURRENT
+    detector: bool = False
+    detect_interval_ms: int = 2000
+    detect_timeout_ms: int = 200
+    auto_batch: bool = False
+    batch_max_bytes: int | None = None
+    batch_max_delay_ms: int | None = None
+    total_batch_max_bytes: int | None = None
+    environment: Environment | None = None
+    max_in_flight: int = 1024
+    max_async_messages: int = 50_000
+    max_async_bytes: int = 100 * 1024 * 1024
+    heartbeat_s: float = 30.0
+    route_refresh_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        problems = [f"option {name!r} is {value!r}; expected {expected}" for name, value, expected in self._problems()]
+        try:
+            self.batch_limits(BatchLimits())
+        except OptionError as e:
+            problems += [line.lstrip(" -") for line in e.message.split("\n") if line]
+        if problems:
+            raise OptionError.of(problems)
+
+    def _problems(self) -> list[tuple[str, object, str]]:
+        group = group_problem(self.group)
+        if not group and self.group in _TEMPLATE_GROUPS:
+            group = f"The specified group: {self.group} is a template"
+        checks: tuple[tuple[str, object, bool, str], ...] = (
+            ("group", self.group, group is None, f"the name of a producer group ({group})"),
+            ("sendTimeout", self.send_timeout_s, self.send_timeout_s > 0, "a duration above zero"),
+            ("attemptTimeout", self.attempt_timeout_s, (self.attempt_timeout_s or 1) > 0, "a duration above zero"),
+            ("retries", self.retries, (self.retries or 0) >= 0, "a whole number of at least 0"),
+            ("maxMessageSize", self.max_message_size, self.max_message_size >= 1, "a size of at least 1 byte"),
+            ("compressAbove", self.compress_above, self.compress_above >= 0, "a size of at least 0 bytes"),
+            ("compression", self.compression, self.compression in COMPRESSIONS, f"one of {', '.join(COMPRESSIONS)}"),
+            ("maxInFlight", self.max_in_flight, self.max_in_flight >= 1, "a whole number of at least 1"),
+        )
+        return [(name, value, expected) for name, value, good, expected in checks if not good]
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self.retries, self.pinned_retries, self.retry_codes, self.store_must_be_ok)
+
+    def batch_limits(self, shared: BatchLimits) -> BatchLimits:
+        """The limits of an accumulator after this producer joined it: its own where it sets any."""
+        return BatchLimits(
+            shared.max_bytes if self.batch_max_bytes is None else self.batch_max_bytes,
+            shared.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
+            shared.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
+            min(shared.max_encoded_bytes, self.max_message_size),
+        )

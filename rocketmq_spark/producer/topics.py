@@ -1,0 +1,98 @@
+"""The queues that a producer publishes to, by topic: from the sender, kept until they are refreshed.
+
+Mirrors ``tryToFindTopicPublishInfo``: a topic without a route is published through the route of the template topic,
+and the broker creates it with the first message. Driver: several threads use one, without a lock, because each step
+replaces one whole entry.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rocketmq_spark import codes
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Topics:
+    """Publish lists. A list stays the same object until the route changes, so that indexes can be kept by it."""
+
+    def __init__(self, sender: Sender, settings: ProducerSettings) -> None:
+        self._sender = sender
+        self._settings = settings
+        self._known: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
+
+    def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        """The queues to publish to, those of the producer's environment if it has one; raises ``RouteNotFound``.
+
+        With ``refresh`` the route is asked again; when that fails the known one is used.
+        """
+        known = self._known.get(topic)
+        if known is not None and not refresh:
+            return known[1]
+        try:
+            return self._keep(topic, self._ask(topic, deadline, refresh))
+        except RocketMQError as e:
+            if known is None:
+                raise
+            logger.info("the route of %s stays as it is: %s", topic, e)
+            return known[1]
+
+    def refresh(self, deadline: Deadline) -> None:
+        """Ask for all known topics again; a topic that has no route any more is forgotten."""
+        self._sender.refresh_routes(deadline)
+        for topic in list(self._known):
+            try:
+                self._keep(topic, self._ask(topic, deadline, False))
+            except RouteNotFound:
+                self._known.pop(topic, None)
+            except RocketMQError as e:
+                logger.info("the route of %s stays as it is: %s", topic, e)
+
+    def brokers(self) -> set[str]:
+        """All brokers that any known topic is published to."""
+        return {queue.broker_name for queues, _ in list(self._known.values()) for queue in queues}
+
+    def brokers_of(self, topic: str) -> set[str]:
+        """The brokers of one topic, as far as they are known; never asks."""
+        known = self._known.get(topic)
+        return {queue.broker_name for queue in known[1]} if known is not None else set()
+
+    def any_topic(self) -> str | None:
+        return next(iter(self._known), None)
+
+    def _ask(self, topic: str, deadline: Deadline, refresh: bool) -> Sequence[MessageQueue]:
+        try:
+            return self._sender.publish_queues(topic, deadline, refresh)
+        except RouteNotFound as e:
+            # Without a code the topic exists but takes no writes; brokers do not check that, so we must.
+            if not self._settings.auto_create_topics or e.broker_code != codes.Response.TOPIC_NOT_EXIST:
+                raise
+            known = self._known.get(topic)
+            created = self._template(topic, deadline)
+            if not created:
+                raise
+            return known[0] if known is not None and known[0] == created else created
+
+    def _template(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
+        try:
+            queues = self._sender.publish_queues(codes.AUTO_CREATE_TOPIC, deadline)
+        except RouteNotFound:
+            return ()
+        most = self._settings.default_topic_queues
+        return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < most)
+
+    def _keep(self, topic: str, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+        known = self._known.get(topic)
+        if known is not None and known[0] is queues:
+            return known[1]
+        environment = self._settings.environment
+        mine = queues if environment is None else tuple(environment.owned(queues))
+        self._known[topic] = (queues, mine)
+        return mine

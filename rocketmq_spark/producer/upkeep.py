@@ -1,0 +1,68 @@
+"""What a producer does beside sending: heartbeats, fresh routes, probes of brokers that could not be reached.
+
+Mirrors the scheduled tasks of ``MQClientInstance`` (producer side) and the detector of ``LatencyFaultToleranceImpl``.
+A driver, on a clockwork of its own: these calls may block, and sends must not wait for them.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.delivery import Delivery
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import Topics
+
+logger = logging.getLogger(__name__)
+
+FIRST_HEARTBEAT_S = 1.0
+FIRST_ROUTES_S = 0.01
+DETECTOR_S = 3.0
+TIMEOUT_S = 3.0
+
+
+class Upkeep:
+    """The timers of one producer."""
+
+    def __init__(self, sender: Sender, topics: Topics, delivery: Delivery, settings: ProducerSettings) -> None:
+        self._sender = sender
+        self._topics = topics
+        self._delivery = delivery
+        self._settings = settings
+
+    def start(self, clockwork: Clockwork, client_id: str) -> None:
+        """Begin: a heartbeat soon and every 30 s, routes every 30 s, the detector every 3 s while it is on."""
+        settings = self._settings
+        if settings.route_refresh_s:
+            clockwork.every(settings.route_refresh_s, self.routes, FIRST_ROUTES_S)
+        if settings.heartbeat_s:
+            clockwork.every(settings.heartbeat_s, lambda: self.heartbeat(client_id), FIRST_HEARTBEAT_S)
+            clockwork.every(DETECTOR_S, lambda: self.detect(clockwork.now_ms()), DETECTOR_S)
+
+    def heartbeat(self, client_id: str) -> None:
+        """Tell the masters that a member of the group lives here; nothing else is uploaded."""
+        try:
+            self._sender.heartbeat(client_id, [self._settings.group], Deadline.after(TIMEOUT_S))
+        except RocketMQError as e:
+            logger.info("no heartbeat was sent: %s", e)
+
+    def routes(self) -> None:
+        """Refresh the routes and forget what is known of brokers that left."""
+        try:
+            self._topics.refresh(Deadline.after(TIMEOUT_S))
+        except RocketMQError as e:
+            logger.info("routes were not refreshed: %s", e)
+            return
+        self._delivery.forget_brokers_without_route()
+
+    def detect(self, now_ms: int) -> None:
+        """Ask brokers that were reported whether they answer; needs a topic that was published to."""
+        topic = self._topics.any_topic()
+        if topic is None or not self._delivery.faults.detecting:
+            return
+        for broker in self._delivery.due_probes(now_ms):
+            deadline = Deadline.after(self._settings.detect_timeout_ms / 1000)
+            self._delivery.probed(broker, self._sender.probe(broker, topic, deadline))

@@ -1,0 +1,3 @@
+from tests.producer.scripted import bench
+
+__all__ = ["bench"]

@@ -1,0 +1,233 @@
+"""A sender that answers from a script, and time that the test moves."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Response
+from rocketmq_spark.errors import RocketMQError, RouteNotFound, error_for
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.messages import decode_batch
+from tests.queues import qs
+
+Outcome = SendResult | RocketMQError
+Answer = Outcome | Callable[[MessageQueue, SendRequest], Outcome | None]
+
+
+class Time:
+    """One clock for deadlines, pauses and everything that is due later."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.due: list[tuple[float, int, Clockwork, Callable[[], None]]] = []
+        self.numbers = itertools.count()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Move time, calling what comes due on the way."""
+        end = self.now + seconds
+        while self.due and self.due[0][0] <= end + 1e-9:
+            at, _, _, call = heapq.heappop(self.due)
+            self.now = max(self.now, at)
+            call()
+        self.now = end
+
+    def run_due(self) -> None:
+        self.advance(0.0)
+
+
+class ManualClockwork(Clockwork):
+    """A clockwork without a thread."""
+
+    def __init__(self, time: Time) -> None:
+        super().__init__("manual")
+        self.time = time
+        self.pauses: list[float] = []
+        self.stopped = False  # as if its thread had died
+
+    def now_ms(self) -> int:
+        return int(self.time.now * 1000 + 1e-6)
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + self.now_ms()
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.time.advance(seconds)
+
+    def wait(self, future: Future[Any], seconds: float) -> bool:
+        if not future.done():
+            self.time.advance(seconds)
+        return future.done()
+
+    def hold(self, changed: threading.Condition, seconds: float) -> None:
+        next_due = self.time.due[0][0] - self.time.now if self.time.due else seconds
+        self.time.advance(min(seconds, max(next_due, 0.0)))
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        if not self._closed and not self.stopped:
+            heapq.heappush(self.time.due, (self.time.now + seconds, next(self.time.numbers), self, call))
+
+    def drain(self, seconds: float) -> None:
+        self.time.run_due()
+
+    def close(self) -> None:
+        self._closed = True
+        self.time.due = [entry for entry in self.time.due if entry[2] is not self]
+        heapq.heapify(self.time.due)
+
+
+def ok(queue: MessageQueue, request: SendRequest, offset: int = 100) -> SendResult:
+    count = len(decode_batch(bytes(request.body))) if request.batch else 1
+    offset_ids = ",".join(f"OFF{offset + i}" for i in range(count))
+    return SendResult(SendStatus.SEND_OK, "", queue, offset, offset_ids)
+
+
+def status(kind: SendStatus) -> Answer:
+    return lambda queue, request: SendResult(kind, "", queue, 7, "OFF7")
+
+
+def refused(code: Response) -> RocketMQError:
+    return error_for(code)("the server refused the request", "host:1", code)
+
+
+class ScriptedSender:
+    """Implements ``ports.Sender``. ``script`` gives the outcomes in turn, then every send succeeds.
+
+    An entry of None leaves an asynchronous send without an answer until ``answer`` is called.
+    """
+
+    def __init__(self, time: Time, queues: str = "a:0-1 b:0-1") -> None:
+        self.time = time
+        self.routes: dict[str, Any] = {"T": tuple(qs(queues))}
+        self.script: list[Answer | None] = []
+        self.by_broker: dict[str, Callable[[], Answer]] = {}
+        self.latency_s: dict[str, float] = {}
+        self.calls: list[tuple[str, MessageQueue, SendRequest]] = []
+        self.deadlines: list[float] = []
+        self.waiting: list[tuple[MessageQueue, SendRequest, Callable[[Outcome], None]]] = []
+        self.events: list[tuple[str, Any]] = []
+        self.offsets: Iterator[int] = itertools.count(100, 100)
+        self.probes: dict[str, bool] = {}
+
+    def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        self.events.append(("route", (topic, refresh)))
+        found = self.routes.get(topic)
+        if isinstance(found, RocketMQError):
+            raise found
+        if found is None:
+            raise RouteNotFound("the name server knows no such topic", "ns:9876", Response.TOPIC_NOT_EXIST, topic)
+        queues: Sequence[MessageQueue] = found
+        return queues
+
+    def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        outcome = self._outcome("sync", queue, request, deadline)
+        assert outcome is not None
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return outcome
+
+    def send_async(
+        self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Callable[[Outcome], None]
+    ) -> None:
+        outcome = self._outcome("async", queue, request, deadline)
+        if outcome is None:
+            self.waiting.append((queue, request, done))
+        else:
+            done(outcome)
+
+    def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
+        self._outcome("oneway", queue, request, deadline)
+
+    def answer(self, index: int = 0, outcome: Answer | None = None) -> None:
+        """The answer to an asynchronous send that waits for it."""
+        queue, request, done = self.waiting.pop(index)
+        done(self._resolve(outcome, queue, request) or ok(queue, request, next(self.offsets)))
+
+    def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
+        self.events.append(("recall", (topic, broker_name, handle, group)))
+        return "ID"
+
+    def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
+        self.events.append(("probe", (broker_name, topic, round(deadline.remaining(), 3))))
+        return self.probes.get(broker_name, True)
+
+    def heartbeat(self, client_id: str, producer_groups: Sequence[str], deadline: Deadline) -> None:
+        self.events.append(("heartbeat", (client_id, list(producer_groups), round(self.time.now - 1000, 3))))
+
+    def unregister(self, client_id: str, producer_group: str, deadline: Deadline) -> None:
+        self.events.append(("unregister", (client_id, producer_group)))
+
+    def refresh_routes(self, deadline: Deadline) -> None:
+        self.events.append(("refresh", round(self.time.now - 1000, 3)))
+
+    def seen(self, kind: str) -> list[Any]:
+        return [value for name, value in self.events if name == kind]
+
+    @property
+    def brokers(self) -> str:
+        return " ".join(queue.broker_name for _, queue, _ in self.calls)
+
+    @property
+    def requests(self) -> list[SendRequest]:
+        return [request for _, _, request in self.calls]
+
+    def _outcome(self, mode: str, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> Outcome | None:
+        self.calls.append((mode, queue, request))
+        self.deadlines.append(round(deadline.remaining(), 6))
+        self.time.now += self.latency_s.get(queue.broker_name, 0.0)
+        if self.script:
+            answer = self.script.pop(0)
+            return None if answer is None else self._resolve(answer, queue, request)
+        if queue.broker_name in self.by_broker:
+            return self._resolve(self.by_broker[queue.broker_name](), queue, request)
+        return ok(queue, request, next(self.offsets))
+
+    def _resolve(self, answer: Answer | None, queue: MessageQueue, request: SendRequest) -> Outcome | None:
+        return answer(queue, request) if callable(answer) else answer
+
+
+class Bench:
+    """A producer on a scripted sender; ``clockworks`` are send, callback, upkeep, and batch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time = Time()
+        monkeypatch.setattr("rocketmq_spark.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
+        self.sender = ScriptedSender(self.time)
+        self.clockworks: dict[str, ManualClockwork] = {}
+        self.producers: list[Producer] = []
+
+    def producer(self, client_id: str | None = None, **settings: Any) -> Producer:
+        chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
+        producer = Producer(self.sender, ProducerSettings(**chosen), client_id, self.clockwork)
+        self.producers.append(producer)
+        return producer
+
+    def clockwork(self, name: str) -> ManualClockwork:
+        found = self.clockworks[name.rsplit("-", 1)[1]] = ManualClockwork(self.time)
+        return found
+
+    def close(self) -> None:
+        for producer in self.producers:
+            producer.close(0.01)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench(monkeypatch)
+    yield made
+    made.close()

@@ -1,0 +1,139 @@
+"""Fault tolerance as the producer applies it; the rest of the delivery is tested through ``test_producer``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.codes import Response
+from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, SendFailed
+from rocketmq_spark.model import Message
+from rocketmq_spark.producer.faults import RELEASE_4, tables
+from rocketmq_spark.producer.producer import Producer
+from tests.producer.scripted import Bench, refused
+from tests.queues import qs
+
+M = Message("T", b"x")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_0_16_a_slow_broker_is_avoided_for_its_time(bench: Bench, mode: str) -> None:
+    producer = bench.producer(send_latency_fault=True)
+    send: Any = producer.send if mode == "sync" else producer.send_async
+    bench.sender.latency_s["a"] = 0.6
+    while bench.sender.brokers.count("a") == 0:
+        send(M)
+    bench.sender.latency_s.clear()
+    bench.sender.calls.clear()
+    for _ in range(20):
+        send(M)
+        bench.time.advance(0.099)
+    assert "a" not in bench.sender.brokers
+    bench.time.advance(0.1)
+    for _ in range(4):
+        send(M)
+    assert "a" in bench.sender.brokers
+
+
+@pytest.mark.parametrize(("preset", "isolation"), [("current", 10.0), ("4.x", 600.0)])
+def test_0_20_a_broker_that_failed_gets_no_send_until_its_isolation_ends(
+    bench: Bench, preset: str, isolation: float
+) -> None:
+    producer = bench.producer(send_latency_fault=True, fault_tables=tables(preset))
+    bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
+    while "a" not in bench.sender.brokers:
+        producer.send(M)
+    failed_at = bench.time.now
+    bench.sender.calls.clear()
+    while bench.time.now < failed_at + isolation - 1:
+        producer.send(M)
+        bench.time.advance(isolation / 50)
+    assert "a" not in bench.sender.brokers
+    bench.time.advance(isolation / 25 + 1)
+    for _ in range(4):
+        producer.send(M)
+    assert "a b" in bench.sender.brokers
+
+
+def test_0_16_error_answers_isolate_and_a_missing_address_does_not(bench: Bench) -> None:
+    producer = bench.producer(send_latency_fault=True)
+    bench.sender.by_broker["a"] = lambda: refused(Response.SYSTEM_BUSY)
+    bench.sender.by_broker["b"] = lambda: BrokerNotFound("no address")
+    with pytest.raises(SendFailed):
+        producer.send(M)
+    now = bench.clockworks["send"].now_ms()
+    assert not producer.faults.available("a", now)
+    assert producer.faults.available("b", now)
+
+
+def test_0_24_a_failing_fault_table_never_fails_a_send(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = bench.producer(send_latency_fault=True)
+
+    def broken(broker: str, now_ms: int) -> bool:
+        raise KeyError(broker)
+
+    monkeypatch.setattr(producer.faults, "available", broken)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(40):
+            producer.send(M)
+    assert len(bench.sender.calls) == 40
+    assert "going round the queues instead" in caplog.text
+
+
+def test_0_29_fault_mode_is_switched_while_sending(bench: Bench) -> None:
+    producer = bench.producer()
+    bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
+    producer.faults.enabled = True
+    for _ in range(8):
+        producer.send(M)
+    assert bench.sender.brokers.count("a") <= 1
+    producer.faults.enabled = False
+    for _ in range(8):
+        producer.send(M)
+    assert bench.sender.brokers.count("a") >= 4
+    producer.faults.tables = RELEASE_4
+    producer.faults.enabled = True
+    bench.time.advance(11)
+    for _ in range(8):
+        producer.send(M)
+    assert producer.faults.faults["a"].available_at_ms > bench.clockworks["send"].now_ms() + 500_000
+
+
+def test_0_17_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench) -> None:
+    producer = bench.producer(send_latency_fault=True)
+    start, errors = threading.Barrier(16), []
+
+    def work(producer: Producer) -> None:
+        try:
+            start.wait(10)
+            for i in range(50):
+                producer.send(M)
+                if i % 10 == 0:
+                    producer.faults.enabled = not producer.faults.enabled
+        except Exception as e:  # noqa: BLE001 - shown by the assertion
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(producer,)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert errors == []
+    assert len(bench.sender.calls) == 800
+    assert set(producer.faults.faults) <= {"a", "b"}
+
+
+def test_0_15_a_route_change_starts_a_new_index(bench: Bench) -> None:
+    producer = bench.producer()
+    producer.send(M)
+    bench.sender.routes["T"] = tuple(qs("c:0-3"))
+    bench.sender.script = [refused(Response.TOPIC_NOT_EXIST)]
+    producer.send(M)
+    counts = Counter(producer.send(M).queue for _ in range(40))
+    assert counts == dict.fromkeys(qs("c:0-3"), 10)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.model import SendRequest
+from rocketmq_spark.producer.hooks import Hooks, SendContext
+from tests.producer.scripted import ok
+from tests.queues import q
+
+
+def context() -> SendContext:
+    return SendContext("g", q("a:0"), SendRequest("g", b"x"), "sync", 1)
+
+
+def test_hooks_see_the_attempt_and_its_outcome() -> None:
+    hooks, seen = Hooks(), []
+    assert not hooks
+    hooks.add(before=lambda c: seen.append(("before", c.attempt)))
+    hooks.add(after=lambda c: seen.append(("after", c.latency_ms)))
+    assert hooks
+    first, second, third = context(), context(), context()
+    hooks.before(first)
+    hooks.after(first, ok(q("a:0"), first.request), 7)
+    assert first.result is not None
+    hooks.after(second, ConnectionLost("x"), 8)
+    assert isinstance(second.error, ConnectionLost)
+    hooks.after(third, None, 0)
+    assert (third.result, third.error) == (None, None)
+    assert seen == [("before", 1), ("after", 7), ("after", 8), ("after", 0)]
+
+
+def test_a_hook_that_fails_is_logged_and_the_others_run(caplog: pytest.LogCaptureFixture) -> None:
+    hooks, seen = Hooks(), []
+    hooks.add(before=lambda c: 1 / 0)  # type: ignore[arg-type, return-value]
+    hooks.add(before=lambda c: seen.append(c.mode))
+    with caplog.at_level(logging.ERROR):
+        hooks.before(context())
+    assert seen == ["sync"]
+    assert "ZeroDivisionError" in caplog.text

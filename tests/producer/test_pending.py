@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.model import SendRequest
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.pending import Pending
+from tests.producer.scripted import Bench, ok
+from tests.queues import q
+
+
+def test_a_ticket_completes_the_future_and_calls_back_on_the_callbacks_thread(bench: Bench) -> None:
+    pending, seen = Pending(bench.clockwork("x-callback")), []
+    future, ticket = pending.expect(seen.append)
+    assert not future.cancel()
+    error = ConnectionLost("x")
+    ticket(error)
+    assert future.exception(0) is error
+    assert seen == []
+    bench.time.run_due()
+    assert seen == [error]
+
+
+def test_none_left_waits_for_every_ticket(bench: Bench) -> None:
+    clockwork = bench.clockwork("x-callback")
+    pending = Pending(clockwork)
+    _, first = pending.expect()
+    pending.expect()
+    assert not pending.none_left(Deadline.after(1))
+    pending.forget()
+    result = ok(q("a:0"), SendRequest("g", b"x"))
+    clockwork.later(0.5, lambda: first(result))
+    assert pending.none_left(Deadline.after(1))
+    assert bench.time.now == pytest.approx(1001.5)
+
+
+def test_close_lets_the_last_callbacks_run_even_when_one_fails(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    pending, seen = Pending(Clockwork("callbacks")), []
+    _, first = pending.expect(lambda outcome: 1 / 0)  # type: ignore[arg-type, return-value]
+    _, second = pending.expect(seen.append)
+    with caplog.at_level(logging.ERROR):
+        for ticket in (first, second):
+            ticket(ConnectionLost("x"))
+        pending.close()
+    assert len(seen) == 1
+    assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import ConnectionLost, OptionError, RouteNotFound
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.queues.environment import Environment
+from tests.producer.scripted import ScriptedSender, Time
+from tests.queues import names, qs
+
+
+@pytest.fixture
+def sender() -> ScriptedSender:
+    return ScriptedSender(Time())
+
+
+def topics(sender: ScriptedSender, **settings: Any) -> Topics:
+    return Topics(sender, ProducerSettings(group="g", **settings))
+
+
+SOON = Deadline(1e12)
+
+
+def test_a_known_list_is_the_same_object_and_costs_no_question(sender: ScriptedSender) -> None:
+    known = topics(sender)
+    first = known.queues("T", SOON)
+    assert known.queues("T", SOON) is first is sender.routes["T"]
+    assert sender.seen("route") == [("T", False)]
+
+
+def test_refresh_asks_again_and_survives_a_name_server_that_is_down(sender: ScriptedSender) -> None:
+    known = topics(sender)
+    first = known.queues("T", SOON)
+    sender.routes["T"] = ConnectionLost("no name server answers")
+    assert known.queues("T", SOON, refresh=True) is first
+    known.refresh(SOON)
+    assert known.queues("T", SOON) is first
+    sender.routes["T"] = tuple(qs("c:0", "T"))
+    assert names(list(known.queues("T", SOON, refresh=True))) == "c:0"
+    assert known.brokers() == known.brokers_of("T") == {"c"}
+
+
+def test_0_9_no_route_is_an_error_that_names_the_topic(sender: ScriptedSender) -> None:
+    with pytest.raises(RouteNotFound) as e:
+        topics(sender).queues("Nowhere", SOON)
+    assert e.value.topic == "Nowhere"
+    sender.routes["T"] = ConnectionLost("no name server answers")
+    with pytest.raises(ConnectionLost) as lost:
+        topics(sender).queues("T", SOON)
+    assert lost.value.code != e.value.code
+
+
+def test_a_new_topic_is_published_through_the_template(sender: ScriptedSender) -> None:
+    sender.routes["TBW102"] = tuple(qs("a:0-7 b:0-1", "TBW102"))
+    known = topics(sender)
+    found = known.queues("New", SOON)
+    assert list(found) == qs("a:0-3 b:0-1", "New")
+    assert known.queues("New", SOON, refresh=True) is found
+    with pytest.raises(RouteNotFound):
+        topics(sender, auto_create_topics=False).queues("New", SOON)
+
+
+def test_a_topic_that_takes_no_writes_is_not_published_through_the_template(sender: ScriptedSender) -> None:
+    sender.routes["TBW102"] = tuple(qs("a:0-7", "TBW102"))
+    sender.routes["ReadOnly"] = RouteNotFound("no queue of the topic may be written to", topic="ReadOnly")
+    with pytest.raises(RouteNotFound, match="may be written to"):
+        topics(sender).queues("ReadOnly", SOON)
+
+
+def test_1_3_refresh_takes_over_new_queues_and_forgets_topics_without_a_route(sender: ScriptedSender) -> None:
+    known = topics(sender, auto_create_topics=False)
+    sender.routes["U"] = tuple(qs("a:0", "U"))
+    for topic in ("T", "U"):
+        known.queues(topic, SOON)
+    sender.routes["T"] = tuple(qs("a:0-7"))
+    del sender.routes["U"]
+    known.refresh(SOON)
+    assert len(known.queues("T", SOON)) == 8
+    assert known.any_topic() == "T"
+    assert known.brokers_of("U") == set()
+
+
+def test_3_3_an_environment_sees_its_own_queues_only(sender: ScriptedSender) -> None:
+    known = topics(sender, environment=Environment.of(2, 2))
+    found = known.queues("T", SOON)
+    assert names(list(found)) == "a:1 b:1"
+    assert known.queues("T", SOON, refresh=True) is found
+    with pytest.raises(OptionError, match="'environments' is 9"):
+        topics(sender, environment=Environment.of(9, 9)).queues("T", SOON)
