@@ -1,1 +1,43 @@
-"""A PySpark connector for Apache RocketMQ, and the pure-Python client under it."""
+"""A PySpark connector for Apache RocketMQ, and the pure-Python client under it.
+
+Names are imported when they are first used, so that a Spark worker that only sends pays for nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocketmq_spark.errors import RocketMQError
+    from rocketmq_spark.localbroker import LocalBroker
+    from rocketmq_spark.model import Message, MessageQueue
+    from rocketmq_spark.session import Producer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LocalBroker": "localbroker",
+    "Message": "model",
+    "MessageQueue": "model",
+    "Producer": "session",
+    "RocketMQError": "errors",
+}
+
+__all__ = ["LocalBroker", "Message", "MessageQueue", "Producer", "RocketMQError", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("rocketmq")`` known to ``spark`` by hand. Spark finds an installed package by itself; this is for
+    code that came with ``addPyFile``, or after another source was looked up."""
+    from rocketmq_spark.datasource import RocketMQDataSource
+
+    spark.dataSource.register(RocketMQDataSource)

@@ -141,7 +141,13 @@ class Options:
     max_offsets_per_trigger: int | None = _row(
         p.integer(1), None, _STREAM, "most offsets in one batch, shared in proportion to backlog"
     )
-    group: str = _row(p.string, DEFAULT_GROUP, _SOURCE, "consumer group that pulls name", shown=f"`{DEFAULT_GROUP}`")
+    group: str = _row(
+        p.string,
+        DEFAULT_GROUP,
+        (*_SOURCE, "producer"),
+        "consumer group that pulls name; of a `Producer` its producer group",
+        shown=f"`{DEFAULT_GROUP}`",
+    )
     max_bytes_in_flight: int = _row(
         p.size(64 << 10), 8 << 20, _SOURCE, "bound of the bytes that pulls of one task may have under way", shown="8m"
     )
@@ -171,12 +177,51 @@ class Options:
     max_message_size: int = _row(
         p.size(1), 4 << 20, _WRITE, "a larger body is an error that names the row; checked before sending", shown="4m"
     )
-    batch_max_bytes: int = _row(
-        p.size(1),
-        ByRole({"sink": 1 << 20, "producer": 32 << 10}),
+    send_latency_fault: str = _row(
+        p.fault_preset,
+        ByRole({"sink": "current", "producer": ""}),
         _WRITE,
-        "encoded size of one batch on the wire",
+        "avoid brokers that are slow or failing: `true`, `false`, or a table of durations by name: `current`, `4.x`",
+        shown="sink `true`, `Producer` `false`",
+    )
+    latency_max: tuple[int, ...] = _row(
+        p.durations_ms, (), _WRITE, "latencies of that table, ascending, such as `50ms,100ms,550ms`"
+    )
+    not_available_duration: tuple[int, ...] = _row(
+        p.durations_ms, (), _WRITE, "how long a broker of each latency is avoided, as many as `latencyMax`"
+    )
+    auto_batch: bool = _row(
+        p.boolean,
+        ByRole({"sink": True, "producer": False}),
+        ("producer",),
+        "messages sent one by one travel in batches",
+        shown="`false`",
+    )
+    batch_max_bytes: int | None = _row(
+        p.size(1),
+        ByRole({"sink": 1 << 20}),
+        _WRITE,
+        "size of one batch on the wire (sink), or of the bodies that fill one (`Producer`)",
         shown="sink `1m`, `Producer` `32k`",
+    )
+    batch_max_delay: float | None = _row(
+        p.positive_duration, None, ("producer",), "how long a message waits for company", shown="10ms"
+    )
+    total_batch_max_bytes: int | None = _row(
+        p.size(1), None, ("producer",), "bound of all bodies that wait", shown="32m"
+    )
+    compress_above: int = _row(
+        p.size(0), 4096, ("producer",), "bodies of this size and more are compressed", shown="4k"
+    )
+    compression: str = _row(
+        p.choice("none", "zlib", "lz4", "zstd"), "zlib", ("producer",), "`none`, `zlib`, `lz4` or `zstd`", shown="zlib"
+    )
+    require_store_ok: str = _row(
+        p.choice("any", "ok"),
+        "any",
+        _WRITE,
+        "`any` accepts messages that are stored but not yet flushed or copied, `ok` sends them again",
+        shown="any",
     )
 
     given: frozenset[str] = frozenset()
@@ -240,19 +285,23 @@ def _unknown(name: str) -> str:
     return f"option {name!r} is unknown{hint}"
 
 
+_SHOWN_ROLE = {"batch source": "batch", "stream source": "stream", "sink": "sink", "producer": "`Producer`"}
+
+
 def markdown() -> str:
     """The table as it stands in docs/options.md."""
-    titles = {("connection",): "Connection", ("source",): "Source", ("write",): "Sink and producer"}
+    connection = [row for row in TABLE if row.roles == _ALL or row.field == "route_refresh"]
+    source = [row for row in TABLE if set(row.roles) & set(_SOURCE) and row not in connection]
     parts = []
     for title, rows in (
-        (titles["connection",], [r for r in TABLE if set(_SOURCE) < set(r.roles) or r.field == "route_refresh"]),
-        (titles["source",], [r for r in TABLE if set(r.roles) <= set(_SOURCE) and r.field != "route_refresh"]),
-        (titles["write",], [r for r in TABLE if set(r.roles) <= set(_WRITE)]),
+        ("Connection", connection),
+        ("Source", source),
+        ("Sink and producer", [row for row in TABLE if row not in connection and row not in source]),
     ):
         lines = [f"## {title}", "", "| option | default | meaning |", "| --- | --- | --- |"]
         for r in rows:
             alias = f" (or {', '.join(f'`{a}`' for a in r.aliases)})" if r.aliases else ""
-            where = "" if len(r.roles) > 1 else f" *({r.roles[0]} only)*"
+            where = "" if len(r.roles) > 1 else f" *({_SHOWN_ROLE[r.roles[0]]} only)*"
             default = r.shown if r.shown == "–" or "`" in r.shown or " " in r.shown else f"`{r.shown}`"
             lines.append(f"| `{r.name}`{alias} | {default} | {r.help}{where} |".replace("||", "\\|\\|"))
         parts.append("\n".join(lines))

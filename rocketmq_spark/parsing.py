@@ -95,6 +95,20 @@ def positive_duration(value: str) -> float:
     return seconds
 
 
+def durations_ms(value: str) -> tuple[int, ...]:
+    """Durations separated by commas, as milliseconds."""
+    return tuple(round(1000 * duration(item)) for item in value.strip("[] ").split(",") if item.strip())
+
+
+def fault_preset(value: str) -> str:
+    """``true`` and ``false``, or the name of a table; gives the name, empty for off."""
+    named = {"true": "current", "false": "", "current": "current", "4.x": "4.x"}
+    try:
+        return named[value.strip().lower()]
+    except KeyError:
+        raise ValueError("true, false, current or 4.x") from None
+
+
 def size(low: int = 1, high: int | None = None) -> Callable[[str], int]:
     """Bytes from ``256k``, ``4m`` or plain bytes, within bounds."""
     bounds = f" from {low} to {high} bytes" if high is not None else f" of at least {low} bytes" if low > 1 else ""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rocketmq_spark import options as options_table
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls, Credentials
@@ -18,9 +19,12 @@ from rocketmq_spark.client.ranges import PullSettings
 from rocketmq_spark.client.route import NameServers, Retry, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import BrokerNotFound
+from rocketmq_spark.errors import BrokerNotFound, OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer import producer as engine
+from rocketmq_spark.producer.faults import tables as fault_tables
+from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
@@ -142,6 +146,38 @@ def _tls(options: Options) -> TlsSettings | None:
         options.tls_key_file,
         password.reveal() if password else None,
         options.tls_check_hostname,
+    )
+
+
+class Producer(engine.Producer):
+    """Sends messages: ``Producer(name_server="host:port", group="g", **options)``; see docs/options.md, "Producer".
+
+    Option names in snake_case or camelCase. Defaults are those of RocketMQ's Java client.
+    """
+
+    def __init__(self, **options: object) -> None:
+        parsed = options_table.parse(options).for_role("producer")
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the producer group")
+        super().__init__(client(parsed).sender, producer_settings(parsed))
+
+
+def producer_settings(options: Options) -> ProducerSettings:
+    return ProducerSettings(
+        group=options.group,
+        send_timeout_s=options.send_timeout,
+        store_must_be_ok=options.require_store_ok == "ok",
+        max_message_size=options.max_message_size,
+        compress_above=options.compress_above,
+        compression=options.compression,
+        send_latency_fault=bool(options.send_latency_fault),
+        fault_tables=fault_tables(
+            options.send_latency_fault or "current", options.latency_max, options.not_available_duration
+        ),
+        auto_batch=options.auto_batch,
+        batch_max_bytes=options.batch_max_bytes,
+        batch_max_delay_ms=None if options.batch_max_delay is None else round(1000 * options.batch_max_delay),
+        total_batch_max_bytes=options.total_batch_max_bytes,
     )
 
 

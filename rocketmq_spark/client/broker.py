@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
@@ -103,7 +104,7 @@ class Brokers:
         answers = self.ask_all([self._question(row, queue) for queue in queues], deadline)
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
-    def _question(self, row: rpc.Row, queue: MessageQueue, **fields: object) -> Question:
+    def _question(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> Question:
         command = row.request(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name, **fields)
         return Question(queue.broker_name, command, queue.topic, queue)
 

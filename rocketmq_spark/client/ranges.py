@@ -39,7 +39,7 @@ _PROBE_AFTER = 64
 class Piece(NamedTuple):
     """Messages of one answer: range number, offset asked, end of what was asked, where the broker went on, bytes."""
 
-    index: int
+    number: int
     start: int
     limit: int
     next_offset: int
@@ -320,7 +320,7 @@ class RangeReader:
         # Bodies that were received live in its buffer: without it they are asked for again.
         stream.close()
         for piece in self._pieces:
-            heapq.heappush(self._todo, (piece.index, piece.start, min(piece.next_offset, piece.limit)))
+            heapq.heappush(self._todo, (piece.number, piece.start, min(piece.next_offset, piece.limit)))
         for slot in self._in_flight.values():
             heapq.heappush(self._todo, slot)
         self._pieces, self._rows = [], 0

@@ -30,6 +30,8 @@ _LENGTHS = struct.Struct(">II")
 _PREFIX_BYTES = 8
 _MAX_FRAME = 256 << 20
 WINDOW_BYTES = 4 << 20
+# Stays free behind the last body, so that readers may look a few words ahead without leaving the buffer.
+SLACK_BYTES = 64
 
 # The header of nearly every answer; any other one is parsed properly.
 _FOUND = re.compile(
@@ -103,9 +105,9 @@ class BulkStream:
         self.address = address
         self._sock: socket.socket = connect(address, deadline, tls)
         self._window_bytes = window_bytes
-        self.buffer: npt.NDArray[np.uint8] = np.empty(window_bytes + 1, np.uint8)
+        self.buffer: npt.NDArray[np.uint8] = np.empty(window_bytes + SLACK_BYTES, np.uint8)
         self._spare: npt.NDArray[np.uint8] = _NONE
-        self._view = memoryview(self.buffer)
+        self._view = memoryview(self.buffer.data)
         self._filled = 0
         self._scanned = 0
         self.received = 0
@@ -131,8 +133,7 @@ class BulkStream:
         """Read once into the buffer; False when nothing came in time. Call only while not ``full``."""
         try:
             self._sock.settimeout(max(0.001, timeout_s))
-            # One byte stays free: readers of a body may lend the byte behind it.
-            count = self._sock.recv_into(self._view[self._filled : len(self.buffer) - 1])
+            count = self._sock.recv_into(self._view[self._filled : len(self.buffer) - SLACK_BYTES])
         except TimeoutError:
             return False
         except OSError as e:
@@ -189,8 +190,8 @@ class BulkStream:
         size = max(self._window_bytes, need + (self._window_bytes >> 2))
         # Two buffers take turns; a window that had to be larger is given back with its turn.
         old, spare = self.buffer, self._spare
-        self.buffer = spare if len(spare) == size + 1 else np.empty(size + 1, np.uint8)
-        self._spare = old if len(old) == self._window_bytes + 1 else _NONE
+        self.buffer = spare if len(spare) == size + SLACK_BYTES else np.empty(size + SLACK_BYTES, np.uint8)
+        self._spare = old if len(old) == self._window_bytes + SLACK_BYTES else _NONE
         at = 0
         moved = {}
         for start, end in kept:
@@ -198,7 +199,7 @@ class BulkStream:
             moved[start] = at
             at += end - start
         self.buffer[at : at + torn] = old[self._scanned : self._filled]
-        self._view = memoryview(self.buffer)
+        self._view = memoryview(self.buffer.data)
         self._scanned, self._filled = at, at + torn
         return moved
 
@@ -206,7 +207,7 @@ class BulkStream:
         self._sock.close()
 
     def _room(self) -> int:
-        return len(self.buffer) - 1 - self._filled
+        return len(self.buffer) - SLACK_BYTES - self._filled
 
     def _missing(self) -> int:
         """Bytes still to come of the frame that is arriving; at least one."""

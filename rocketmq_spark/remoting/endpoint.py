@@ -78,7 +78,7 @@ def mapped(error: OSError, address: str, what: str) -> RocketMQError:
         return ConnectionLost(
             f"{what}: {error.verify_message}",
             address,
-            remedy="Name the authority with option 'tlsCaFile'; if just the name differs, set 'tlsCheckHostname' to false",
+            remedy="Name the authority with option 'tlsCaFile', or relax 'tlsCheckHostname' if just the name differs",
         )
     reason = error.strerror or str(error) or type(error).__name__
     return ConnectionLost(f"{what}: {reason}", address)

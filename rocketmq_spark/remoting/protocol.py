@@ -1,7 +1,7 @@
 """The conversation on one connection, without sockets, threads or clocks.
 
 Bytes received go in, events come out; requests to send go in, bytes to write come out. Dispatch is on the flag first
-and the number second: a server counts its own requests, so one of its numbers may equal one of ours. A broken stream or a
+and the number second: a server counts its own requests, so one of its numbers may equal ours. A broken stream or a
 lost connection fails every request that waits, at once, each with its own copy of the error.
 """
 

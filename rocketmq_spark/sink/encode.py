@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
     """Items of one batch on the wire: their bytes and how many they are."""
 
     body: memoryview
-    count: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 GROUP = "rocketmq_spark_sink"
 MAX_IN_FLIGHT = 4
+BATCH_MAX_BYTES = 1 << 20
 # One attempt of a batch; a broker that swallows requests is left after this and another one tried.
 ATTEMPT_S = 10.0
 
@@ -133,12 +134,12 @@ class TaskWriter:
         return column
 
     def _send(self, topic: str, encoded: Encoded) -> None:
-        for chunk in encoded.chunks(self._options.batch_max_bytes):
+        for chunk in encoded.chunks(self._options.batch_max_bytes or BATCH_MAX_BYTES):
             while self._in_flight >= MAX_IN_FLIGHT:
                 self._settle()
             request = SendRequest(GROUP, chunk.body, batch=True, born_timestamp_ms=int(time.time() * 1000))
             parcel = Parcel(topic, request, Deadline.after(self._options.send_timeout))
-            parcel.done = self._receipt(parcel, chunk.count)
+            parcel.done = self._receipt(parcel, chunk.rows)
             self._in_flight += 1
             self._delivery.enqueue(parcel)
             self._delivery.pump()

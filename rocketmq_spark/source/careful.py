@@ -41,7 +41,7 @@ def decode(
     window: Window, queues: Sequence[MessageQueue], columns: Sequence[Column], include_properties: str
 ) -> pa.RecordBatch:
     """The window's messages as ``columns``."""
-    rows = [row for piece in window.pieces for row in _rows(window, piece, queues[piece.index])]
+    rows = [row for piece in window.pieces for row in _rows(window, piece, queues[piece.number])]
     arrays = []
     for column in columns:
         if column.name == "properties":
@@ -53,7 +53,7 @@ def decode(
 
 
 def _rows(window: Window, piece: Piece, queue: MessageQueue) -> Iterator[Row]:
-    body = memoryview(window.buffer)[piece.begin : piece.end]
+    body = window.buffer.data[piece.begin : piece.end]
     beyond = piece.limit if piece.next_offset > piece.limit else None
     for message in decode_messages(body, queue.broker_name):
         # A pull inside an inner batch gives the whole batch.

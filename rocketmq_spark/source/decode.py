@@ -23,7 +23,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.source import careful, frames, slices
 from rocketmq_spark.source import properties as props
 from rocketmq_spark.source.frames import Frames, Malformed
-from rocketmq_spark.source.schema import BASIC, TIMESTAMP, Column, arrow_schema
+from rocketmq_spark.source.schema import BASIC, PROPERTIES, TIMESTAMP, Column, arrow_schema
 from rocketmq_spark.wire import compression
 
 _INNER = codes.SysFlag.INNER_BATCH
@@ -61,7 +61,7 @@ class Decoder:
 
     def _decode_error(self, window: Window, at: int, why: str) -> DecodeError:
         piece = next(piece for piece in window.pieces if piece.begin <= at < piece.end)
-        queue = self.queues[piece.index]
+        queue = self.queues[piece.number]
         return DecodeError(
             f"a message at or after offset {piece.start} cannot be decoded: {why}",
             topic=queue.topic,
@@ -75,7 +75,7 @@ class Decoder:
         if wanted.tags or wanted.keys or wanted.msg_id or wanted.properties != "none":
             pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
             made = props.columns(pairs, wanted)
-        index_of_row = np.fromiter((piece.index for piece in pieces), np.intp, len(pieces))[found.piece_of_row]
+        index_of_row = np.fromiter((piece.number for piece in pieces), np.intp, len(pieces))[found.piece_of_row]
         build: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: self._constant(index_of_row, lambda queue: queue.topic),
             "brokerName": lambda: self._constant(index_of_row, lambda queue: queue.broker_name),
@@ -120,7 +120,7 @@ def _timestamps(milliseconds: npt.NDArray[Any]) -> pa.Array:
 
 
 def _or_nulls(array: pa.Array | None, count: int) -> pa.Array:
-    return array if array is not None else slices.nulls(props.PROPERTIES, count)
+    return array if array is not None else slices.nulls(PROPERTIES, count)
 
 
 def _bodies(found: Frames) -> pa.Array:

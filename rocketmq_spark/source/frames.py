@@ -195,7 +195,8 @@ def _within(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
 def _at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
     """Numbers of ``kind`` at unaligned positions."""
     dtype = np.dtype(kind)
-    return np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))[positions]
+    found: npt.NDArray[Any] = np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))[positions]
+    return found
 
 
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
@@ -206,7 +207,7 @@ def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArr
 
 
 def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
-    view = memoryview(buffer)
+    view = buffer.data
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []
     counts = []

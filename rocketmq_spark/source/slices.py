@@ -1,7 +1,7 @@
 """Arrow columns out of byte positions: one copy per value, made by Arrow, none by Python.
 
-An Arrow binary array over the whole buffer with the offsets ``start, end, start, end, …`` has the wanted slices as its
-even elements; one ``take`` extracts them. Positions must not decrease from row to row.
+An Arrow binary array over the whole buffer with the offsets ``0, start, end, start, end, …`` has the wanted slices as its
+odd elements; one ``take`` extracts them. The elements between, which may run backwards, are never looked at.
 """
 
 from __future__ import annotations
@@ -17,22 +17,14 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_EVENS: list[pa.Array] = [pa.array(np.arange(0, 1 << 15, 2, dtype=np.int64))]
-_ZERO_TO: list[npt.NDArray[np.int32]] = [np.arange(1 << 14, dtype=np.int32)]
+_ODDS: list[pa.Array] = [pa.array(np.arange(1, 1 << 15, 2, dtype=np.int64))]
 
 
-def evens(count: int) -> pa.Array:
-    """0, 2, 4, … as an Arrow array."""
-    if len(_EVENS[0]) < count:
-        _EVENS[0] = pa.array(np.arange(0, 4 * count, 2, dtype=np.int64))
-    return _EVENS[0][:count]
-
-
-def counting(count: int) -> npt.NDArray[np.int32]:
-    """0, 1, 2, … ``count - 1``; shared, not to be written to."""
-    if len(_ZERO_TO[0]) < count:
-        _ZERO_TO[0] = np.arange(2 * count, dtype=np.int32)
-    return _ZERO_TO[0][:count]
+def odds(count: int) -> pa.Array:
+    """1, 3, 5, … as an Arrow array."""
+    if len(_ODDS[0]) < count:
+        _ODDS[0] = pa.array(np.arange(1, 4 * count, 2, dtype=np.int64))
+    return _ODDS[0][:count]
 
 
 def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
@@ -40,11 +32,12 @@ def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
     count = len(starts)
     if count == 0:
         return pa.array([], pa.binary())
-    offsets = np.empty(2 * count, np.int32)
-    offsets[0::2] = starts
-    offsets[1::2] = ends
-    laid = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
-    return pc.take(laid, evens(count), boundscheck=False)
+    offsets = np.empty(2 * count + 1, np.int32)
+    offsets[0] = 0
+    offsets[1::2] = starts
+    offsets[2::2] = ends
+    laid = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
+    return pc.take(laid, odds(count), boundscheck=False)
 
 
 def data(array: pa.Array) -> tuple[Bytes, npt.NDArray[np.int32]]:
