@@ -137,7 +137,7 @@ def _other_than(last_broker: str | None, good: Callable[[str], bool]) -> Callabl
     return lambda queue: queue.broker_name != last_broker and good(queue.broker_name)
 
 
-def fault_tables(
+def tables(
     preset: str = "current", latency_max_ms: Sequence[int] = (), durations_ms: Sequence[int] = ()
 ) -> FaultTables:
     """The tables of a preset, with either list replaced by the user's."""

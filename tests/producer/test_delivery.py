@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, SendFailed
 from rocketmq_spark.model import Message
-from rocketmq_spark.producer.faults import RELEASE_4, fault_tables
+from rocketmq_spark.producer.faults import RELEASE_4, tables
 from rocketmq_spark.producer.producer import Producer
 from tests.producer.scripted import Bench, refused
 from tests.queues import qs
@@ -43,7 +43,7 @@ def test_0_16_a_slow_broker_is_avoided_for_its_time(bench: Bench, mode: str) -> 
 def test_0_20_a_broker_that_failed_gets_no_send_until_its_isolation_ends(
     bench: Bench, preset: str, isolation: float
 ) -> None:
-    producer = bench.producer(send_latency_fault=True, fault_tables=fault_tables(preset))
+    producer = bench.producer(send_latency_fault=True, fault_tables=tables(preset))
     bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
     while "a" not in bench.sender.brokers:
         producer.send(M)

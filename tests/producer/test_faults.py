@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.producer.faults import CURRENT, RELEASE_4, FaultTable, FaultTables, fault_tables
+from rocketmq_spark.producer.faults import CURRENT, RELEASE_4, FaultTable, FaultTables, tables
 from rocketmq_spark.queues.selection import RoundRobin
 from tests.queues import names, q, qs, read
 
@@ -76,7 +76,7 @@ def test_0_19_both_tables(preset: FaultTables, rows: list[tuple[int, int]]) -> N
 
 @pytest.mark.parametrize(("preset", "isolation"), [("current", 10_000), ("4.x", 600_000)])
 def test_0_20_a_failure_isolates_for_the_presets_time(preset: str, isolation: int) -> None:
-    faults = table(tables=fault_tables(preset))
+    faults = table(tables=tables(preset))
     faults.report("a", 1, NOW, isolated=True)
     assert not faults.available("a", NOW + isolation - 1)
     assert faults.available("a", NOW + isolation)
@@ -165,17 +165,17 @@ def test_0_23_brokers_of_no_route_are_forgotten() -> None:
 
 
 def test_custom_tables_and_what_is_wrong_with_them() -> None:
-    assert fault_tables("current", [10, 20], [1, 2]).duration_ms(15) == 1
-    assert fault_tables("4.x", durations_ms=[1] * 7).isolated_ms == 30_000
+    assert tables("current", [10, 20], [1, 2]).duration_ms(15) == 1
+    assert tables("4.x", durations_ms=[1] * 7).isolated_ms == 30_000
     with pytest.raises(OptionError, match=r"names '5.x'"):
-        fault_tables("5.x")
+        tables("5.x")
     with pytest.raises(OptionError, match=r"'notAvailableDuration' is \[1\]; expected 2 durations"):
-        fault_tables("current", [10, 20], [1])
+        tables("current", [10, 20], [1])
     for bad in ([20, 10], [10, 10], [-1, 5]):
         with pytest.raises(OptionError, match=r"'latencyMax' is .*expected growing"):
-            fault_tables("current", bad, [1, 2])
+            tables("current", bad, [1, 2])
     with pytest.raises(OptionError, match="'notAvailableDuration'"):
-        fault_tables("current", [10, 20], [1, -2])
+        tables("current", [10, 20], [1, -2])
 
 
 class FaultModel(RuleBasedStateMachine):
