@@ -28,8 +28,10 @@ from rocketmq_spark.localbroker.registration import Registration
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site
 
-# RocketMQ refuses messages above this share of the disk; no setting raises it.
+# RocketMQ refuses messages above this share of the disk; no setting raises it. And a server whose mapped files the disk
+# cannot hold is killed by the operating system, so some room must be left.
 _FULL_DISK = 0.90
+_ROOM_MB = 128
 
 
 class LocalBroker:
@@ -291,8 +293,13 @@ def _not_running() -> LocalBrokerError:
 
 def _refuse_full_disk(data: Path) -> None:
     usage = shutil.disk_usage(data)
-    if 1 - usage.free / usage.total > _FULL_DISK:
-        raise LocalBrokerError(
-            f"The disk of {data} is more than {_FULL_DISK:.0%} full, where a RocketMQ broker refuses messages",
-            remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)",
-        )
+    if usage.used / (usage.used + usage.free) > _FULL_DISK:
+        problem = f"is more than {_FULL_DISK:.0%} full, and a RocketMQ broker refuses messages then"
+    elif usage.free < _ROOM_MB << 20:
+        problem = f"has less than {_ROOM_MB} MiB left"
+    else:
+        return
+    raise LocalBrokerError(
+        f"The disk of {data} {problem}",
+        remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)",
+    )

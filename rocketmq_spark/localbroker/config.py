@@ -1,13 +1,12 @@
 """Configuration files of the servers, from the templates in this package.
 
-The same templates make ``conf/`` for people with Docker: ``python -m rocketmq_spark.localbroker.config conf``. There
-the three containers share one network, so 127.0.0.1 with RocketMQ's usual ports is right inside and outside alike.
+The same templates make ``conf/`` for people with Docker: ``python -m rocketmq_spark.localbroker conf``. There the
+three containers share one network, so 127.0.0.1 with RocketMQ's usual ports is right inside and outside alike.
 """
 
 from __future__ import annotations
 
 import string
-import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -68,8 +67,7 @@ def compose_files() -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
-    _folder = Path(sys.argv[1])
-    _folder.mkdir(exist_ok=True)
-    for _name, _text in compose_files().items():
-        (_folder / _name).write_text(_text, encoding="utf-8")
+def write_compose_files(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in compose_files().items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -74,11 +74,11 @@ class PortBook:
         with contextlib.suppress(OSError, ValueError):
             self._ports = json.loads(path.read_text(encoding="utf-8"))
 
-    def assign(self, name: str, around: tuple[int, ...], anew: bool = False) -> int:
-        """The port for a server that is about to start; ``anew`` when the last one turned out to be taken."""
+    def assign(self, name: str, around: tuple[int, ...]) -> int:
+        """The port for a server that is about to start."""
         with self._lock:
             port = self._wished.get(name) or self._ports.get(name)
-            if port is None or (name not in self._wished and (anew or not all_free(port, around))):
+            if port is None or (name not in self._wished and not all_free(port, around)):
                 port = free_port(around, taken=[p + d for p in self._ports.values() for d in BROKER_PORTS])
             self._ports[name] = port
             self._path.write_text(json.dumps(self._ports, indent=1) + "\n", encoding="utf-8")

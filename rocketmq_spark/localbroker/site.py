@@ -47,31 +47,32 @@ class Site:
         port = self._ports.assign(name, around)
         for left in reversed(range(_TRIES)):
             program = make(port)
-            archive = self._archive(program.jars)
-            server = self.servers[name] = Server(program, self._java, archive, self.data)
+            server = self.servers[name] = Server(program, self._java, self._archive(program.jars), self.data)
             try:
-                if not loopback.all_free(port, around):
-                    raise port_in_use(program)
                 self._start(server, ready, deadline)
                 return server
-            except LocalBrokerError:
-                if not left or deadline.expired:
+            except LocalBrokerError as e:
+                del self.servers[name]
+                if not left or deadline.expired or not self._may_help(name, port, around, program, e):
                     raise
-                if not loopback.all_free(port, around):
-                    if not self._ports.may_change(name):
-                        raise
-                    port = self._ports.assign(name, around, anew=True)
-                elif not archive.discard():
-                    raise
+                port = self._ports.assign(name, around)
         raise AssertionError
+
+    def _may_help(
+        self, name: str, port: int, around: tuple[int, ...], program: Program, failure: LocalBrokerError
+    ) -> bool:
+        """Whether another try can end otherwise: on other ports, or without the archive if nothing else is to blame."""
+        if not loopback.all_free(port, around):
+            return self._ports.may_change(name)
+        return failure.remark is not None and self._archive(program.jars).discard()
 
     def restart(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
         """Start a server that has ended, on its old ports: clients know them."""
-        if not all(loopback.is_free(port) for port in server.program.ports):
-            raise port_in_use(server.program)
         self._start(server, ready, deadline)
 
     def _start(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
+        if not all(map(loopback.is_free, server.program.ports)):
+            raise port_in_use(server.program)
         server.start()
         try:
             server.wait_until(lambda: ready(server), deadline)

@@ -1,0 +1,121 @@
+"""The class-data archive: made in the background by a real JVM, never in the way."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker.archive import CLASS_LIST, Archive
+from rocketmq_spark.localbroker.java import Java, find_java
+from rocketmq_spark.localbroker.process import spawn
+
+CLASSES = "# note\njava/lang/Object id: 0\njava/lang/String id: 1\norg/apache/commons/cli/Option id: 7\norg/apac"
+
+
+@pytest.fixture(scope="module")
+def jar() -> Path:
+    return next(p for p in distro.fetch(["core"]) if p.name.startswith("commons-cli"))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / CLASS_LIST).write_text(CLASSES)
+    return tmp_path
+
+
+def _finish(archive: Archive, home: Path) -> None:
+    archive.make_from([home, home], spawn)
+    for thread in threading.enumerate():
+        if thread.name == "class-data archive":
+            thread.join(60)
+
+
+def test_made_once_and_fit_for_the_jvm(home: Path, jar: Path) -> None:
+    java = find_java()
+    archive = Archive(home / "archives", java, [jar])
+    assert archive.flags(home) == [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
+    _finish(archive, home)
+    assert {p.suffix for p in (home / "archives").iterdir()} == {".jsa", ".lock"}
+    assert archive.flags(home)[0] == f"-XX:SharedArchiveFile={archive.path}"
+    command = [str(java.path), "-Xshare:on", *archive.flags(home), "-XX:+UseSerialGC", "-cp", str(jar), "-version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert archive.discard()
+    assert not archive.discard()
+
+
+def test_the_key_tells_jvms_and_jars_apart(tmp_path: Path, jar: Path) -> None:
+    java = find_java()
+    copy = tmp_path / "copy.jar"
+    copy.write_bytes(jar.read_bytes())
+    paths = {
+        Archive(tmp_path, java, [jar]).path,
+        Archive(tmp_path, Java(java.path, java.major, "another build"), [jar]).path,
+        Archive(tmp_path, java, [copy]).path,
+        Archive(tmp_path, java, [jar, copy]).path,
+    }
+    assert len(paths) == 4
+    assert Archive(tmp_path, java, [jar]).path in paths
+
+
+def test_a_failed_dump_leaves_nothing(home: Path, jar: Path) -> None:
+    java = Java(Path("/bin/false"), 17, "broken")
+    archive = Archive(home / "archives", java, [jar])
+    _finish(archive, home)
+    assert {p.suffix for p in (home / "archives").iterdir()} == {".lock"}
+
+
+def test_a_missing_list_is_no_error(tmp_path: Path, jar: Path) -> None:
+    archive = Archive(tmp_path / "archives", find_java(), [jar])
+    _finish(archive, tmp_path)
+    assert not archive.path.exists()
+
+
+def test_another_process_is_at_it(home: Path, jar: Path) -> None:
+    archive = Archive(home / "archives", find_java(), [jar])
+    archive.path.parent.mkdir()
+    with archive.path.with_suffix(".lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        _finish(archive, home)
+    assert not archive.path.exists()
+
+
+def test_stop_ends_a_dump(home: Path, jar: Path) -> None:
+    slow = home / "java"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    archive = Archive(home / "archives", Java(slow, 17, "slow"), [jar])
+    started = threading.Event()
+
+    def spawn_and_tell(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        child = spawn(command, log)
+        started.set()
+        return child
+
+    archive.make_from([home], spawn_and_tell)
+    assert started.wait(10)
+    archive.stop()
+    _finish(archive, home)
+    assert not archive.path.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(home: Path, jar: Path) -> None:
+    archive = Archive(home / CLASS_LIST / "archives", find_java(), [jar])
+    _finish(archive, home)
+
+
+def test_old_archives_go(home: Path, jar: Path) -> None:
+    folder = home / "archives"
+    folder.mkdir()
+    for i in range(9):
+        (folder / f"{i}.jsa").touch()
+    archive = Archive(folder, find_java(), [jar])
+    _finish(archive, home)
+    left = list(folder.glob("*.jsa"))
+    assert archive.path in left
+    assert len(left) == 6

@@ -1,0 +1,55 @@
+"""Configuration: templates filled in, the user's lines on top, and conf/ made from the same templates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import config
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def _lines(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
+
+
+def test_conf_folder_is_what_the_templates_make() -> None:
+    assert {p.name: p.read_text() for p in CONF.iterdir()} == config.compose_files()
+
+
+def test_write_compose_files(tmp_path: Path) -> None:
+    config.write_compose_files(tmp_path / "conf")
+    assert {p.name for p in (tmp_path / "conf").iterdir()} == {"namesrv.conf", "broker.conf", "rmq-proxy.json"}
+
+
+def test_no_line_has_a_trailing_comment() -> None:
+    for name in ("broker.conf", "namesrv.conf"):
+        assert not [v for v in _lines(config.compose_files()[name]).values() if "#" in v]
+
+
+def test_a_queue_file_holds_whole_entries() -> None:
+    assert int(_lines(config.compose_files()["broker.conf"])["mappedFileSizeConsumeQueue"]) % 20 == 0
+
+
+def test_proxy_configuration_is_json() -> None:
+    assert json.loads(config.compose_files()["rmq-proxy.json"])["proxyMode"] == "CLUSTER"
+
+
+def test_user_lines_replace_and_add() -> None:
+    text = config.with_lines("# note\na=1\nb=2\n", {"b": True, "c": 3, "d": "x\\y"})
+    assert text == "# note\na=1\nb=true\nc=3\nd=x\\\\y\n"
+
+
+@pytest.mark.parametrize("key", sorted(config.OURS))
+def test_lines_that_the_cluster_decides_are_refused(key: str) -> None:
+    with pytest.raises(LocalBrokerError, match=rf"conf must not set {key}: LocalBroker decides it"):
+        config.checked({key: "x"})
+
+
+def test_a_value_is_one_line() -> None:
+    with pytest.raises(LocalBrokerError, match="The value of a in conf has a line break"):
+        config.checked({"a": "1\nbrokerRole=SLAVE"})

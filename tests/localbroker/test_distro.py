@@ -1,0 +1,293 @@
+"""The jars: the lock, the cache, what happens to damaged files, two processes at once, and repositories that fail.
+
+A small repository of our own on loopback, holding two real jars of the lock, stands for Maven Central.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import distro, ivy, loopback
+
+SMALL = ("commons-cli:commons-cli:1.5.0", "io.netty:netty-codec-haproxy:4.1.130.Final")
+
+
+class Repository(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder; the log of jars asked for is shared through the class made per server."""
+
+    asked: list[str]
+    failing: set[str]
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        self.asked.append(name)
+        if name in self.failing:
+            self.failing.discard(name)
+            self.send_error(503)
+        else:
+            super().do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not on the terminal."""
+
+
+class Mirror:
+    """A repository with its address, its folder and what was asked of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[str] = []
+        self.failing: set[str] = set()
+        handler = type("Handler", (Repository,), {"asked": self.asked, "failing": self.failing})
+        self.server = http.server.ThreadingHTTPServer(
+            (loopback.HOST, 0), functools.partial(handler, directory=str(folder))
+        )
+        self.root = f"http://{loopback.HOST}:{self.server.server_port}/"
+
+    def file_of(self, coordinate: str) -> Path:
+        group, artifact, version = coordinate.split(":")
+        return self.folder / group.replace(".", "/") / artifact / version / f"{artifact}-{version}.jar"
+
+
+@pytest.fixture(scope="session")
+def small_jars() -> dict[str, tuple[distro.Jar, Path]]:
+    """Two small jars of the real distribution."""
+    files = {path.name: path for path in distro.fetch(["core"])}
+    jars = {jar.coordinate: jar for jar in distro.read_lock()["core"].jars}
+    return {c: (jars[c], files[jars[c].file_name]) for c in SMALL}
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, small_jars: dict[str, tuple[distro.Jar, Path]]) -> Iterator[Mirror]:
+    mirror = Mirror(tmp_path / "mirror")
+    for coordinate, (_, file) in small_jars.items():
+        target = mirror.file_of(coordinate)
+        target.parent.mkdir(parents=True)
+        shutil.copy(file, target)
+    thread = threading.Thread(target=mirror.server.serve_forever, args=(0.05,))
+    thread.start()
+    yield mirror
+    mirror.server.shutdown()
+    mirror.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_jars: dict[str, tuple[distro.Jar, Path]], mirror: Mirror
+) -> Path:
+    """An empty cache, a lock with the two jars only, Ivy settings that lead to the mirror; returns the cache."""
+    lines = "".join(f"{c} {jar.sha256} {jar.size}\n" for c, (jar, _) in small_jars.items())
+    lock = tmp_path / "jars.lock"
+    lock.write_text(f"# a lock for tests\n# [small] two jars\n{lines}")
+    monkeypatch.setattr(distro, "read_lock", functools.partial(distro.read_lock, lock.read_text()))
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(ivy.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "ivysettings.xml", mirror.root)))
+    return tmp_path / "cache"
+
+
+def _ivy_settings(path: Path, root: str) -> Path:
+    path.write_text(
+        '<ivysettings><settings defaultResolver="ours"/><resolvers>'
+        f'<ibiblio name="ours" m2compatible="true" root="{root}"/></resolvers></ivysettings>'
+    )
+    return path
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_lock_is_read_section_by_section() -> None:
+    lock = distro.read_lock()
+    assert {name: len(lock[name].jars) for name in ("core", "tls-test", "proxy", "proxy-native")} == {
+        "core": 40,
+        "tls-test": 4,
+        "proxy": 14,
+        "proxy-native": 2,
+    }
+    assert all(len(jar.sha256) == 64 and jar.size > 0 for section in lock.values() for jar in section.jars)
+    assert lock["core"].key.startswith("core-")
+
+
+def test_another_section_text_is_another_folder() -> None:
+    one, two = (distro.read_lock(f"# [x] note\ng:a:1 {'0' * 64} {size}\n")["x"].key for size in (1, 2))
+    noted = distro.read_lock(f"# [x] other note\n# more\ng:a:1 {'0' * 64} 1\n")["x"].key
+    assert one != two
+    assert one == noted
+
+
+def test_file_names_tell_classifiers_apart() -> None:
+    native = distro.read_lock()["proxy-native"].jars
+    assert len({jar.file_name for jar in native}) == len(native)
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv(distro.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert distro.cache_folder() == Path("/home/somebody/.cache/rocketmq-spark")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert distro.cache_folder() == Path("/xdg/rocketmq-spark")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert distro.cache_folder() == Path("/home/somebody/Library/Caches/rocketmq-spark")
+    monkeypatch.setenv(distro.CACHE_VARIABLE, "~/there")
+    assert distro.cache_folder() == Path("/home/somebody/there")
+
+
+def test_real_jars_are_complete_and_in_the_order_of_the_lock() -> None:
+    jars = distro.read_lock()["core"].jars
+    files = distro.fetch(["core"])
+    assert [f.name for f in files] == [j.file_name for j in jars]
+    assert [_hash(f) for f in files] == [j.sha256 for j in jars]
+
+
+def test_an_unknown_section() -> None:
+    with pytest.raises(LocalBrokerError, match=r"jars\.lock has no section nonsense"):
+        distro.fetch(["core", "nonsense"])
+
+
+def test_fetched_once_and_then_found(small: Path, mirror: Mirror, capfd: pytest.CaptureFixture[str]) -> None:
+    files = distro.fetch(["small"])
+    assert [f.parent.parent for f in files] == [small / "jars"] * 2
+    asked = len(mirror.asked)
+    assert distro.fetch(["small"]) == files
+    assert len(mirror.asked) == asked
+    out, err = capfd.readouterr()
+    assert err.splitlines() == [f"Fetching RocketMQ {distro.VERSION}: 2 jars, 0 MB ...", "RocketMQ is fetched"]
+    assert not out
+    assert {p.name for p in (small / "jars").iterdir()} == {"lock", files[0].parent.name}
+
+
+def test_quiet(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    distro.fetch(["small"], quiet=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_a_bar(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    distro.fetch(["small"])
+    assert "2 jars" in terminal.getvalue()
+    assert "━" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
+def test_a_damaged_jar_is_fetched_again_and_only_that(small: Path, mirror: Mirror, damage: str) -> None:
+    first, second = distro.fetch(["small"])
+    good, untouched = _hash(first), second.stat().st_mtime_ns
+    if damage == "gone":
+        first.unlink()
+    else:
+        content = bytearray(first.read_bytes())
+        content[1000] ^= 1
+        first.write_bytes(content if damage == "flipped" else content[:1000])
+    mirror.asked.clear()
+    distro.fetch(["small"])
+    assert _hash(first) == good
+    assert second.stat().st_mtime_ns == untouched
+    assert second.name not in mirror.asked
+
+
+def test_other_content_than_the_lock_says_is_not_used(small: Path, mirror: Mirror) -> None:
+    mirror.file_of(SMALL[1]).write_bytes(b"evil")
+    with pytest.raises(LocalBrokerError, match=rf"{SMALL[1]} came with other content than jars\.lock says"):
+        distro.fetch(["small"])
+    assert not list(small.rglob("*.jar"))
+
+
+def test_a_download_that_broke_off_goes_on(small: Path, mirror: Mirror) -> None:
+    mirror.failing.add(mirror.file_of(SMALL[1]).name)
+    assert len(distro.fetch(["small"])) == 2
+    assert mirror.asked.count(mirror.file_of(SMALL[0]).name) == 1
+
+
+def test_a_jar_that_the_repository_lacks(small: Path, mirror: Mirror) -> None:
+    mirror.file_of(SMALL[0]).unlink()
+    with pytest.raises(LocalBrokerError, match=r"the repository lacks some jars .*commons-cli"):
+        distro.fetch(["small"])
+
+
+def test_no_network_and_an_empty_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = f"http://{loopback.HOST}:{loopback.free_port()}/"
+    monkeypatch.setenv(ivy.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "closed.xml", closed)))
+    with pytest.raises(LocalBrokerError) as e:
+        distro.fetch(["small"])
+    assert str(e.value) == (
+        "[ROCKETMQ_LOCAL_BROKER] Could not download RocketMQ: no connection to the repository. Check the network and "
+        "HTTPS_PROXY, or name an Ivy settings file with your mirror in ROCKETMQ_SPARK_IVY_SETTINGS (docs/running.md)"
+    )
+
+
+def test_no_network_and_a_full_cache(small: Path, mirror: Mirror) -> None:
+    files = distro.fetch(["small"])
+    mirror.server.shutdown()
+    assert distro.fetch(["small"]) == files
+
+
+def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(LocalBrokerError, match=r"Could not write to .*/file/cache: Not a directory\. Free some space"):
+        distro.fetch(["small"])
+
+
+_FETCH = """
+import functools, pathlib, sys
+from rocketmq_spark.localbroker import distro
+distro.read_lock = functools.partial(distro.read_lock, pathlib.Path(sys.argv[1]).read_text())
+print(*distro.fetch(["small"]))
+"""
+
+
+def test_two_processes_at_once_fetch_once(small: Path, tmp_path: Path, mirror: Mirror) -> None:
+    command = [sys.executable, "-c", _FETCH, str(tmp_path / "jars.lock")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ends = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0, 0], ends
+    assert len({out for out, _ in ends}) == 1
+    assert "".join(err for _, err in ends).count("Fetching RocketMQ") == 1
+    assert mirror.asked.count(mirror.file_of(SMALL[0]).name) == 1
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, pathlib; from rocketmq_spark.localbroker import distro\n"
+            "with distro.exclusive(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
+            str(lock),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        waited: list[bool] = []
+        timer = threading.Timer(0.1, os.kill, (holder.pid, signal.SIGKILL))
+        timer.start()
+        with distro.exclusive(lock, lambda: waited.append(True)):
+            assert waited
+        timer.join()

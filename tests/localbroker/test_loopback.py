@@ -1,0 +1,75 @@
+"""Free ports: neighbours too, remembered per data folder, never somebody else's."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.localbroker import loopback
+from rocketmq_spark.localbroker.loopback import BROKER_PORTS, PortBook
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server((loopback.HOST, loopback.free_port(BROKER_PORTS))) as s:
+        yield s
+
+
+def _port(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+def test_a_listener_on_loopback_takes_the_port(listener: socket.socket) -> None:
+    assert not loopback.is_free(_port(listener))
+    assert loopback.accepts(_port(listener))
+
+
+def test_a_broker_needs_its_neighbours(listener: socket.socket) -> None:
+    for distance in BROKER_PORTS:
+        assert not loopback.all_free(_port(listener) - distance, BROKER_PORTS)
+
+
+def test_free_port_avoids_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback, "_candidates", lambda: iter([25_000, 25_001, 25_002, 25_003]))
+    monkeypatch.setattr(loopback, "is_free", lambda port: True)
+    assert loopback.free_port((0, -2), taken=[24_998, 25_001]) == 25_002
+
+
+def test_nobody_accepts_on_a_free_port() -> None:
+    assert not loopback.accepts(loopback.free_port())
+
+
+def test_the_book_keeps_ports(tmp_path: Path) -> None:
+    path = tmp_path / "ports.json"
+    port = PortBook(path, {}).assign("broker-a", BROKER_PORTS)
+    assert PortBook(path, {}).assign("broker-a", BROKER_PORTS) == port
+    assert json.loads(path.read_text()) == {"broker-a": port}
+
+
+def test_the_book_gives_another_port_when_the_old_one_is_taken(tmp_path: Path, listener: socket.socket) -> None:
+    path = tmp_path / "ports.json"
+    path.write_text(json.dumps({"broker-a": _port(listener)}))
+    assert PortBook(path, {}).assign("broker-a", BROKER_PORTS) != _port(listener)
+
+
+def test_a_wish_is_kept_even_when_it_cannot_work(tmp_path: Path, listener: socket.socket) -> None:
+    book = PortBook(tmp_path / "ports.json", {"namesrv": _port(listener)})
+    assert book.assign("namesrv", (0,)) == _port(listener)
+    assert not book.may_change("namesrv")
+    assert book.may_change("broker-a")
+
+
+def test_servers_of_one_book_do_not_meet(tmp_path: Path) -> None:
+    book = PortBook(tmp_path / "ports.json", {})
+    ports = [book.assign(f"broker-{i}", BROKER_PORTS) + d for i in range(20) for d in BROKER_PORTS]
+    assert len(set(ports)) == len(ports)
+
+
+def test_a_damaged_book_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "ports.json"
+    path.write_text("{")
+    assert PortBook(path, {}).assign("namesrv", (0,)) > 0

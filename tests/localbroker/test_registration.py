@@ -1,0 +1,58 @@
+"""Registration at the name server, seen on a running broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.localbroker.process import Server
+from rocketmq_spark.localbroker.registration import Registration
+from rocketmq_spark.localbroker.servers import BrokerSpec
+
+SPEC = BrokerSpec("broker-a", 0)
+
+
+@pytest.fixture
+def registration(broker_cluster: LocalBroker) -> Iterator[Registration]:
+    registration = Registration(broker_cluster.name_server, 6)
+    yield registration
+    registration.close()
+
+
+@pytest.fixture
+def server(broker_cluster: LocalBroker) -> Server:
+    return broker_cluster._server("broker-a")
+
+
+def test_shown_and_not_shown(registration: Registration, server: Server) -> None:
+    assert registration.shows(SPEC, server)
+    assert not registration.shows(BrokerSpec("broker-a", 1), server)
+    assert not registration.shows(BrokerSpec("broker-z", 0), server)
+
+
+def test_a_name_server_that_is_away_shows_nothing(server: Server) -> None:
+    registration = Registration("127.0.0.1:1", 6)
+    assert not registration.shows(SPEC, server)
+    registration.close()
+
+
+def test_a_nudge_registers_and_leaves_the_configuration_alone(registration: Registration, server: Server) -> None:
+    conf = server.program.home / "broker.conf"
+    before, registered = conf.read_text(), server.log().count("Registering current broker to name server completed")
+    assert not registration.shows_or_nudges(BrokerSpec("broker-z", 0), server)
+    server.wait_until(
+        lambda: server.log().count("Registering current broker to name server completed") > registered,
+        Deadline.after(5),
+    )
+    assert conf.read_text() == before
+
+
+def test_nudges_are_not_a_storm(registration: Registration, server: Server) -> None:
+    stranger = BrokerSpec("broker-z", 0)
+    for _ in range(20):
+        registration.shows_or_nudges(stranger, server)
+    nudges = [line for line in server.log().splitlines() if "updateBrokerConfig, new config" in line]
+    assert len(nudges) < 10

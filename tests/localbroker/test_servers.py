@@ -1,0 +1,52 @@
+"""What each server is given: names, files in its folder, ports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rocketmq_spark.localbroker import servers
+from rocketmq_spark.localbroker.servers import BrokerSpec
+
+JARS = (Path("/jars/a.jar"),)
+
+
+def _lines(path: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if line and not line.startswith("#"))
+
+
+def test_names() -> None:
+    assert servers.broker_names(2) == ["broker-a", "broker-b"]
+    assert servers.broker_names(28)[25:] == ["broker-z", "broker-27", "broker-28"]
+    assert BrokerSpec("broker-a", 0).name == "broker-a"
+    assert BrokerSpec("broker-a", 2).name == "broker-a-slave-2"
+
+
+def test_name_server(tmp_path: Path) -> None:
+    program = servers.name_server(tmp_path, JARS, 20_000)
+    assert _lines(tmp_path / "namesrv" / "namesrv.conf") == {"listenPort": "20000", "bindAddress": "127.0.0.1"}
+    assert program.ports == (20_000,)
+    assert (tmp_path / "namesrv" / "logback.xml").exists()
+
+
+def test_master_and_slave(tmp_path: Path) -> None:
+    conf = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": 4194304}
+    master = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", conf, 100)
+    slave = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 1), 20_020, "127.0.0.1:1", conf, 100)
+    first, second = (_lines(program.home / "broker.conf") for program in (master, slave))
+    differing = {key for key in first if first[key] != second[key]}
+    assert differing == {"brokerId", "brokerRole", "listenPort", "storePathRootDir"}
+    assert (second["brokerRole"], second["brokerId"], second["slaveReadEnable"]) == ("SLAVE", "1", "true")
+    assert first["bindAddress"] == first["brokerIP1"] == "127.0.0.1"
+    assert first["flushDiskType"] == "SYNC_FLUSH"
+    assert first["mappedFileSizeCommitLog"] == "4194304"
+    assert master.ports == (20_010, 20_008, 20_011)
+    assert master.heap_mb == 100
+
+
+def test_proxy(tmp_path: Path) -> None:
+    program = servers.proxy(tmp_path, JARS, 20_030, "127.0.0.1:1")
+    conf = json.loads((tmp_path / "proxy" / "rmq-proxy.json").read_text())
+    assert (conf["remotingListenPort"], conf["grpcServerPort"]) == program.ports == (20_030, 20_031)
+    assert conf["proxyMode"] == "CLUSTER"
+    assert conf["enableRemotingLocalProxyGrpc"] is False

@@ -1,0 +1,124 @@
+"""Bringing a server up, and what can go wrong between the choice of a port and the start. Name servers stand for all."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import distro, leftovers, loopback, servers
+from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.localbroker.process import Program, Server
+from rocketmq_spark.localbroker.site import Site
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    made: list[Site] = []
+
+    def make(wished: Mapping[str, int] | None = None) -> Site:
+        claim = leftovers.claim(tmp_path / "run", tmp_path / f"data-{len(made)}", keep=True)
+        made.append(Site(claim, find_java(), tmp_path / "archives", wished or {}))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close(keep=False)
+
+
+def _ready(server: Server) -> bool:
+    return "success" in server.printed() and loopback.accepts(server.program.ports[0])
+
+
+def _bring_up(site: Site, make: Callable[[int], Program] | None = None) -> Server:
+    jars = tuple(distro.fetch(["core"]))
+    make = make or (lambda port: servers.name_server(site.data, jars, port))
+    return site.bring_up("namesrv", (0,), make, _ready, Deadline.after(30))
+
+
+def test_up_and_away(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    server = _bring_up(site)
+    assert site.servers == {"namesrv": server}
+    assert loopback.accepts(server.program.ports[0])
+    site.close(keep=False)
+    assert server.pid is None
+    assert not site.data.exists()
+
+
+def test_closing_twice_is_fine(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    site.close(keep=True)
+    site.close(keep=True)
+    assert site.data.exists()
+
+
+def test_a_port_taken_at_the_last_moment(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site()
+    with socket.create_server((loopback.HOST, loopback.free_port())) as other:
+        taken = other.getsockname()[1]
+        candidates = [taken, *(loopback.free_port() for _ in range(3))]
+        really_free, looked = loopback.is_free, []
+
+        def free_when_first_looked_at(port: int) -> bool:
+            looked.append(port)
+            return looked.count(taken) == 1 if port == taken else really_free(port)
+
+        monkeypatch.setattr(loopback, "_candidates", lambda: iter(candidates))
+        monkeypatch.setattr(loopback, "is_free", free_when_first_looked_at)
+        server = _bring_up(site)
+    assert server.program.ports[0] == candidates[1]
+
+
+def test_a_port_that_only_the_server_finds_taken(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = loopback.free_port()
+    site = make_site({"namesrv": port})
+    with socket.create_server((loopback.HOST, port)):
+        monkeypatch.setattr(loopback, "is_free", lambda port: True)
+        with pytest.raises(LocalBrokerError, match=rf"namesrv cannot listen: port {port} is in use"):
+            _bring_up(site)
+    assert site.servers == {}
+
+
+def test_a_wished_port_that_is_taken(make_site: Callable[..., Site]) -> None:
+    port = loopback.free_port()
+    site = make_site({"namesrv": port})
+    in_use = pytest.raises(LocalBrokerError, match=rf"namesrv cannot listen: port {port} is in use")
+    with socket.create_server((loopback.HOST, port)), in_use:
+        _bring_up(site)
+
+
+def test_the_archive_is_given_up_when_nothing_else_is_to_blame(make_site: Callable[..., Site], tmp_path: Path) -> None:
+    site = make_site()
+    (tmp_path / "archives").mkdir()
+    starts = []
+
+    def make(port: int) -> Program:
+        home = site.data / "namesrv"
+        home.mkdir(exist_ok=True)
+        starts.append(port)
+        return Program("namesrv", home, (port,), "no.such.Main", (), (), 32)
+
+    archive = site._archive(())
+    archive.path.write_bytes(b"not an archive")
+    with pytest.raises(LocalBrokerError, match="ended while starting"):
+        _bring_up(site, make)
+    assert len(starts) == 2
+    assert not archive.path.exists()
+
+
+def test_archives_are_made_from_running_servers(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    server = _bring_up(site)
+    site.make_archives()
+    archive = site._archive(server.program.jars)
+    server.wait_until(archive.path.exists, Deadline.after(60))
+    second = make_site()
+    assert _bring_up(second).pid is not None
+    assert not (second.data / "namesrv" / "classes.lst").exists()
