@@ -15,13 +15,15 @@ from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRou
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
+from rocketmq_spark.wire.header import Command
 
 
 class Admin:
-    """Administration over its own connections, or over those of a client (``of``)."""
+    """Administration over connections of its own, or over those of ``calls``, which ``close`` leaves open."""
 
     def __init__(self, name_server: str | Sequence[str], calls: Calls | None = None) -> None:
         addresses = name_server.replace(",", ";").split(";") if isinstance(name_server, str) else name_server
+        self._owns_pool = calls is None
         self._calls = calls or Calls(Pool(Dialling()))
         self._name_servers = NameServers(self._calls, addresses)
         self.routes = Routes(self._name_servers)
@@ -36,7 +38,8 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        self._calls.pool.close()
+        if self._owns_pool:
+            self._calls.pool.close()
 
     def cluster(self) -> dict[str, BrokerData]:
         """Brokers by name."""
@@ -65,31 +68,29 @@ class Admin:
         _check(names.topic_problem(topic))
         deadline = Deadline.after(timeout_s)
         masters = self._masters(brokers)
-        for address in masters.values():
-            self._calls.ask(
-                address,
-                rpc.UPDATE_AND_CREATE_TOPIC.request(
-                    topic=topic,
-                    defaultTopic="TBW102",
-                    readQueueNums=queues if read_queues is None else read_queues,
-                    writeQueueNums=queues if write_queues is None else write_queues,
-                    perm=perm,
-                    topicFilterType="SINGLE_TAG",
-                    topicSysFlag=0,
-                    order=False,
-                    attributes=",".join(f"+{k}={v}" for k, v in (attributes or {}).items()) or None,
-                ),
-                deadline,
+        reads = queues if read_queues is None else read_queues
+        writes = queues if write_queues is None else write_queues
+        for name, address in masters.items():
+            command = rpc.UPDATE_AND_CREATE_TOPIC.request(
+                topic=topic,
+                defaultTopic="TBW102",
+                readQueueNums=reads,
+                writeQueueNums=writes,
+                perm=perm,
+                topicFilterType="SINGLE_TAG",
+                topicSysFlag=0,
+                order=False,
+                attributes=",".join(f"+{k}={v}" for k, v in (attributes or {}).items()) or None,
+                bname=name,
             )
+            self._calls.ask(address, command, deadline)
+        return self._await_route(topic, dict.fromkeys(masters, (reads, writes, perm)), deadline)
+
+    def _await_route(self, topic: str, wanted: Mapping[str, tuple[int, int, int]], deadline: Deadline) -> TopicRoute:
         while True:
-            route = self._route_or_none(topic)
+            route = self._route_or_none(topic, deadline)
             counts = {d.broker_name: (d.read_queues, d.write_queues, d.perm) for d in route.queues} if route else {}
-            wanted = (
-                queues if read_queues is None else read_queues,
-                queues if write_queues is None else write_queues,
-                perm,
-            )
-            if route is not None and all(counts.get(name) == wanted for name in masters):
+            if route is not None and all(counts.get(name) == count for name, count in wanted.items()):
                 return route
             if deadline.expired:
                 raise CallTimeout("the name server does not show the topic in time", topic=topic)
@@ -98,8 +99,8 @@ class Admin:
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its data, on masters, then on name servers. Absent topics raise ``RouteNotFound``."""
         self.route(topic)
-        for address in self._masters(None).values():
-            self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=topic))
+        for name, address in self._masters(None).items():
+            self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=topic, bname=name))
         self._name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=topic))
         self.routes.forget(topic)
 
@@ -108,32 +109,33 @@ class Admin:
         return self.brokers.bounds(self.route(topic).readable(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
-        answer = self._calls.ask(self._masters([broker])[broker], rpc.GET_TOPIC_CONFIG.request(topic=topic))
-        return bodies.topic_config(answer.body)
+        return bodies.topic_config(self._ask(broker, rpc.GET_TOPIC_CONFIG.request(topic=topic, bname=broker)).body)
 
     def create_group(self, group: str, brokers: Sequence[str] | None = None) -> None:
         """Create a consumer group on the masters of ``brokers`` (default: all)."""
         _check(names.group_problem(group))
-        for address in self._masters(brokers).values():
-            self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(bodies.subscription_group(group)))
+        body = bodies.subscription_group(group)
+        for name, address in self._masters(brokers).items():
+            self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """How far a group is, over all brokers of the topic."""
         found: dict[MessageQueue, ConsumeProgress] = {}
-        for broker in self.route(topic).brokers.values():
+        for name, broker in self.route(topic).brokers.items():
             if broker.master:
-                answer = self._calls.ask(broker.master, rpc.GET_CONSUME_STATS.request(consumerGroup=group, topic=topic))
-                found.update(bodies.consume_stats(answer.body))
+                command = rpc.GET_CONSUME_STATS.request(consumerGroup=group, topic=topic, bname=name)
+                found.update(bodies.consume_stats(self._calls.ask(broker.master, command).body))
         return found
 
     def broker_config(self, broker: str) -> dict[str, str]:
-        return bodies.read_config(
-            self._calls.ask(self._masters([broker])[broker], rpc.GET_BROKER_CONFIG.request()).body
-        )
+        return bodies.read_config(self._ask(broker, rpc.GET_BROKER_CONFIG.request(bname=broker)).body)
 
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> None:
         """Change settings of a running broker. It also rewrites its configuration file."""
-        self._calls.ask(self._masters([broker])[broker], rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(values)))
+        self._ask(broker, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(values), bname=broker))
+
+    def _ask(self, broker: str, command: Command) -> Command:
+        return self._calls.ask(self._masters([broker])[broker], command)
 
     def _masters(self, brokers: Sequence[str] | None) -> dict[str, str]:
         cluster = self.cluster()
@@ -147,9 +149,9 @@ class Admin:
             )
         return {name: address for name, address in masters.items() if address}
 
-    def _route_or_none(self, topic: str) -> TopicRoute | None:
+    def _route_or_none(self, topic: str, deadline: Deadline) -> TopicRoute | None:
         try:
-            return self.routes.get(topic, 0.0)
+            return self.routes.get(topic, 0.0, deadline)
         except (RouteNotFound, TopicNotFound):
             return None
 

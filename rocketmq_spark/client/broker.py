@@ -6,7 +6,7 @@ Every request names the broker (``bname``): brokers ignore it for ordinary topic
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,27 +109,31 @@ class Brokers:
         return Question(queue.broker_name, command, queue.topic, queue)
 
     def ask_all(
-        self, questions: Sequence[Question], deadline: Deadline, accept: Iterable[int] = (Response.SUCCESS,)
+        self, questions: Sequence[Question], deadline: Deadline, accept: Container[int] = (Response.SUCCESS,)
     ) -> list[Command]:
         """All answers in order, asked at once; raises the first question's error, after all have ended."""
+        addresses = [self.routes.address(question.broker_name) for question in questions]
         results: list[Command | RocketMQError | None] = [None] * len(questions)
         left = threading.Semaphore(0)
-        for i, question in enumerate(questions):
-            self.calls.ask_async(
-                self.routes.address(question.broker_name), question.command, deadline, _keep(results, i, left)
-            )
+        for i, (question, address) in enumerate(zip(questions, addresses, strict=True)):
+            self.calls.ask_async(address, question.command, deadline, _keep(results, i, left))
         for _ in questions:
             left.acquire()
-        answers = []
-        for question, result in zip(questions, results, strict=True):
-            if isinstance(result, RocketMQError):
-                raise result
-            assert result is not None
-            if result.code not in accept:
-                queue = str(question.queue) if question.queue else None
-                raise refused(result, self.routes.address(question.broker_name), question.topic, queue)
-            answers.append(result)
-        return answers
+        return [
+            _accepted(result, question, address, accept)
+            for result, question, address in zip(results, questions, addresses, strict=True)
+        ]
+
+
+def _accepted(
+    result: Command | RocketMQError | None, question: Question, address: str, accept: Container[int]
+) -> Command:
+    assert result is not None
+    if isinstance(result, RocketMQError):
+        raise result
+    if result.code not in accept:
+        raise refused(result, address, question.topic, str(question.queue) if question.queue else None)
+    return result
 
 
 def _keep(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import AccessDenied, RocketMQError, error_for
+from rocketmq_spark.errors import AccessDenied, LocalProtocolError, RocketMQError, error_for
+from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import acl
 from rocketmq_spark.wire.header import Command
@@ -30,7 +31,10 @@ class Credentials:
         return f"Credentials(access_key={self.access_key!r})"
 
     def sign(self, command: Command) -> Command:
-        return acl.sign(command, self.access_key, self.secret_key, self.security_token)
+        try:
+            return acl.sign(command, self.access_key, self.secret_key, self.security_token)
+        except UnicodeEncodeError as e:
+            raise LocalProtocolError(f"request {command.code} cannot be signed: {e}") from e
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,20 @@ class Calls:
         address: str,
         command: Command,
         deadline: Deadline | None = None,
-        accept: Iterable[int] = (Response.SUCCESS,),
+        accept: Container[int] = (Response.SUCCESS,),
     ) -> Command:
         """The answer, when its code is in ``accept``; otherwise the error for the code."""
-        deadline = deadline or Deadline.after(self.request_timeout_s)
-        answer = self.pool.get(address, deadline).call(self._signed(command), deadline)
+        answer = self.exchange(address, command, deadline or Deadline.after(self.request_timeout_s))
         if answer.code not in accept:
             raise refused(answer, address)
+        return answer
+
+    def exchange(self, address: str, command: Command, deadline: Deadline) -> Command:
+        """The answer whatever its code."""
+        command = self._signed(command)
+        connection = self.pool.get(address, deadline)
+        answer = connection.call(command, deadline)
+        self._noted(answer, address, connection)
         return answer
 
     def ask_async(
@@ -60,19 +71,32 @@ class Calls:
     ) -> None:
         """``done`` gets the answer whatever its code, or the error; once, on any thread. Connecting may block."""
         try:
+            command = self._signed(command)
             connection = self.pool.get(address, deadline)
         except RocketMQError as e:
             done(e)
             return
-        connection.call_async(self._signed(command), deadline, done)
+
+        def answered(answer: Command | RocketMQError) -> None:
+            if not isinstance(answer, RocketMQError):
+                self._noted(answer, address, connection)
+            done(answer)
+
+        connection.call_async(command, deadline, answered)
 
     def tell(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
         """Send a one-way request."""
         deadline = deadline or Deadline.after(self.request_timeout_s)
-        self.pool.get(address, deadline).send_oneway(self._signed(command), deadline)
+        command = self._signed(command)
+        self.pool.get(address, deadline).send_oneway(command, deadline)
 
     def _signed(self, command: Command) -> Command:
         return self.credentials.sign(command) if self.credentials else command
+
+    def _noted(self, answer: Command, address: str, connection: Connection) -> None:
+        """A server that drains refuses everything on this connection, but not on a new one."""
+        if answer.code == Response.GO_AWAY:
+            self.pool.retire(address, connection)
 
 
 def refused(answer: Command, address: str, topic: str | None = None, queue: str | None = None) -> RocketMQError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import random
 import threading
 import time
@@ -16,12 +17,14 @@ from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
     ConnectionLost,
+    OptionError,
+    RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
     TopicNotFound,
 )
 from rocketmq_spark.model import BrokerData, TopicRoute
-from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command
 
 T = TypeVar("T")
@@ -51,19 +54,34 @@ class NameServers:
     """The list of name servers: one is used as long as it answers, then the next."""
 
     def __init__(self, calls: Calls, addresses: Sequence[str], rng: random.Random | None = None) -> None:
-        self.addresses = tuple(addresses)
+        self.addresses = tuple(address.strip() for address in addresses if address.strip())
+        if not self.addresses:
+            raise OptionError("no name server is given", remedy="Set option 'nameServer' to host:port")
         self._calls = calls
         self._current = (rng or random.Random()).randrange(len(self.addresses))
 
     def ask(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
-        """The first server's answer that could be had. Raises the last server's error, naming all that were tried."""
+        """The first server's answer that could be had, each within the time of one request.
+
+        Servers do not know of each other, so a topic that one misses is asked of the others too. When none answers,
+        raises the last one's error, naming all that were tried.
+        """
+        first = self._current
+        unknown: TopicNotFound | None = None
         last: RocketMQError | None = None
-        for _ in self.addresses:
+        for i in range(len(self.addresses)):
+            at = (first + i) % len(self.addresses)
             try:
-                return self._calls.ask(self.addresses[self._current], make(), deadline)
-            except (ConnectionLost, CallTimeout) as e:
+                answer = self._calls.ask(self.addresses[at], make(), self._share(deadline))
+            except TopicNotFound as e:
+                unknown = unknown or e
+            except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
                 last = e
-                self._current = (self._current + 1) % len(self.addresses)
+            else:
+                self._current = at
+                return answer
+        if unknown is not None:
+            raise unknown
         assert last is not None
         raise type(last)(
             f"no name server answers: {last.message}",
@@ -72,9 +90,18 @@ class NameServers:
         ) from last
 
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
-        """Ask every server: they do not know of each other."""
+        """Ask every server, because they do not know of each other; raises the first error after all were asked."""
+        errors = []
         for address in self.addresses:
-            self._calls.ask(address, make(), deadline)
+            try:
+                self._calls.ask(address, make(), self._share(deadline))
+            except RocketMQError as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
+
+    def _share(self, deadline: Deadline | None) -> Deadline | None:
+        return None if deadline is None else deadline.within(self._calls.request_timeout_s)
 
 
 class Routes:
@@ -89,12 +116,13 @@ class Routes:
         """The route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
         with self._lock:
             known = self._routes.get(topic)
-        if known is not None and time.monotonic() - known[0] <= max_age_s:
+        if known is not None and time.monotonic() - known[0] < max_age_s:
             return known[1]
         route = self.fetch(topic, deadline)
-        if known is not None and known[1] == route:
-            route = known[1]
         with self._lock:
+            known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
+            if known is not None and known[1] == route:
+                route = known[1]
             self._routes[topic] = (time.monotonic(), route)
         return route
 
@@ -120,22 +148,29 @@ class Routes:
             return sorted(self._routes)
 
     def address(self, broker_name: str) -> str:
-        """The master of a broker, from the routes at hand. Raises ``BrokerNotFound``."""
-        with self._lock:
-            routes = [route for _, route in self._routes.values()]
-        for route in routes:
+        """The master of a broker, as the newest route at hand that names it says. Raises ``BrokerNotFound``."""
+        for route in self._newest_first():
             data = route.brokers.get(broker_name)
-            if data is not None and data.master:
-                return data.master
+            if data is not None:
+                if data.master:
+                    return data.master
+                break
         raise BrokerNotFound(
             f"no address of broker {broker_name!r} is known: its master is down or it left the cluster"
         )
 
-    def masters(self) -> list[str]:
-        """Addresses of all masters in the routes at hand."""
+    def masters(self) -> dict[str, str]:
+        """Broker name to address of all masters in the routes at hand."""
+        newest: dict[str, BrokerData] = {}
+        for route in self._newest_first():
+            for name, data in route.brokers.items():
+                newest.setdefault(name, data)
+        return {name: data.master for name, data in sorted(newest.items()) if data.master}
+
+    def _newest_first(self) -> list[TopicRoute]:
         with self._lock:
-            routes = [route for _, route in self._routes.values()]
-        return sorted({data.master for route in routes for data in route.brokers.values() if data.master})
+            known = sorted(self._routes.values(), key=operator.itemgetter(0), reverse=True)
+        return [route for _, route in known]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
         """All topics of the name server, system ones too."""
@@ -149,7 +184,8 @@ class Routes:
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         """The same error with the nearest existing names, as far as the name server tells them."""
         try:
-            near = difflib.get_close_matches(error.topic or "", self.topics(), n=3, cutoff=0.5)
+            existing = [topic for topic in self.topics() if names.is_user_topic(topic) and topic != error.topic]
+            near = difflib.get_close_matches(error.topic or "", existing, n=3, cutoff=0.5)
         except RocketMQError:
             near = []
         hint = f"Did you mean {', '.join(near)}? " if near else ""

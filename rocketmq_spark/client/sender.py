@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import BrokerNotFound, NotSupported, RocketMQError, RouteNotFound
+from rocketmq_spark.codes import SENDABLE_SYS_FLAGS, Property, Response
+from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
@@ -25,7 +25,10 @@ _STATUS = {
     Response.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
 # Their queue offset is the internal topic's.
-_DELAYING = ("DELAY\x01", "TIMER_DELAY_SEC\x01", "TIMER_DELAY_MS\x01", "TIMER_DELIVER_MS\x01")
+_DELAYING = tuple(
+    f"\x02{name}\x01"
+    for name in (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+)
 
 
 class RemotingSender:
@@ -51,8 +54,8 @@ class RemotingSender:
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         address = self._routes.address(queue.broker_name)
-        answer = self._calls.ask(address, _command(queue, request), deadline, _STATUS)
-        return _result(queue, request, answer)
+        answer = self._calls.exchange(address, _command(queue, request), deadline)
+        return _result(queue, request, answer, address)
 
     def send_async(
         self,
@@ -69,12 +72,12 @@ class RemotingSender:
             return
 
         def answered(answer: Command | RocketMQError) -> None:
-            if isinstance(answer, RocketMQError):
-                done(answer)
-            elif answer.code in _STATUS:
-                done(_result(queue, request, answer))
-            else:
-                done(refused(answer, address, queue.topic, str(queue)))
+            result: SendResult | RocketMQError
+            try:
+                result = answer if isinstance(answer, RocketMQError) else _result(queue, request, answer, address)
+            except RocketMQError as e:
+                result = e
+            done(result)
 
         self._calls.ask_async(address, command, deadline, answered)
 
@@ -84,7 +87,10 @@ class RemotingSender:
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         command = rpc.RECALL_MESSAGE.request(topic=topic, recallHandle=handle, producerGroup=group, bname=broker_name)
-        answer = self._calls.ask(self._routes.address(broker_name), command, deadline)
+        address = self._routes.address(broker_name)
+        answer = self._calls.exchange(address, command, deadline)
+        if answer.code != Response.SUCCESS:
+            raise refused(answer, address, topic)
         return str(rpc.RECALL_MESSAGE.answer(answer)["msgId"])
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
@@ -97,12 +103,12 @@ class RemotingSender:
 
     def heartbeat(self, client_id: str, producer_groups: Sequence[str], deadline: Deadline) -> None:
         body = bodies.heartbeat(client_id, producer_groups)
-        for address in self._masters():
-            self._quietly(address, rpc.HEART_BEAT.request(body), deadline)
+        for name, address in self._routes.masters().items():
+            self._quietly(address, rpc.HEART_BEAT.request(body, bname=name), deadline)
 
     def unregister(self, client_id: str, producer_group: str, deadline: Deadline) -> None:
-        for address in self._masters():
-            command = rpc.UNREGISTER_CLIENT.request(clientID=client_id, producerGroup=producer_group)
+        for name, address in self._routes.masters().items():
+            command = rpc.UNREGISTER_CLIENT.request(clientID=client_id, producerGroup=producer_group, bname=name)
             self._quietly(address, command, deadline)
 
     def refresh_routes(self, deadline: Deadline) -> None:
@@ -110,21 +116,24 @@ class RemotingSender:
             try:
                 self._routes.get(topic, 0.0, deadline)
             except RocketMQError as e:
-                logger.info("the route of %s stays as it is: %s", topic, e)
-
-    def _masters(self) -> list[str]:
-        return self._routes.masters()
+                logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
     def _quietly(self, address: str, command: Command, deadline: Deadline) -> None:
         try:
-            self._calls.ask(address, command, deadline)
+            self._calls.ask(address, command, deadline.within(self._calls.request_timeout_s))
         except NotSupported:
             logger.debug("%s takes no heartbeats", address)
-        except (RocketMQError, BrokerNotFound) as e:
-            logger.info("heartbeat to %s failed: %s", address, e)
+        except RocketMQError as e:
+            logger.info("request %s to %s failed: %s", command.code, address, e)
 
 
 def _command(queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
+    # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its queue
+    # is shifted for ever.
+    if request.sys_flag & ~SENDABLE_SYS_FLAGS:
+        raise LocalProtocolError(
+            f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
+        )
     row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
     make = row.oneway if oneway else row.request
     return make(
@@ -146,13 +155,17 @@ def _command(queue: MessageQueue, request: SendRequest, oneway: bool = False) ->
     )
 
 
-def _result(queue: MessageQueue, request: SendRequest, answer: Command) -> SendResult:
+def _result(queue: MessageQueue, request: SendRequest, answer: Command, address: str) -> SendResult:
+    if answer.code not in _STATUS:
+        raise refused(answer, address, queue.topic, str(queue))
     fields = rpc.SEND_MESSAGE_V2.answer(answer)
-    delayed = any(name in request.properties for name in _DELAYING)
+    properties = "\x02" + request.properties
+    delayed = any(name in properties for name in _DELAYING)
+    queue_id = fields["queueId"]
     return SendResult(
         status=_STATUS[Response(answer.code)],
         msg_id="",
-        queue=MessageQueue(queue.topic, queue.broker_name, fields["queueId"] if fields["queueId"] is not None else -1),
+        queue=MessageQueue(queue.topic, queue.broker_name, queue.queue_id if queue_id is None else queue_id),
         queue_offset=None if delayed else fields["queueOffset"],
         offset_msg_id=fields["msgId"],
         transaction_id=fields["transactionId"],

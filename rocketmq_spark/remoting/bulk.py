@@ -127,7 +127,7 @@ class BulkStream:
             self._sock.settimeout(max(0.001, timeout_s))
             self._sock.sendall(b"".join(frames))
         except OSError as e:
-            raise mapped(e, self.address, "the connection broke while sending pulls") from e
+            raise mapped(e, self.address, "pulls cannot be sent", first=self.received == 0) from e
 
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False when nothing came in time. Call only while not ``full``."""
@@ -137,7 +137,7 @@ class BulkStream:
         except TimeoutError:
             return False
         except OSError as e:
-            raise mapped(e, self.address, "the connection broke while pulling") from e
+            raise mapped(e, self.address, "the connection broke while pulling", first=self.received == 0) from e
         if count == 0:
             raise closed_by_peer(self.address, first=self.received == 0)
         self._filled += count
@@ -157,25 +157,26 @@ class BulkStream:
                 break
             start = at + _PREFIX_BYTES
             body = start + kind_and_header  # the JSON type is 0, so the word is the header's length
-            fast = match(view, start, end)
-            if fast is not None and body <= end:
+            fast = match(view, start, body) if body <= end else None
+            if fast is not None:
                 found.append((int(fast[5]), int(fast[2]), int(fast[1]), body, end))
             else:
-                self._slow(view[at + 4 : end], body if kind_and_header < 1 << 24 else None, end, found, others)
+                self._slow(view[at + 4 : end], end, found, others)
             at = end
         self._scanned = at
         return found, others
 
-    def _slow(
-        self, frame: memoryview, body: int | None, end: int, found: list[Found], others: list[tuple[int, Answer]]
-    ) -> None:
-        command = header.decode(frame)
+    def _slow(self, frame: memoryview, end: int, found: list[Found], others: list[tuple[int, Answer]]) -> None:
+        try:
+            command = header.decode(frame)
+            answer = _answer(command)
+        except RemoteProtocolError as e:
+            e.addr = self.address
+            raise
         if not command.is_response:
             return  # a broker asks registered clients only, and this connection is none
-        answer = _answer(command)
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
-            start = body if body is not None else end - len(command.body)
-            found.append((command.opaque, answer.next_offset, answer.suggested_broker, start, end))
+            found.append((command.opaque, answer.next_offset, answer.suggested_broker, end - len(command.body), end))
         else:
             others.append((command.opaque, answer))
 
@@ -226,7 +227,10 @@ class BulkStream:
 def _answer(command: Command) -> Answer:
     def number(name: str) -> int | None:
         text = command.ext.get(name)
-        return int(text) if text is not None else None
+        try:
+            return int(text) if text is not None else None
+        except ValueError as e:
+            raise RemoteProtocolError(f"the answer to a pull has {name} = {text!r}") from e
 
     return Answer(
         command.code,

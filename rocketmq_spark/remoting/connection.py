@@ -2,7 +2,8 @@
 
 Callers of any thread share a connection; answers are handed over outside the mutex. The socket does not block: reader
 and writers wait with ``poll`` and hold the lock only while bytes move, so that TLS, which allows one user at a time,
-works the same way. Nothing above this file sees an ``OSError``.
+works the same way. A writer waits no longer than its own deadline; what it leaves behind, in the middle of a frame or
+not, the reader sends. Nothing above this file sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import select
 import socket
 import ssl
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
-from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation
+from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
@@ -26,9 +29,15 @@ MAX_FRAME = 256 << 20
 RECEIVE_BYTES = 256 << 10
 # How late the expiry of an asynchronous request may be noticed.
 TICK_S = 0.1
+# A server that takes no byte for so long, or says nothing while requests time out, is gone: others get a new chance.
+STALL_S = 15.0
+SILENCE_S = 10.0
+CLOSING_S = 1.0
 
 Done = Callable[[Command | RocketMQError], None]
 OnRequest = Callable[[Command], Command | None]
+
+_NO_WAIT = Deadline(0.0)
 
 
 class _Waiter:
@@ -40,6 +49,16 @@ class _Waiter:
         self.done = done
         self.deadline = deadline
         self.opaque = -1
+
+    def tell(self, result: Command | RocketMQError) -> None:
+        try:
+            self.done(result)
+        except Exception:  # somebody else's code: it must not cost the other waiters their answers
+            logger.exception("the receiver of an answer failed")
+
+
+class _Reader(threading.Thread):
+    """The thread of a connection. It never waits for a socket to take bytes: servers that wait for it would too."""
 
 
 class Connection:
@@ -61,9 +80,13 @@ class Connection:
         self._write_lock = threading.Lock()
         self._io_lock = threading.Lock()
         self._conversation: Conversation[_Waiter] = Conversation(max_frame)
+        self._unsent: deque[memoryview] = deque()
         self._error: RocketMQError | None = None
         self._answered = False
-        self._reader = threading.Thread(target=self._read, name=f"rocketmq-{address}", daemon=True)
+        self._blocked_since: float | None = None
+        self._silent_since: float | None = None
+        self._next_tick = 0.0
+        self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
         self._reader.start()
 
     @property
@@ -86,10 +109,11 @@ class Connection:
             arrived.release()
 
         waiter = self._submit(command, deadline, done)
-        if not arrived.acquire(timeout=max(0.0, deadline.remaining())):
+        if not arrived.acquire(timeout=deadline.remaining()):
             with self._lock:
                 mine = self._conversation.give_up(waiter.opaque)
             if mine is not None:
+                self._check_silence()
                 raise CallTimeout(f"no answer to request {command.code} in time", self.address)
             arrived.acquire()  # the answer came in the same moment: its hand-over is under way
         if isinstance(result[0], RocketMQError):
@@ -111,61 +135,79 @@ class Connection:
         self._flush(deadline)
 
     def close(self) -> None:
+        """End the connection; when this returns the socket is closed, unless a receiver of answers hangs."""
         self._fail(ConnectionLost("the connection was closed on our side", self.address))
+        if threading.current_thread() is not self._reader:
+            self._reader.join(CLOSING_S)
 
     def _submit(self, command: Command, deadline: Deadline, done: Done) -> _Waiter:
         waiter = _Waiter(done, deadline)
         with self._lock:
             self._check_open()
             waiter.opaque = self._conversation.send(command, waiter)
+            if self._silent_since is None:
+                self._silent_since = time.monotonic()
         self._flush(deadline)
         return waiter
 
     def _check_open(self) -> None:
         if self._error is not None:
-            raise type(self._error)(*self._error.args) from self._error
+            raise copy_of(self._error)
+
+    # --- writing
 
     def _flush(self, deadline: Deadline) -> None:
-        """Write what is queued, one writer at a time. A write that fails ends the connection: frames are never torn."""
-        with self._write_lock:
-            with self._lock:
-                chunks = self._conversation.take_outgoing()
-            try:
-                for chunk in chunks:
-                    self._write(memoryview(chunk), deadline)
-            except TimeoutError:
-                self._fail(CallTimeout("the server does not take our requests", self.address))
-            except OSError as e:
-                self._fail(mapped(e, self.address, "the connection broke while writing"), e)
+        """Write what is queued, one writer at a time, as far as it goes until ``deadline``."""
+        if isinstance(threading.current_thread(), _Reader):
+            deadline = _NO_WAIT
+        if not self._write_lock.acquire(timeout=deadline.remaining()):
+            return  # who writes now takes ours along, or else the reader does
+        try:
+            while self._error is None and self._load() and self._write(deadline):
+                pass
+        except OSError as e:
+            self._fail(mapped(e, self.address, "the connection broke while writing", not self._answered), e)
+        finally:
+            self._write_lock.release()
 
-    def _write(self, data: memoryview, deadline: Deadline) -> None:
-        while data:
-            try:
-                with self._io_lock:
-                    sent = self._sock.send(data)
-                data = data[sent:]
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as e:
-                event = select.POLLIN if isinstance(e, ssl.SSLWantReadError) else select.POLLOUT
-                if self._error is not None or not _wait(self._sock, event, deadline.remaining()):
-                    raise TimeoutError from e
+    def _load(self) -> bool:
+        with self._lock:
+            self._unsent += map(memoryview, self._conversation.take_outgoing())
+        return bool(self._unsent)
+
+    def _write(self, deadline: Deadline) -> bool:
+        """Move bytes once; False when the time is over."""
+        data = self._unsent[0]
+        try:
+            with self._io_lock:
+                sent = self._sock.send(data)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as e:
+            if self._blocked_since is None:
+                self._blocked_since = time.monotonic()
+            event = select.POLLIN if isinstance(e, ssl.SSLWantReadError) else select.POLLOUT
+            return bool(_wait(self._sock, event, min(TICK_S, deadline.remaining()))) or not deadline.expired
+        self._blocked_since = None
+        if sent == len(data):
+            self._unsent.popleft()
+        else:
+            self._unsent[0] = data[sent:]
+        return True
+
+    # --- reading
 
     def _read(self) -> None:
-        buffer = bytearray(RECEIVE_BYTES)
-        view = memoryview(buffer)
+        view = memoryview(bytearray(RECEIVE_BYTES))
         try:
             while self._error is None:
-                if not self._pending() and not _wait(self._sock, select.POLLIN, TICK_S if self.waiting else 1.0):
-                    self._expire()
-                    continue
-                count = self._receive(view)
-                if count == 0:
-                    self._fail(closed_by_peer(self.address, first=not self._answered))
-                elif count > 0:
-                    self._handle(view[:count])
-                    if self.waiting:
-                        self._expire()
+                if self._await_bytes():
+                    count = self._receive(view)
+                    if count == 0:
+                        self._fail(closed_by_peer(self.address, first=not self._answered))
+                    elif count > 0:
+                        self._handle(view[:count])
+                self._tick()
         except OSError as e:
-            self._fail(mapped(e, self.address, "the connection broke"), e)
+            self._fail(mapped(e, self.address, "the connection broke", not self._answered), e)
         except RemoteProtocolError as e:
             e.addr = self.address
             self._fail(e)
@@ -176,8 +218,20 @@ class Connection:
             with self._io_lock:
                 self._sock.close()
 
+    def _await_bytes(self) -> bool:
+        if self._pending():
+            return True
+        blocked = self._blocked_since is not None
+        ready = _wait(self._sock, select.POLLIN | (select.POLLOUT if blocked else 0), TICK_S)
+        if blocked and ready & select.POLLOUT:
+            self._flush(_NO_WAIT)
+        return bool(ready & ~select.POLLOUT)
+
     def _pending(self) -> bool:
-        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        if not isinstance(self._sock, ssl.SSLSocket):
+            return False
+        with self._io_lock:
+            return self._sock.pending() > 0
 
     def _receive(self, view: memoryview) -> int:
         """Bytes read, 0 at the end of the stream, -1 when there is nothing yet."""
@@ -192,44 +246,79 @@ class Connection:
     def _handle(self, data: memoryview) -> None:
         with self._lock:
             events = self._conversation.receive(data)
+            self._silent_since = time.monotonic() if self._conversation.waiting else None
         for event in events:
             if isinstance(event, Answered):
                 self._answered = True
-                event.waiter.done(event.command)
+                event.waiter.tell(event.command)
             else:
                 self._answer(event)
 
     def _answer(self, asked: Asked) -> None:
-        reply = (self._on_request(asked.command) if self._on_request else None) or asked.reply
-        if reply is None or asked.command.is_oneway:
+        reply = asked.reply
+        try:
+            if self._on_request is not None:
+                reply = self._on_request(asked.command) or reply
+            if reply is None or asked.command.is_oneway:
+                return
+            with self._lock:
+                self._conversation.send_oneway(reply)
+        except Exception:  # somebody else's code, see ``_Waiter.tell``
+            logger.exception("the request %s of %s could not be handled", asked.command.code, self.address)
             return
-        with self._lock:
-            self._conversation.send_oneway(reply)
-        self._flush(Deadline.after(3.0))
+        self._flush(_NO_WAIT)
+
+    def _tick(self) -> None:
+        """What must happen now and then, but not at every answer."""
+        now = time.monotonic()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK_S
+        if self.waiting:
+            self._expire()
+        if self._conversation.has_outgoing:  # its writer's time was over before its turn came
+            self._flush(_NO_WAIT)
+        blocked_since = self._blocked_since
+        if blocked_since is not None and now - blocked_since > STALL_S:
+            self._fail(CallTimeout("the server does not take our requests", self.address))
 
     def _expire(self) -> None:
         with self._lock:
             late = self._conversation.expired(lambda waiter: waiter.deadline.expired)
         for waiter in late:
-            waiter.done(CallTimeout("no answer in time", self.address))
+            waiter.tell(CallTimeout("no answer in time", self.address))
+        if late:
+            self._check_silence()
+
+    def _check_silence(self) -> None:
+        """Called when a request timed out: is it the request, or is nobody there?"""
+        silent_since = self._silent_since
+        if silent_since is not None and time.monotonic() - silent_since > SILENCE_S:
+            self._fail(ConnectionLost(f"the server said nothing for {SILENCE_S:g} s", self.address))
 
     def _fail(self, error: RocketMQError, cause: BaseException | None = None) -> None:
         """Close for good: every waiter hears of it now, later callers when they come."""
-        error.__cause__ = cause
+        if cause is not None:
+            error.__cause__ = cause
         with self._lock:
             if self._error is not None:
                 return
             self._error = error
             lost = self._conversation.connection_lost(error)
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the reader, which closes the socket
+            # Wakes the reader, which closes the socket. Not the method of SSLSocket: it goes back to plain text first.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         except OSError:
             logger.debug("%s was closed already", self.address)
         for waiter, own in lost:
-            waiter.done(own)
+            waiter.tell(own)
 
 
-def _wait(sock: socket.socket, event: int, timeout_s: float) -> bool:
+def _wait(sock: socket.socket, events: int, timeout_s: float) -> int:
+    """What became possible, as bits of ``poll``; 0 when nothing did in time."""
     poller = select.poll()
-    poller.register(sock, event)
-    return bool(poller.poll(max(0.0, timeout_s) * 1000))
+    try:
+        poller.register(sock, events)
+    except ValueError:  # another thread closed it
+        return select.POLLHUP
+    return sum(bits for _, bits in poller.poll(max(0.0, timeout_s) * 1000))

@@ -1,7 +1,8 @@
 """Connections by address: made on first use, shared, replaced when they break, closed when idle.
 
 Decisions are taken under the lock, connecting and closing happen outside it. After a failed attempt an address rests
-for a moment that doubles, so that a broker that is down is not dialled by every caller at once.
+for a moment that doubles, so that a broker that is down is not dialled by every caller at once: who waited for an
+attempt that failed gets its error.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rocketmq_spark.clock import Deadline, backoff
-from rocketmq_spark.errors import ConnectionLost, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.remoting.connection import Connection, OnRequest
 from rocketmq_spark.remoting.endpoint import TlsSettings
+from rocketmq_spark.remoting.protocol import copy_of
 
 # Servers drop a connection after 120 s without traffic; ours go before, so that no request meets that moment.
 IDLE_S = 100.0
@@ -29,8 +31,15 @@ class _Slot:
     gate: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
     last_used: float = 0.0
+    attempts: int = 0
+    failure: RocketMQError | None = None
     rests: Iterator[float] | None = None
     rest_until: float = 0.0
+
+    @property
+    def live(self) -> Connection | None:
+        connection = self.connection
+        return None if connection is None or connection.closed else connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +55,48 @@ class Dialling:
 
 
 class Pool:
-    """At most one connection per address."""
+    """At most one connection per address, besides those that are retired and still wait for answers."""
 
     def __init__(self, dialling: Dialling, on_request: OnRequest | None = None) -> None:
         self.dialling = dialling
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
+        self._retired: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = False
 
     def get(self, address: str, deadline: Deadline) -> Connection:
-        """A live connection. Raises ``ConnectionLost`` or ``CallTimeout``."""
-        now = time.monotonic()
+        """A live connection. Raises ``ConnectionLost`` or ``CallTimeout``, and ``ClosedError`` after ``close``."""
         with self._lock:
-            if self._closed:
-                raise ConnectionLost("the client is closed", address)
+            self._check_open(address)
             slot = self._slots.setdefault(address, _Slot())
-            idle = self._take_idle(now)
-            connection = slot.connection
-            slot.last_used = now
+            idle = self._take_idle(time.monotonic())
+            connection, attempts = slot.live, slot.attempts
+            slot.last_used = time.monotonic()
         for old in idle:
             old.close()
-        if connection is not None and not connection.closed:
+        if connection is not None:
             return connection
-        with slot.gate:
-            if slot.connection is None or slot.connection.closed:
-                slot.connection = self._connect(address, slot, deadline)
-            return slot.connection
+        if not slot.gate.acquire(timeout=deadline.remaining()):
+            raise CallTimeout("the connection is not there in time", address)
+        try:
+            connection = slot.live
+            if connection is None and slot.attempts != attempts and slot.failure is not None:
+                raise copy_of(slot.failure)
+            return connection or self._connect(address, slot, deadline)
+        finally:
+            slot.gate.release()
+
+    def retire(self, address: str, connection: Connection) -> None:
+        """Give ``connection`` to nobody any more; it is closed when its last answer is there."""
+        with self._lock:
+            slot = self._slots.get(address)
+            if slot is not None and slot.connection is connection:
+                slot.connection = None
+                self._retired.append(connection)
 
     def _connect(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
-        rest = min(slot.rest_until - time.monotonic(), deadline.remaining())
-        if rest > 0:
-            time.sleep(rest)
+        self._rest(slot, deadline)
         try:
             connection = Connection(
                 self.dialling.reachable(address),
@@ -85,19 +104,31 @@ class Pool:
                 self.dialling.tls,
                 self._on_request,
             )
-        except RocketMQError:
+        except RocketMQError as e:
+            slot.attempts, slot.failure = slot.attempts + 1, e
             slot.rests = slot.rests or backoff(FIRST_REST_S, LONGEST_REST_S)
             slot.rest_until = time.monotonic() + next(slot.rests)
             raise
-        slot.rests, slot.rest_until = None, 0.0
+        slot.rests, slot.rest_until, slot.failure = None, 0.0, None
         with self._lock:
             if not self._closed:
+                slot.connection, slot.last_used = connection, time.monotonic()
                 return connection
         connection.close()
-        raise ConnectionLost("the client is closed", address)
+        raise _closed(address)
+
+    def _rest(self, slot: _Slot, deadline: Deadline) -> None:
+        """Wait out the rest; when there is no time for that, what was wrong before is the answer."""
+        rest = slot.rest_until - time.monotonic()
+        if rest <= 0:
+            return
+        if slot.failure is not None and rest >= deadline.remaining():
+            raise copy_of(slot.failure)
+        time.sleep(rest)
 
     def _take_idle(self, now: float) -> list[Connection]:
-        taken = []
+        taken = [connection for connection in self._retired if not connection.waiting]
+        self._retired = [connection for connection in self._retired if connection.waiting]
         for slot in self._slots.values():
             connection = slot.connection
             if connection is not None and now - slot.last_used > IDLE_S and not connection.waiting:
@@ -105,10 +136,19 @@ class Pool:
                 taken.append(connection)
         return taken
 
+    def _check_open(self, address: str) -> None:
+        if self._closed:
+            raise _closed(address)
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            open_ones = [slot.connection for slot in self._slots.values() if slot.connection is not None]
+            open_ones = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
             self._slots.clear()
+            self._retired = []
         for connection in open_ones:
             connection.close()
+
+
+def _closed(address: str) -> ClosedError:
+    return ClosedError("the client is closed", address)

@@ -78,9 +78,10 @@ class Conversation(Generic[W]):
 
     def receive(self, data: bytes | memoryview) -> list[Answered[W] | Asked]:
         """Events in what arrived. Raises ``RemoteProtocolError``; the connection is of no use after that."""
+        # All are decoded before the first is dispatched: a bad frame must find every waiter still in its place.
+        commands = [header.decode(frame) for frame in self._splitter.feed(data)]
         events: list[Answered[W] | Asked] = []
-        for frame in self._splitter.feed(data):
-            command = header.decode(frame)
+        for command in commands:
             if command.is_response:
                 # An unknown number is the late answer to a request that was given up: nothing waits for it.
                 waiter = self._waiters.pop(command.opaque, None)
@@ -103,14 +104,19 @@ class Conversation(Generic[W]):
     def waiting(self) -> int:
         return len(self._waiters)
 
+    @property
+    def has_outgoing(self) -> bool:
+        return bool(self._outgoing)
+
     def connection_lost(self, error: RocketMQError) -> list[tuple[W, RocketMQError]]:
         """Every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all."""
-        lost = [(waiter, _copy(error)) for waiter in self._waiters.values()]
+        lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
         return lost
 
 
-def _copy(error: RocketMQError) -> RocketMQError:
+def copy_of(error: RocketMQError) -> RocketMQError:
+    """An exception to raise in place of one that several callers are told of; the cause is shared."""
     fresh = copy.copy(error)
     fresh.__cause__ = error.__cause__
     return fresh
