@@ -39,8 +39,13 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Ask the same on a new connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
-    """Offsets before ``until`` are gone for good."""
+    """What is missing before ``until`` is gone for good."""
 
     until: int
     cause: Cause
@@ -48,34 +53,42 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """It looks like loss but may be lag: ask again for a while, then it is loss of everything left."""
+    """It looks like loss but may be lag: ask again for a while, then it is loss up to ``until``, or of all the rest."""
 
     cause: Cause
+    until: int | None = None
 
 
-Decision = Continue | Again | Lost | Suspect
+Decision = Continue | Again | Reconnect | Lost | Suspect
 
-# Answers that say "not now": the broker is busy, starting, draining, or not the right one any more.
+# Answers that say "not now": the broker is busy, starting, or not the right one any more.
 _PASSING = frozenset(
     {
         Response.SYSTEM_BUSY,
         Response.SERVICE_NOT_AVAILABLE,
         Response.FLOW_CONTROL,
-        Response.GO_AWAY,
         Response.NOT_LEADER_FOR_QUEUE,
         Response.FILTER_DATA_NOT_EXIST,
         Response.FILTER_DATA_NOT_LATEST,
     }
 )
+# A slave says these with the code for "nothing matched": only its master knows.
+_BOUNDS_REMARKS = frozenset(
+    {"OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE", "OFFSET_RESET"}
+)
 
 
-def judge(start: int, end: int, answer: Answer) -> Decision | BrokerError:
-    """What to do about ``answer`` to a pull of offsets ``[start, end)``, all of which the broker was known to have."""
+def judge(start: int, answer: Answer) -> Decision | BrokerError:
+    """What to do about ``answer`` to a pull at ``start``, which the broker was known to have when the read began."""
     code = answer.code
-    if code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY):
-        return _nothing_here(start, answer)
+    if code == Response.PULL_NOT_FOUND:
+        return _not_found(start, answer)
+    if code == Response.PULL_RETRY_IMMEDIATELY:
+        return _nothing_matched(start, answer)
     if code == Response.PULL_OFFSET_MOVED:
-        return _moved(start, end, answer)
+        return _moved(start, answer)
+    if code == Response.GO_AWAY:
+        return Reconnect()
     if code in _PASSING:
         return Again(reroute=code != Response.SYSTEM_BUSY)
     if code == Response.TOPIC_NOT_EXIST:
@@ -85,20 +98,32 @@ def judge(start: int, end: int, answer: Answer) -> Decision | BrokerError:
     return _refusal(answer)
 
 
-def _nothing_here(start: int, answer: Answer) -> Decision:
-    if answer.next_offset is not None and answer.next_offset > start:
-        return Continue(answer.next_offset)
-    if answer.code == Response.PULL_RETRY_IMMEDIATELY:
-        return Again(reroute=True)  # a slave that is not asked to take over answers misses like this
+def _not_found(start: int, answer: Answer) -> Decision:
+    beyond = answer.next_offset
+    if beyond is not None and beyond > start:
+        if answer.remark == "OFFSET_FOUND_NULL":  # a file of the index is missing, all of it, or not open yet
+            return Suspect(Cause.TRUNCATED, beyond)
+        return Continue(beyond)
     return Suspect(Cause.WENT_BACK)  # the end of the queue, before the end that the plan saw
 
 
-def _moved(start: int, end: int, answer: Answer) -> Decision:
+def _nothing_matched(start: int, answer: Answer) -> Decision:
+    beyond = answer.next_offset
+    if beyond is None or beyond <= start or answer.remark in _BOUNDS_REMARKS:
+        return Again(reroute=True)
+    if answer.remark == "MESSAGE_WAS_REMOVING":
+        return Lost(beyond, Cause.TRUNCATED)
+    return Continue(beyond)
+
+
+def _moved(start: int, answer: Answer) -> Decision:
     if answer.remark == "OFFSET_RESET":
         return Again()
     low = answer.min_offset
+    if low is None and answer.remark == "OFFSET_TOO_SMALL":
+        low = answer.next_offset
     if low is not None and low > start:
-        return Lost(min(low, end), Cause.TRUNCATED)
+        return Lost(low, Cause.TRUNCATED)
     return Suspect(Cause.WENT_BACK)
 
 

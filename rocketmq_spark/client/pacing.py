@@ -1,0 +1,101 @@
+"""How much to ask for at once, learnt from the answers. Pure.
+
+A short answer tells what the broker gives at most; now and then one pull asks for twice as much, in case that an
+operator raised the limits or cold data became warm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_PULL = 8
+STOCK_PULL = 32
+STOCK_BYTES = 256 << 10
+PULL_BYTES = 1 << 20
+DEPTH = 64
+ADAPTIVE_BYTES_IN_FLIGHT = 2 << 20
+# How long a broker may contradict what it said when the batch was planned, before that is called loss.
+GRACE_S = 15.0
+_PROBE_AFTER = 64
+_INERTIA = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """``depth`` None adapts the number of pulls to the size of the answers."""
+
+    max_bytes_in_flight: int = 8 << 20
+    depth: int | None = None
+    batch_size: int = 1024
+    read_deadline_s: float = 120.0
+    window_rows: int = 16_384
+    filtered: bool = False
+    grace_s: float = GRACE_S
+
+
+class Pacing:
+    """Messages to ask for in a pull, and pulls to keep under way."""
+
+    def __init__(self, settings: PullSettings) -> None:
+        self._settings = settings
+        self.count = settings.batch_size if settings.filtered else min(FIRST_PULL, settings.batch_size)
+        self._bytes_per_message = 0.0
+        self._answer_bytes = 0.0
+        self._full_answers = 0
+        self._patience = 1
+        self._probing = False
+
+    def next_count(self) -> int:
+        """Messages to ask for in the next pull, at most."""
+        if self._settings.filtered:
+            return self.count
+        if self._probing or self._full_answers < self._patience:
+            return min(self.count, self._most())
+        return min(max(self.count, min(self.count * 2, self._settings.batch_size)), self._most())
+
+    def asked(self, count: int) -> None:
+        """A pull of ``count`` was sent: fewer than proposed where a range ends."""
+        self._probing = self._probing or count > self.count
+
+    def forget(self) -> None:
+        """What was asked will not be answered."""
+        self._probing = False
+
+    def depth(self) -> int:
+        if not self._bytes_per_message:
+            return self._settings.depth or 1
+        answer = max(1.0, self._answer_bytes, 0 if self._settings.filtered else self._bytes_per_message * self.count)
+        most = int(self._settings.max_bytes_in_flight / answer)
+        if self._settings.depth:
+            return max(1, min(self._settings.depth, most))
+        return max(1, min(DEPTH, most, max(4, int(ADAPTIVE_BYTES_IN_FLIGHT / answer))))
+
+    def learn(self, asked: int, covered: int, size: int) -> None:
+        """An answer covered ``covered`` of the ``asked`` offsets with ``size`` bytes."""
+        first = not self._bytes_per_message
+        self._bytes_per_message = _follow(self._bytes_per_message, size / max(1, covered))
+        self._answer_bytes = _follow(self._answer_bytes, size)
+        if self._settings.filtered:
+            return
+        if first:
+            stock = min(STOCK_PULL, self._settings.batch_size, int(STOCK_BYTES / max(1.0, self._bytes_per_message)))
+            self.count = max(1, covered, stock)
+            return
+        probe = asked > self.count
+        if probe:
+            self._probing = False
+        if covered < asked:
+            self.count = max(self.count, covered) if probe else max(1, covered)
+            self._full_answers, self._patience = 0, _PROBE_AFTER
+        elif probe:
+            self.count, self._full_answers, self._patience = asked, 1, 1
+        elif asked == self.count:
+            self._full_answers += 1
+
+    def _most(self) -> int:
+        return max(1, int(PULL_BYTES / max(1.0, self._bytes_per_message)))
+
+
+def _follow(estimate: float, seen: float) -> float:
+    """Upwards at once, for the bound of bytes under way is a promise; downwards slowly."""
+    return seen if seen >= estimate else _INERTIA * estimate + (1 - _INERTIA) * seen
