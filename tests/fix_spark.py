@@ -1,0 +1,176 @@
+"""Spark for tests: one session in this process, and sessions of their own in processes that may be killed.
+
+Starting a session costs seconds and its Python workers more, so one ``spark`` serves all tests and is never stopped in
+between. Tests that need another master, a fresh JVM or a violent end run a script: ``run_script``, ``start_script``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+ROOT = Path(__file__).parent.parent
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "768m",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+    "spark.default.parallelism": "2",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.python.udf.buffer.size": "1048576",
+    "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
+    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a Spark driver and, through it, every Python worker must find in its environment."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": path, **more}
+
+
+def new_session(master: str = "local[2]", **conf: str) -> SparkSession:
+    """A session with the settings of all tests; ``conf`` names have ``_`` for ``.``."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master)
+    for name, value in {**CONF, **{name.replace("_", "."): value for name, value in conf.items()}}.items():
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    session.sparkContext.setLogLevel(os.environ.get("ROCKETMQ_SPARK_TEST_LOG", "ERROR"))
+    return session
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """``local[2,3]``: two slots, and three attempts per task. Shared: tests clean up what they set."""
+    os.environ.update(environment())
+    session = new_session("local[2,3]", spark_sql_warehouse_dir=str(tmp_path_factory.mktemp("warehouse")))
+    yield session
+    session.stop()
+
+
+def wait_until(query: StreamingQuery, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Return when ``condition`` holds. A query that failed raises its error, one that ended fails the test."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        error = query.exception()
+        if error is not None:
+            raise error
+        if not query.isActive and not condition():
+            pytest.fail(f"the query ended first; last progress: {query.lastProgress}")
+        if time.monotonic() > until:
+            pytest.fail(f"not within {timeout_s:g} s; last progress: {query.lastProgress}")
+        time.sleep(0.02)
+
+
+def finish(query: StreamingQuery, timeout_s: float = 120.0) -> None:
+    """Wait for the end of an AvailableNow query and raise its error."""
+    if not query.awaitTermination(timeout_s):
+        query.stop()
+        pytest.fail(f"not finished within {timeout_s:g} s; last progress: {query.lastProgress}")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A script that ended: its exit code, what it printed, and the values it handed back with ``report``."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def reports(self) -> list[Any]:
+        return [json.loads(line[len(_MARK) :]) for line in self.out.splitlines() if line.startswith(_MARK)]
+
+    @property
+    def report(self) -> Any:
+        assert self.code == 0, f"exit code {self.code}\n{self.out}\n{self.err[-4000:]}"
+        return self.reports[-1]
+
+
+_MARK = "##report "
+_PRELUDE = f"""\
+import json, sys
+from tests.fix_spark import finish, new_session, wait_until
+
+def report(value):
+    print({_MARK!r} + json.dumps(value), flush=True)
+
+"""
+
+
+class Script:
+    """A Python script in a process group of its own. ``kill`` ends all of it: Python, JVM and workers."""
+
+    def __init__(self, text: str, arguments: Sequence[str], env: dict[str, str], folder: Path) -> None:
+        self._out, self._err = (folder / f"script-{time.monotonic_ns()}.{end}" for end in ("out", "err"))
+        command = [sys.executable, "-c", _PRELUDE + textwrap.dedent(text), *arguments]
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=err, env=env, cwd=folder, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def so_far(self) -> Finished:
+        return Finished(self.process.poll() or 0, self._out.read_text(), self._err.read_text())
+
+    def wait(self, timeout_s: float = 180.0) -> Finished:
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail(f"the script did not end within {timeout_s:g} s:\n{self.so_far().err[-4000:]}")
+        return Finished(code, self._out.read_text(), self._err.read_text())
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+@pytest.fixture
+def start_script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    """Starts a script: ``report(value)`` hands JSON values back, ``sys.argv[1:]`` are the arguments."""
+    started: list[Script] = []
+
+    def start(text: str, *arguments: object, **env: str) -> Script:
+        started.append(Script(text, list(map(str, arguments)), environment(**env), tmp_path))
+        return started[-1]
+
+    yield start
+    for script in started:
+        script.kill()
+
+
+@pytest.fixture
+def run_script(start_script: Callable[..., Script]) -> Callable[..., Finished]:
+    """Runs a script to its end."""
+    return lambda text, *arguments, **env: start_script(text, *arguments, **env).wait()

@@ -1,0 +1,15 @@
+"""How much the tests of whole pipelines do: one variable, ROCKETMQ_SPARK_TEST_SCALE.
+
+1 is the full count (``make soak``: 200,000 messages where the acceptance list says so), the default a tenth of it.
+"""
+
+from __future__ import annotations
+
+import os
+
+SCALE = float(os.environ.get("ROCKETMQ_SPARK_TEST_SCALE", "0.1"))
+
+
+def scaled(full: int, least: int = 1) -> int:
+    """A tenth of ``full`` by default, all of it at scale 1, never below ``least``."""
+    return max(least, round(full * SCALE))

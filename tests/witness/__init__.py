@@ -1,0 +1,159 @@
+"""RocketMQ's own Java client as an independent writer and reader.
+
+The class path is that of the local broker, whose jars hold the client; lz4 and zstd come from PySpark's jars. The
+compiler is Janino, which PySpark brings along too: a JRE is enough, and it is faster than javac. It knows no lambdas
+and infers no type arguments. One JVM per call.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+
+from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker.java import find_java
+
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.java")))
+# What a message may be: see ``message`` and ``body`` in Send.java. The compressed ones are never sent in batches.
+KINDS = ("plain", "bare", "emptytag", "unicode", "big", "zlib", "lz4", "zstd")
+
+# Properties that RocketMQ adds by itself.
+_OWN = {"UNIQ_KEY", "WAIT", "CLUSTER", "MSG_REGION", "TRACE_ON", "MIN_OFFSET", "MAX_OFFSET", "TAGS", "KEYS"}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A message as the Java client sent or saw it; ``md5`` is of the body, ``index`` and ``kind`` only of sent ones."""
+
+    id: str
+    broker: str
+    queue: int
+    offset: int
+    size: int
+    md5: str
+    properties: Mapping[str, str]
+    index: int = -1
+    kind: str = ""
+    born: int = 0
+    stored: int = 0
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.broker, self.queue, self.offset
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get("TAGS") or None
+
+    @property
+    def keys(self) -> list[str] | None:
+        text = self.properties.get("KEYS")
+        return text.split(" ") if text else None
+
+    @property
+    def user_properties(self) -> dict[str, str]:
+        return {name: value for name, value in self.properties.items() if name not in _OWN}
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """Everything that the sender decided, for comparison; ``content_of`` makes the same of a row."""
+        return _content(self.md5, self.tags, self.keys, self.user_properties)
+
+
+def content_of(
+    body: bytes, tags: str | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
+) -> tuple[object, ...]:
+    return _content(hashlib.md5(body).hexdigest(), tags, keys, properties)
+
+
+def _content(
+    md5: str, tags: str | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
+) -> tuple[object, ...]:
+    return md5, tags or None, tuple(keys or ()), tuple(sorted((properties or {}).items()))
+
+
+def java_send(
+    name_server: str,
+    topic: str,
+    count: int,
+    *,
+    size: int = 100,
+    kinds: Iterable[str] = ("plain",),
+    batch: int = 1,
+    first: int = 0,
+    run: str | None = None,
+) -> list[Record]:
+    """Send ``count`` messages, their kinds in turn, queue after queue; what the broker acknowledged.
+
+    ``batch`` is how many travel in one request. ``run`` marks bodies and the property of that name.
+    """
+    options = {"nameServer": name_server, "topic": topic, "count": count, "size": size, "kinds": ",".join(kinds),
+               "batch": batch, "first": first, "run": run or uuid.uuid4().hex[:8]}  # fmt: skip
+    return list(_records("Send", options))
+
+
+def java_read(name_server: str, topic: str) -> list[Record]:
+    """Everything that the topic holds now, queue by queue."""
+    return list(_records("Read", {"nameServer": name_server, "topic": topic}))
+
+
+def _records(main_class: str, options: Mapping[str, object]) -> Iterator[Record]:
+    for line in run_java(main_class, options).splitlines():
+        if line.startswith("{"):
+            yield Record(**json.loads(line))
+
+
+def run_java(main_class: str, options: Mapping[str, object], timeout_s: float = 300.0) -> str:
+    """Run one of the classes beside this file with ``name=value`` arguments; what it printed."""
+    classes = compiled()
+    command = [
+        str(find_java().path), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
+        "-Dfile.encoding=UTF-8", f"-Duser.home={classes}",
+        "-cp", os.pathsep.join([str(classes), class_path()]),
+        main_class, *(f"{name}={value}" for name, value in options.items()),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{main_class} ended with {done.returncode}:\n{done.stderr.decode()[-3000:]}")
+    return done.stdout.decode()
+
+
+@functools.cache
+def class_path() -> str:
+    return os.pathsep.join([*map(str, distro.fetch(["core"], quiet=True)), *_pyspark_jars("lz4-java", "zstd-jni")])
+
+
+@functools.cache
+def compiled() -> Path:
+    """The folder with the compiled classes; it lives as long as this process."""
+    folder = Path(_scratch().name)
+    compiler = os.pathsep.join(_pyspark_jars("janino", "commons-compiler"))
+    command = [
+        str(find_java().path), "-XX:TieredStopAtLevel=1", "-cp", compiler,
+        "org.codehaus.commons.compiler.samples.CompilerDemo",
+        "-encoding", "UTF-8", "-d", str(folder), "-classpath", class_path(), *map(str, SOURCES),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode or not all((folder / f"{source.stem}.class").exists() for source in SOURCES):
+        raise RuntimeError(f"the Java witness does not compile:\n{done.stdout}{done.stderr}")
+    return folder
+
+
+def _pyspark_jars(*names: str) -> list[str]:
+    folder = Path(pyspark.__file__).parent / "jars"
+    return [str(jar) for name in names for jar in folder.glob(f"{name}-*.jar")]
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="rocketmq-witness-", ignore_cleanup_errors=True)

@@ -1,0 +1,22 @@
+"""The witness itself: every kind of message, sent one by one and in batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.witness import KINDS, java_read, java_send
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_what_was_sent_is_read(broker_cluster, topic, batch):
+    sent = java_send(broker_cluster.name_server, topic, 160, kinds=KINDS, batch=batch)
+    read = java_read(broker_cluster.name_server, topic)
+    assert len({record.id for record in sent}) == 160
+    assert {r.id: (r.place, r.content) for r in read} == {r.id: (r.place, r.content) for r in sent}
+    assert Counter(record.kind for record in sent) == dict.fromkeys(KINDS, 20)
+    assert {record.queue for record in sent} == set(range(8))
+    sizes = {record.kind: record.size for record in sent}
+    assert (sizes["plain"], sizes["big"]) == (100, 60 << 10)
+    assert sizes["zlib"] == sizes["lz4"] == sizes["zstd"] == 8000
