@@ -94,15 +94,15 @@ class Batch:
         self.entries.append(entry)
         self.body_bytes += entry.body_bytes
         self.encoded_bytes += len(entry.item)
-        self.keyword_bytes += self._new_keyword_bytes(entry)
-        self.keywords.update(dict.fromkeys(_words(entry)))
+        if entry.keys:
+            self.keyword_bytes += self._new_keyword_bytes(entry)
+            self.keywords.update(dict.fromkeys(_words(entry)))
 
     def has_room(self, entry: Entry, limits: BatchLimits) -> bool:
         """Whether the broker would still take the batch with ``entry`` in it."""
-        return (
-            self.encoded_bytes + len(entry.item) <= limits.max_encoded_bytes
-            and self.keyword_bytes + self._new_keyword_bytes(entry) <= MAX_KEYWORD_BYTES
-        )
+        if self.encoded_bytes + len(entry.item) > limits.max_encoded_bytes:
+            return False
+        return not entry.keys or self.keyword_bytes + self._new_keyword_bytes(entry) <= MAX_KEYWORD_BYTES
 
     def body(self) -> bytes:
         return b"".join([entry.item for entry in self.entries])

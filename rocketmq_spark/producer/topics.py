@@ -71,13 +71,16 @@ class Topics:
         try:
             return self._sender.publish_queues(topic, deadline, refresh)
         except RouteNotFound as e:
-            # Without a code the topic exists but takes no writes; brokers do not check that, so we must.
-            if not self._settings.auto_create_topics or e.broker_code != codes.Response.TOPIC_NOT_EXIST:
-                raise
-            known = self._known.get(topic)
-            created = self._template(topic, deadline)
+            if e.broker_code != codes.Response.TOPIC_NOT_EXIST:
+                # It exists but takes no writes, at least by the route that the sender has kept. Brokers do not check
+                # the permission, so that the template must not be used; Java asks again for each send.
+                if refresh:
+                    raise
+                return self._sender.publish_queues(topic, deadline, True)
+            created = self._template(topic, deadline) if self._settings.auto_create_topics else ()
             if not created:
                 raise
+            known = self._known.get(topic)
             return known[0] if known is not None and known[0] == created else created
 
     def _template(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:

@@ -18,7 +18,7 @@ from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.java_hash import java_hash
 from rocketmq_spark.queues.named import nearest, resolve
 
-Select = Callable[[Sequence[MessageQueue], Any, Any], MessageQueue | None]
+Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
 SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment")
 ROOM_SEPARATOR = "@"
 
