@@ -1,0 +1,152 @@
+"""Rows of the acceptance list that need two real brokers, one of which is stopped, killed or restarted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message, SendStatus
+from rocketmq_spark.producer.faults import FaultTables
+from rocketmq_spark.producer.producer import Producer
+from tests.broker.java_peer import JavaPeer, java_classes
+from tests.broker.recording import RecordingSender, recorded
+
+__all__ = ["java_classes"]
+
+QUICK = FaultTables(isolated_ms=550)  # a failure isolates for the two seconds of a slow send, not for ten
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalBroker]:
+    with LocalBroker(brokers=2, quiet=True) as mq:
+        yield mq
+
+
+@pytest.fixture
+def topic(pair: LocalBroker, request: pytest.FixtureRequest) -> str:
+    for broker in pair.brokers:
+        if pair.pid(broker) is None:
+            pair.restart(broker)
+    name = f"topic-{time.time_ns()}"
+    pair.create_topic(name, queues=4)
+    return name
+
+
+@pytest.fixture
+def frozen(pair: LocalBroker) -> Iterator[Any]:
+    """Stops broker-a for some seconds, without a word to its clients."""
+    timers: list[threading.Timer] = []
+
+    def freeze(seconds: float) -> None:
+        pid = pair.pid("broker-a")
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        timers.append(threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)))
+        timers[-1].start()
+
+    yield freeze
+    for timer in timers:
+        timer.join()
+
+
+def send_for(producer: Producer, topic: str, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert producer.send(Message(topic, b"x")).status is SendStatus.SEND_OK
+        time.sleep(0.02)
+
+
+def send_until_second(producer: Producer, sender: RecordingSender, broker: str, topic: str) -> None:
+    """Sends until ``broker`` was tried a second time."""
+    until = time.monotonic() + 30
+    while sender.brokers().count(broker) < 2:
+        assert time.monotonic() < until
+        send_for(producer, topic, 0.1)
+
+
+def gap_after_first(sender: RecordingSender, broker: str) -> float:
+    """Seconds between the first send to ``broker`` and the second."""
+    first, second = [at for at, queue, _ in sender.sends if queue.broker_name == broker][:2]
+    return second - first
+
+
+def test_0_16_a_broker_that_was_slow_gets_nothing_for_two_seconds(pair: LocalBroker, topic: str, frozen: Any) -> None:
+    producer, sender = recorded(pair.name_server, send_latency_fault=True)
+    with producer:
+        producer.queues(topic)
+        frozen(0.8)
+        send_until_second(producer, sender, "broker-a", topic)
+    assert gap_after_first(sender, "broker-a") > 2.4
+
+
+def test_0_14_and_0_20_a_broker_that_fails_is_left_within_the_call_and_tried_again_later(
+    pair: LocalBroker, topic: str, frozen: Any
+) -> None:
+    producer, sender = recorded(
+        pair.name_server, send_latency_fault=True, fault_tables=QUICK, attempt_timeout_s=0.5, send_timeout_s=5.0
+    )
+    with producer:
+        producer.queues(topic)
+        frozen(1.5)
+        send_until_second(producer, sender, "broker-a", topic)
+    brokers = sender.brokers()
+    at = brokers.index("broker-a")
+    assert brokers[at + 1] == "broker-b"
+    assert gap_after_first(sender, "broker-a") > 2.4
+
+
+def test_0_2_without_fault_mode_the_frozen_broker_is_asked_again_and_again(
+    pair: LocalBroker, topic: str, frozen: Any
+) -> None:
+    producer, sender = recorded(pair.name_server, attempt_timeout_s=0.2)
+    with producer:
+        producer.queues(topic)
+        frozen(1.0)
+        send_for(producer, topic, 1.0)
+    assert sender.brokers().count("broker-a") >= 2
+    assert gap_after_first(sender, "broker-a") < 1.9
+
+
+def test_1_4_and_0_23_a_killed_broker_leaves_route_and_table_and_comes_back(pair: LocalBroker, topic: str) -> None:
+    producer, sender = recorded(pair.name_server, send_latency_fault=True, route_refresh_s=0.5)
+    with producer:
+        send_for(producer, topic, 0.3)
+        assert set(producer.faults.faults) == {"broker-a", "broker-b"}
+        pair.kill("broker-a")
+        send_for(producer, topic, 2.0)
+        killed = time.monotonic()
+        send_for(producer, topic, 0.5)
+        assert set(sender.brokers(killed)) == {"broker-b"}
+        assert set(producer.faults.faults) == {"broker-b"}
+        pair.restart("broker-a")
+        back = time.monotonic()
+        while "broker-a" not in sender.brokers(back):
+            assert time.monotonic() < back + 15
+            send_for(producer, topic, 0.1)
+
+
+def test_automatic_batches_survive_a_killed_broker(pair: LocalBroker, topic: str, java_classes: Path) -> None:
+    producer, _ = recorded(
+        pair.name_server, auto_batch=True, send_latency_fault=True, retries=None, attempt_timeout_s=2.0,
+        send_timeout_s=60.0,
+    )  # fmt: skip
+    with producer:
+        results = []
+        for i in range(6000):
+            if i == 3000:
+                threading.Thread(target=pair.kill, args=("broker-a",)).start()
+            results.append(producer.send_async(Message(topic, f"{i}".encode())))
+        ids = {result.result(60).msg_id for result in results}
+    assert len(ids) == 6000
+    pair.restart("broker-a")
+    read = JavaPeer(pair.name_server, java_classes).read(topic, 7000)
+    assert {f"{i}".encode() for i in range(6000)} == {message.body for message in read}
+    assert ids <= {message.msg_id for message in read}
