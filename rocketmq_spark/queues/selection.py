@@ -19,7 +19,7 @@ from rocketmq_spark.queues.java_hash import java_hash
 from rocketmq_spark.queues.named import nearest, resolve
 
 Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
-SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment")
+SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")
 ROOM_SEPARATOR = "@"
 
 _ANYWHERE = random.SystemRandom()  # without state: threads and forked processes may share it
@@ -76,7 +76,8 @@ def select(
 ) -> MessageQueue:
     """The queue that ``selector`` chooses for ``message``; ``SelectorError`` when it fails or chooses none.
 
-    ``arg`` is what a send passes beside the message: the key to hash, the room, the number of the environment.
+    ``arg`` is what a send passes beside the message: the key to hash, the room, the number of the environment, or the
+    queue itself as ``(brokerName, queueId)``.
     """
     if not queues:
         raise SelectorError("there is no queue to select from")
@@ -93,6 +94,8 @@ def select(
             return by_machine_room(queues, arg, rng)
         case "environment":
             return by_environment(queues, arg, rng)
+        case "column":
+            return by_column(queues, arg)
     return custom(resolve(selector, "queueSelector"), queues, message, arg)
 
 
@@ -149,6 +152,20 @@ def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Rand
         return rng.choice(environment.owned(queues))
     except OptionError as e:
         raise SelectorError(f"queue selector 'environment': {e.message}") from e
+
+
+def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
+    """The queue that the data names: ``(brokerName, queueId)``, or the queue id alone where one broker has it."""
+    broker, queue_id = arg if isinstance(arg, tuple) and len(arg) == 2 else (None, arg)
+    found = [q for q in queues if q.queue_id == queue_id and broker in (None, q.broker_name)]
+    if isinstance(queue_id, bool) or not found:
+        raise SelectorError(f"queue selector 'column': no queue of topic {queues[0].topic!r} is {arg!r}")
+    if len(found) > 1:
+        raise SelectorError(
+            f"queue selector 'column': queue {queue_id} of topic {queues[0].topic!r} is on brokers "
+            f"{', '.join(q.broker_name for q in found)}; name the broker too"
+        )
+    return found[0]
 
 
 def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:

@@ -111,6 +111,15 @@ def test_3_5_environment_by_number_or_by_layout() -> None:
         select("environment", SIX, MESSAGE, 9)
 
 
+def test_column_is_the_queue_that_the_data_names() -> None:
+    assert select("column", SIX, MESSAGE, ("b", 1)) == SIX[5]
+    assert select("column", SIX, MESSAGE, 3) == SIX[3]
+    for arg, text in ((1, "is on brokers a, b; name the broker"), (("c", 0), "no queue of topic 'T' is"), (9, "no queue"),
+                      (None, "no queue"), (True, "no queue")):  # fmt: skip
+        with pytest.raises(SelectorError, match=text):
+            select("column", SIX, MESSAGE, arg)
+
+
 def test_names_are_matched_in_any_case_and_unknown_ones_get_an_offer() -> None:
     assert select("RANDOM", qs("a:0"), MESSAGE) == qs("a:0")[0]
     with pytest.raises(OptionError, match=r"option 'queueSelector' is 'hahs'; expected .* did you mean 'hash'"):
