@@ -10,6 +10,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rocketmq_spark.codes import Perm, Property
+
 MASTER_ID = 0
 
 
@@ -69,16 +71,16 @@ class ReceivedMessage:
 
     @property
     def tags(self) -> str | None:
-        return self.properties.get("TAGS")
+        return self.properties.get(Property.TAGS)
 
     @property
     def keys(self) -> list[str]:
-        return self.properties.get("KEYS", "").split()
+        return self.properties.get(Property.KEYS, "").split()
 
     @property
     def msg_id(self) -> str:
         """The id Java consumers show: the client's UNIQ_KEY when there is one, else the offset message id."""
-        return self.properties.get("UNIQ_KEY") or self.offset_msg_id
+        return self.properties.get(Property.UNIQ_KEY) or self.offset_msg_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,14 @@ class BrokerData:
     def master(self) -> str | None:
         return self.addresses.get(MASTER_ID)
 
+    def replica(self, read_from: str) -> str | None:
+        """Where to read: the master, unless ``slave`` is wanted and there is one, or there is no master."""
+        slaves = [address for number, address in sorted(self.addresses.items()) if number != MASTER_ID]
+        first = slaves[0] if slaves else None
+        if read_from == "slave":
+            return first or self.master
+        return self.master or (first if read_from == "hint" else None)
+
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
@@ -120,7 +130,7 @@ class TopicRoute:
         return sorted(
             MessageQueue(self.topic, data.broker_name, i)
             for data in self.queues
-            if data.perm & 4 and data.broker_name in self.brokers
+            if data.perm & Perm.READ and data.broker_name in self.brokers
             for i in range(data.read_queues)
         )
 
@@ -135,7 +145,7 @@ class TopicRoute:
         return [
             MessageQueue(self.topic, data.broker_name, i)
             for data in sorted(self.queues, key=lambda d: d.broker_name)
-            if data.perm & 2 and data.broker_name in self.brokers and self.brokers[data.broker_name].master
+            if data.perm & Perm.WRITE and data.broker_name in self.brokers and self.brokers[data.broker_name].master
             for i in range(data.write_queues)
         ]
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.codes import Property
 from rocketmq_spark.source import property_names as known
 from rocketmq_spark.source import slices
 from rocketmq_spark.source.schema import KEYS, PROPERTIES
@@ -150,11 +151,11 @@ def columns(pairs: Pairs, wanted: Wanted) -> Columns:
     source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)
     made = Columns()
     if wanted.tags:
-        made.tags = source.column("TAGS")
+        made.tags = source.column(Property.TAGS)
     if wanted.keys:
-        made.keys = _split_keys(source.column("KEYS"))
+        made.keys = _split_keys(source.column(Property.KEYS))
     if wanted.msg_id:
-        made.msg_id = source.column("UNIQ_KEY")
+        made.msg_id = source.column(Property.UNIQ_KEY)
     if wanted.properties != "none":
         made.properties = source.map(all_names=wanted.properties == "all")
     made.promoted = {name: source.column(name) for name in wanted.promoted}

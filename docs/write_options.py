@@ -1,0 +1,13 @@
+"""Writes the tables of docs/options.md from the one table of options; what stands above them is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocketmq_spark import options
+
+PAGE = Path(__file__).with_name("options.md")
+
+if __name__ == "__main__":
+    head = PAGE.read_text("utf-8").partition("## Connection")[0]
+    PAGE.write_text(head + options.markdown(), "utf-8")

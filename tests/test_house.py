@@ -1,0 +1,352 @@
+"""The house rules as tests; docs/design.md says why. When one fails, the code moves, or the data below says why not."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from rocketmq_spark import codes, options
+from rocketmq_spark.wire import rpc
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
+
+# A module imports from lines above its own only.
+RANKS = """
+    codes clock
+    errors model
+    parsing
+    options ports queues wire
+    remoting grpc_proxy
+    client
+    producer consumer spool
+    session
+    source sink
+    datasource delay localbroker
+    cli testing
+    __main__
+"""
+
+# Inside a room a module imports from those before it only.
+ORDER = {
+    "wire": "header frame properties identifiers subscription loose_json names compression acl rpc messages bodies",
+    "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
+    "remoting": "protocol endpoint connection bulk pool",
+    "client": "calls route broker backlog pacing pull ranges sender admin",
+    "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
+    " delivery upkeep producer",
+    "source": "schema offsets slices property_names frames filters loss planner properties careful positions catalog"
+    " decode readers",
+    "sink": "columns encode writers",
+    "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site cluster"
+    " __main__",
+}
+
+# Beyond the ranks: what a room must not know.
+BANNED = {
+    "producer": "client remoting wire.rpc wire.header",
+    "source": "consumer remoting grpc_proxy",
+    "sink": "consumer remoting grpc_proxy client",
+    "datasource": "consumer remoting grpc_proxy client wire",
+    "delay": "consumer remoting grpc_proxy client",
+    "grpc_proxy": "wire remoting",
+    "localbroker": "producer consumer session",
+}
+
+# Who may import what from outside; what is not named here comes from the standard library and is open to all.
+OUTSIDE = {
+    "pyspark": "datasource sink.columns sink.writers source.readers __init__",
+    "pyarrow": "wire.compression source sink.encode sink.writers",
+    "numpy": "remoting.bulk client.ranges queues.hash_columns source sink.encode",
+    "click": "cli",
+    "rich": "cli localbroker.distro",
+    "pytest": "testing",
+    "socket": "remoting.endpoint remoting.connection remoting.bulk localbroker.loopback",
+    "ssl": "remoting.endpoint remoting.connection",
+    "select": "remoting.connection",
+    "subprocess": "localbroker",
+    "threading": "remoting.connection remoting.pool client.broker client.route producer.batching producer.clockwork"
+    " producer.delivery producer.pending producer.producer session sink.writers localbroker cli",
+    "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
+    "time": "clock remoting.connection remoting.pool client.admin client.calls client.ranges client.route"
+    " producer.clockwork producer.producer source.catalog sink.writers localbroker cli",
+    "asyncio": "",
+    "multiprocessing": "",
+}
+
+# Ratchets: limits, and what may be above them. A number here may only go down, and goes when it is not needed.
+FILE_LINES, TEST_FILE_LINES, FUNCTION_LINES, ARGUMENTS = 400, 500, 50, 6
+LONG_FILES = {"rocketmq_spark.options": 500}  # one table, one line of help after the other
+LONG_FUNCTIONS: dict[str, int] = {}
+MANY_ARGUMENTS = {
+    "rocketmq_spark.client.admin.create_topic": 8,
+    "rocketmq_spark.errors.__init__": 7,
+    "rocketmq_spark.localbroker.cluster.__init__": 11,
+    "rocketmq_spark.localbroker.servers.broker": 7,
+    "rocketmq_spark.options._row": 7,
+    "tests.harness.store": 14,
+    "tests.witness.java_send": 8,
+}
+
+# Modules without a test file of their own, with where they are tested.
+TESTED_ELSEWHERE = {
+    "ports": "only types; tests/producer, tests/client",
+    "wire.loose_json": "",
+}
+
+
+class Module(NamedTuple):
+    """A module with what it imports: full names, at the top level or anywhere."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+
+    @property
+    def inner(self) -> str:
+        """The name without the package's: ``source.readers``; ``__init__`` for the package itself."""
+        return self.name.partition(".")[2] or "__init__"
+
+    @property
+    def room(self) -> str:
+        return self.inner.partition(".")[0]
+
+    def imports(self, top_level: bool = False) -> Iterator[str]:
+        nodes = self.tree.body if top_level else ast.walk(self.tree)
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module is not None, f"{self.path}: relative import"
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    yield full if full in _names() else node.module
+
+    def own_imports(self) -> Iterator[str]:
+        """Inner names of our modules that this one imports."""
+        for name in self.imports():
+            package, _, inner = name.partition(".")
+            if package in PACKAGES:
+                yield inner or "__init__"
+
+
+def _name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    return frozenset(_name(path) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+@functools.cache
+def _parsed(*folders: str) -> tuple[Module, ...]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return tuple(Module(_name(path), path, ast.parse(path.read_text("utf-8"))) for path in paths)
+
+
+def modules() -> tuple[Module, ...]:
+    return _parsed("rocketmq_spark")
+
+
+def sources() -> tuple[Module, ...]:
+    return _parsed(*PACKAGES, "tests", "benchmarks", "examples")
+
+
+def within(inner: str, places: str) -> bool:
+    """Whether a module is, or lies in, one of the places."""
+    return any(inner == place or inner.startswith(f"{place}.") for place in places.split())
+
+
+def test_imports_go_down():
+    ranks = {room: rank for rank, line in enumerate(RANKS.strip().splitlines()) for room in line.split()}
+    wrong = [
+        f"{module.name} imports {inner}"
+        for module in modules()
+        if module.inner != "__init__"
+        for inner in module.own_imports()
+        if (room := inner.partition(".")[0]) not in ("__init__", module.room) and ranks[room] >= ranks[module.room]
+    ]
+    assert not wrong
+
+
+def test_imports_inside_a_room_go_up_its_list():
+    wrong = []
+    for module in modules():
+        room, _, leaf = module.inner.partition(".")
+        if not leaf:
+            continue
+        order = ORDER.get(room, "").split()
+        assert leaf in order, f"write down in ORDER where {module.name} belongs"
+        for inner in module.own_imports():
+            other_room, _, other = inner.partition(".")
+            if other_room == room and other and order.index(other) >= order.index(leaf):
+                wrong.append(f"{module.name} imports {other}")
+    assert not wrong
+
+
+def test_the_order_names_modules_that_exist():
+    listed = {f"{room}.{leaf}" for room, leaves in ORDER.items() for leaf in leaves.split()}
+    assert not listed - {module.inner for module in modules()}
+
+
+def test_rooms_do_not_know_what_they_must_not():
+    wrong = [
+        f"{module.name} imports {inner}"
+        for module in modules()
+        for inner in module.own_imports()
+        if within(inner, BANNED.get(module.room, ""))
+    ]
+    assert not wrong
+
+
+def test_imports_from_outside_are_listed():
+    used = set()
+    wrong = []
+    for module in modules():
+        for name in {name.partition(".")[0] for name in module.imports()} - set(PACKAGES):
+            if name in OUTSIDE:
+                used |= {(name, place) for place in OUTSIDE[name].split() if within(module.inner, place)}
+            allowed = within(module.inner, OUTSIDE[name]) if name in OUTSIDE else name in sys.stdlib_module_names
+            if not allowed:
+                wrong.append(f"{module.name} imports {name}")
+    assert not wrong
+    stale = {(name, place) for name, places in OUTSIDE.items() for place in places.split()} - used
+    assert not {item for item in stale if (ROOT / "rocketmq_spark" / item[1].partition(".")[0]).exists()}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_spark_imports_is_light(package):
+    """Spark imports every pyspark_* package; one that cannot be imported breaks the search for all sources."""
+    (init,) = (m for m in _parsed(package) if m.name == package)
+    roots = {name.partition(".")[0] for name in init.imports(top_level=True)}
+    assert roots <= sys.stdlib_module_names | ({"pyspark"} if package == "pyspark_rocketmq" else set())
+
+
+def test_errors_of_the_operating_system_end_in_remoting():
+    """Above it they are RocketMQErrors."""
+    caught = [
+        f"{module.name}:{node.lineno}"
+        for module in modules()
+        if module.room in ("client", "producer", "source", "sink", "datasource")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ExceptHandler) and node.type is not None
+        if re.search(r"OSError|ConnectionError|TimeoutError|socket\.", ast.unparse(node.type))
+    ]
+    assert not caught
+
+
+def test_files_are_short():
+    long = {}
+    for module in sources():
+        lines = len(module.path.read_text("utf-8").splitlines())
+        if lines > (TEST_FILE_LINES if module.name.startswith("tests") else FILE_LINES):
+            long[module.name] = lines
+    _ratchet(long, LONG_FILES, "LONG_FILES")
+
+
+def _functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for module in sources():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef):
+                yield f"{module.name}.{node.name}", node
+
+
+def test_functions_are_short():
+    lengths = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in _functions()}
+    _ratchet({name: n for name, n in lengths.items() if n > FUNCTION_LINES}, LONG_FUNCTIONS, "LONG_FUNCTIONS")
+
+
+def test_long_argument_lists_are_values_instead():
+    counts: dict[str, int] = {}
+    for name, node in _functions():
+        given = [a for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
+        if len(given) > ARGUMENTS and not node.name.startswith("test_"):
+            counts[name] = max(len(given), counts.get(name, 0))
+    _ratchet(counts, MANY_ARGUMENTS, "MANY_ARGUMENTS")
+
+
+def _ratchet(found: dict[str, int], allowed: dict[str, int], table: str) -> None:
+    grown = {name: n for name, n in found.items() if n > allowed.get(name, 0)}
+    assert not grown, "cut these"
+    assert found.keys() == allowed.keys(), f"no exception is needed any more: take it out of {table}"
+
+
+def test_numbers_of_the_wire_stand_in_codes_only():
+    wrong = [
+        f"{module.name}:{node.lineno}: {ast.unparse(node)}"
+        for module in modules()
+        if module.inner != "codes"
+        for node in ast.walk(module.tree)
+        if isinstance(node, (ast.Compare, ast.Call)) and _has_wire_number(node)
+    ]
+    assert not wrong
+
+
+def _has_wire_number(node: ast.Compare | ast.Call) -> bool:
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        about_codes = any(re.fullmatch(r"(.*\.)?(broker_)?code", ast.unparse(side)) for side in sides)
+        return about_codes and any(_numbers(side) for side in sides)
+    named = [keyword.value for keyword in node.keywords if keyword.arg in ("code", "broker_code")]
+    first = node.args[:1] if ast.unparse(node.func).endswith(("error_for", "Command")) else []
+    return any(_numbers(value) for value in (*named, *first))
+
+
+def _numbers(node: ast.expr) -> bool:
+    return any(isinstance(part, ast.Constant) and type(part.value) is int for part in ast.walk(node))
+
+
+def test_property_names_of_the_wire_stand_in_codes_only():
+    wrong = [
+        f"{module.name}:{node.lineno}: {node.value}"
+        for module in modules()
+        if module.inner != "codes"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and node.value in codes.RESERVED_PROPERTIES
+    ]
+    assert not wrong
+
+
+def test_every_request_has_one_row():
+    assert set(rpc.by_code) == set(codes.Request)
+    assert all(getattr(rpc, code.name) is row for code, row in rpc.by_code.items())
+
+
+def test_the_documented_options_are_the_table():
+    page = (ROOT / "docs" / "options.md").read_text("utf-8")
+    assert page[page.index("## Connection") :] == options.markdown(), "run: make docs"
+
+
+def test_every_module_has_a_test_file():
+    missing = {
+        module.inner
+        for module in modules()
+        if module.path.stem not in ("__init__", "__main__")
+        and not (ROOT / "tests" / module.room / f"test_{module.path.stem}.py").exists()
+        and not (ROOT / "tests" / f"test_{module.inner}.py").exists()
+    }
+    assert missing == set(TESTED_ELSEWHERE)
+
+
+def test_nothing_is_left_undone():
+    words = re.compile(r"\b(TO" r"DO|FIX" r"ME|x" r"fail|import" r"orskip|skip" r"if)\b|\b(pytest|mark)\.sk" r"ip\b")
+    files = [m.path for m in sources()] + [p for p in (ROOT / "docs").glob("*.md")] + [ROOT / "README.md"]
+    assert not [f"{path}: {match[0]}" for path in files if (match := words.search(path.read_text("utf-8")))]
+
+
+def test_public_names_can_be_imported():
+    package = importlib.import_module("rocketmq_spark")
+    assert len(package.__all__) <= 12
+    for name in package.__all__:
+        assert getattr(package, name).__doc__, name
+    for module, name in (("queues.allocation", "allocate"), ("queues.selection", "select"), ("testing", "rocketmq")):
+        assert hasattr(importlib.import_module(f"rocketmq_spark.{module}"), name)

@@ -1,0 +1,207 @@
+"""Option texts: durations, sizes, lists and JSON. A parser gives a value or a ValueError that says what was expected."""
+
+import json
+import pickle
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark import parsing as p
+from rocketmq_spark.model import MessageQueue
+from tests.strategies import names, queues
+
+PARSERS = {
+    "string": p.string,
+    "boolean": p.boolean,
+    "integer": p.integer(0, 10),
+    "duration": p.duration,
+    "positive_duration": p.positive_duration,
+    "durations_ms": p.durations_ms,
+    "fault_preset": p.fault_preset,
+    "size": p.size(1, 1 << 30),
+    "choice": p.choice("none", "all"),
+    "names": p.names,
+    "names_with_repeats": p.names_with_repeats,
+    "addresses": p.addresses,
+    "address_map": p.address_map,
+    "regex": p.regex,
+    "assignment": p.assignment,
+    "offsets": p.offsets("earliest", "latest"),
+    "timestamp": p.timestamp,
+    "dotted": p.dotted,
+    "strategy": p.strategy,
+    "auto_integer": p.auto_integer,
+    "property_columns": p.property_columns,
+    "per_topic": p.per_topic,
+    "json_object": p.json_object('{"a": 1}'),
+}
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+nearly = st.text(alphabet="0123456789 .,:;-+eEkmgsdhTZ[]{}\"'²٣ab_", max_size=12)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+class TestAnyText:
+    @settings(max_examples=30)
+    @given(text=nearly | st.text(max_size=12) | json_values.map(json.dumps))
+    @pytest.mark.filterwarnings("ignore:Possible:FutureWarning")  # about regular expressions
+    def test_gives_a_value_or_says_what_was_expected(self, name, text):
+        try:
+            PARSERS[name](text)
+        except ValueError as e:
+            assert "invalid literal" not in str(e)
+            assert "could not convert" not in str(e)
+            assert len(str(e)) > 5
+
+
+@given(st.integers(0, 10**9), st.sampled_from(sorted(UNITS_MS)), st.sampled_from(["", " "]))
+def test_durations(number, unit, space):
+    assert p.duration(f" {number}{space}{unit}") == pytest.approx(number * UNITS_MS[unit] / 1000)
+
+
+@given(st.integers(0, 10**9))
+def test_a_plain_duration_is_milliseconds(number):
+    assert p.duration(str(number)) == pytest.approx(number / 1000)
+
+
+def test_durations_with_a_fraction():
+    assert p.duration("1.5s") == 1.5
+    assert p.durations_ms("[50ms, 1.5s, 2m]") == (50, 1500, 120_000)
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1 week", "1,5s", "1e3", "1s 5", ".5s", "inf", "nan"])
+def test_no_durations(text):
+    with pytest.raises(ValueError, match="a duration such as 500ms, 3s, 5m, or plain milliseconds"):
+        p.duration(text)
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["", "k", "m", "g"]), st.booleans(), st.sampled_from(["", "b"]))
+def test_sizes(number, unit, upper, b):
+    text = f"{number}{unit}{b}" if unit or not b else f"{number}"
+    factor = 1024 ** ("", "k", "m", "g").index(unit)
+    assert p.size()(text.upper() if upper else text) == number * factor
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5k", "-1", "1t", "1 2", "0", "1025k"])
+def test_sizes_within_bounds(text):
+    with pytest.raises(ValueError, match="a size such as 256k, 4m, or plain bytes from 2 to 1048576 bytes"):
+        p.size(2, 1 << 20)(text)
+
+
+@given(st.lists(names, min_size=1))
+def test_names_as_comma_text_and_as_json(items):
+    assert p.names(" , ".join(items)) == p.names(json.dumps(items)) == tuple(dict.fromkeys(items))
+    assert p.names_with_repeats(",".join(items)) == p.names_with_repeats(json.dumps(items)) == tuple(items)
+
+
+def test_addresses():
+    assert p.addresses(" a:1; b.c:65535,[::1]:9876;a:1 ") == ("a:1", "b.c:65535", "[::1]:9876")
+    for text in ("a", "a:", ":1", "a:0", "a:65536", "a:b", "a:1;b", "", ";"):
+        with pytest.raises(ValueError, match="host:port, several separated by ; or ,"):
+            p.addresses(text)
+
+
+def test_an_address_map_names_the_bad_item():
+    with pytest.raises(ValueError, match="'there' is not host:port"):
+        p.address_map('{"10.0.0.5:10911": "there"}')
+
+
+@given(st.dictionaries(queues, st.integers(-2, 2**62), min_size=1))
+def test_offsets_by_queue(wanted):
+    nested: dict[str, dict[str, dict[str, int]]] = {}
+    for queue, offset in wanted.items():
+        nested.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
+    assert p.offsets("earliest")(json.dumps(nested)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "Expecting property name"),
+        ("{}", "at least one queue"),
+        ('{"t":[1]}', "JSON such as"),
+        ('{"t":{"b":{"x":1}}}', "t/b/x: the queue id is not a whole number"),
+        ('{"t":{"b":{"0":-3}}}', "t/b/0: -3 is not a whole number of at least -2"),
+        ('{"t":{"b":{"0":true}}}', "t/b/0: True is not a whole number"),
+        ('{"t":{"b":{"0":1.5}}}', "t/b/0: 1.5 is not a whole number"),
+        ("latest", "earliest, or JSON such as"),
+    ],
+)
+def test_bad_offsets(text, problem):
+    with pytest.raises(ValueError, match="JSON such as") as caught:
+        p.offsets("earliest")(text)
+    assert problem in str(caught.value)
+
+
+@given(st.sets(queues, min_size=1))
+def test_assignments(wanted):
+    nested: dict[str, dict[str, list[int]]] = {}
+    for queue in wanted:
+        nested.setdefault(queue.topic, {}).setdefault(queue.broker_name, []).append(queue.queue_id)
+    assert p.assignment(json.dumps(nested)) == tuple(sorted(wanted))
+
+
+@pytest.mark.parametrize("text", ['{"t":{"b":[true]}}', '{"t":{"b":[-1]}}', '{"t":{"b":["0"]}}', '{"t":{"b":[]}}', "[]"])
+def test_bad_assignments(text):
+    with pytest.raises(ValueError, match='JSON such as {"orders":{"broker-a":'):
+        p.assignment(text)
+
+
+@given(st.integers(0, 4_000_000_000_000), st.integers(-12, 12))
+def test_timestamps(ms, hours):
+    assert p.timestamp(f" {ms} ") == ms
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    zone = timezone(timedelta(hours=hours))
+    assert p.timestamp(moment.astimezone(zone).isoformat()) == ms
+    assert p.timestamp(moment.replace(tzinfo=None).isoformat()) == ms
+
+
+def test_property_columns():
+    assert p.property_columns("a:LONG, b , c:d:int") == (("a", "bigint"), ("b", "string"), ("c:d", "int"))
+    assert p.property_columns('{"a":"double"}') == (("a", "double"),)
+    for text in ("", "a:money", "a,a:int", ":int:", '{"a":1}'):
+        with pytest.raises(ValueError, match="amount:bigint, region:string"):
+            p.property_columns(text)
+
+
+def test_filters_per_topic():
+    assert p.per_topic(" a || b ") == "a || b"
+    assert p.per_topic('{"t": " a "}') == {"t": "a"}
+    for text in ("{}", '{"t":""}', '{"t":1}'):
+        with pytest.raises(ValueError, match="a filter, or JSON such as"):
+            p.per_topic(text)
+
+
+def test_choices_keep_the_listed_spelling():
+    assert p.choice("roundRobin", "hash")(" ROUNDROBIN ") == "roundRobin"
+    assert p.strategy("machineroomnearby") == "machineRoomNearby"
+    assert p.strategy("my.module:pick") == "my.module:pick"
+
+
+def test_python_values_as_texts():
+    assert [p.text(v) for v in (True, 5, 1.5, "x", ["a", "b"], ("a",), {"a": 1})] == [
+        "true", "5", "1.5", "x", '["a", "b"]', '["a"]', '{"a": 1}',
+    ]  # fmt: skip
+
+
+@given(st.text(min_size=1))
+def test_a_secret_is_revealed_on_demand_only(value):
+    secret = p.secret(value)
+    assert secret.reveal() == value
+    for shown in (str(secret), repr(secret), f"{secret}", f"{secret!r:>20}", f"{[secret]}"):
+        assert shown.strip(" []'") == "***"
+    assert pickle.loads(pickle.dumps(secret)).reveal() == value
+
+
+def test_queue_numbers_have_a_lower_bound():
+    parse = p.queue_numbers('{"t":{"b":{"0":1}}}', 0)
+    assert parse('{"t":{"b":{"3":0}}}') == {MessageQueue("t", "b", 3): 0}
+    with pytest.raises(ValueError, match="at least 0"):
+        parse('{"t":{"b":{"3":-1}}}')
