@@ -1,0 +1,373 @@
+"""The blocking driver against a scripted broker over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Response, SerializeType
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
+from rocketmq_spark.remoting.connection import Connection
+from rocketmq_spark.wire.header import Command
+from tests import mockbroker as mb
+from tests.fix_proxy import FaultyProxy
+from tests.mockbroker import PING, MockBroker, eventually, ok, ping, refuse
+
+Connect = Callable[..., Connection]
+
+
+class Outcomes:
+    """Receives what asynchronous calls end with."""
+
+    def __init__(self) -> None:
+        self.results: list[Command | RocketMQError] = []
+        self._more = threading.Semaphore(0)
+
+    def __call__(self, result: Command | RocketMQError) -> None:
+        self.results.append(result)
+        self._more.release()
+
+    def wait(self, count: int = 1) -> list[Command | RocketMQError]:
+        for _ in range(count):
+            assert self._more.acquire(timeout=10)
+        return self.results
+
+
+def soon(seconds: float = 5.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def test_an_answer_whatever_its_code(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, [ok(b"body", a="1"), refuse(2, "busy")])
+    connection = connect(broker.address)
+    answer = connection.call(ping(), soon())
+    assert (bytes(answer.body), answer.ext) == (b"body", {"a": "1"})
+    refused = connection.call(ping(), soon())
+    assert (refused.code, refused.remark) == (2, "busy")
+    assert connection.waiting == 0
+
+
+@pytest.mark.parametrize("kind", SerializeType)
+def test_rule_1_answers_in_either_header_type(kind: SerializeType, connect: Connect) -> None:
+    with MockBroker({PING: ok(b"x", a="1")}, kind) as broker:
+        assert connect(broker.address).call(ping(), soon()).ext == {"a": "1"}
+
+
+def test_rule_2_many_threads_share_a_connection_whose_answers_come_in_any_order(
+    broker: MockBroker, connect: Connect
+) -> None:
+    held = mb.Held()
+    broker.on(PING, held)
+    connection = connect(broker.address)
+    with ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(connection.call, ping(n=str(i)), soon()) for i in range(16)]
+        for call in sorted(held.wait(16), key=lambda call: hash(call.ext("n"))):
+            call.answer(ok(n=call.ext("n")))
+        assert [future.result().ext["n"] for future in answers] == [str(i) for i in range(16)]
+
+
+def test_asynchronous_calls_and_their_answers(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, lambda call: ok(n=call.ext("n")))
+    connection, outcomes = connect(broker.address), Outcomes()
+    for i in range(200):
+        connection.call_async(ping(n=str(i)), soon(), outcomes)
+    results = outcomes.wait(200)
+    assert sorted(int(r.ext["n"]) for r in results if isinstance(r, Command)) == list(range(200))
+
+
+def test_one_way_requests_arrive_and_wait_for_nothing(broker: MockBroker, connect: Connect) -> None:
+    connection = connect(broker.address)
+    connection.send_oneway(Command(PING, {"x": "1"}, flag=2), soon())
+    broker.wait_for(lambda: len(broker.requests) == 1)
+    assert (broker.requests[0].is_oneway, connection.waiting) == (True, 0)
+
+
+def test_a_request_from_within_an_answer(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, ok())
+    connection, outcomes = connect(broker.address), Outcomes()
+    connection.call_async(ping(), soon(), lambda _: connection.call_async(ping(), soon(), outcomes))
+    assert isinstance(outcomes.wait()[0], Command)
+
+
+# --- time
+
+
+def test_a_call_times_out_and_its_late_answer_disturbs_nobody(broker: MockBroker, connect: Connect) -> None:
+    event = threading.Event()
+    broker.on(PING, [mb.late(event, ok(late="1")), ok(late="0")])
+    connection = connect(broker.address)
+    with pytest.raises(CallTimeout, match="no answer to request") as caught:
+        connection.call(ping(), soon(0.05))
+    assert caught.value.addr == broker.address
+    event.set()
+    assert connection.call(ping(), soon()).ext["late"] == "0"
+    assert not connection.closed
+
+
+def test_an_asynchronous_call_times_out(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, mb.never)
+    connection, outcomes = connect(broker.address), Outcomes()
+    connection.call_async(ping(), soon(0.05), outcomes)
+    connection.call_async(ping(), soon(60), outcomes)
+    (late,) = outcomes.wait()
+    assert isinstance(late, CallTimeout)
+    assert (connection.waiting, connection.closed) == (1, False)
+
+
+def test_a_server_that_stays_silent_is_left(
+    broker: MockBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketmq_spark.remoting.connection.SILENCE_S", 0.02)
+    broker.on(PING, mb.never)
+    connection, outcomes = connect(broker.address), Outcomes()
+    connection.call_async(ping(), soon(60), outcomes)
+    with pytest.raises(CallTimeout):
+        connection.call(ping(), soon(0.1))
+    (other,) = outcomes.wait()
+    assert isinstance(other, ConnectionLost)
+    assert "said nothing" in str(other)
+
+
+def test_a_slow_request_alone_does_not_cost_the_connection(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, mb.never)
+    connection = connect(broker.address)
+    with pytest.raises(CallTimeout):
+        connection.call(ping(), soon(0.05))
+    assert not connection.closed
+
+
+# --- writing
+
+
+def test_a_server_that_reads_slowly_costs_deadlines_but_no_frames(connect: Connect) -> None:
+    with MockBroker({PING: lambda call: ok(n=call.ext("n"))}, receive_buffer=4096) as broker:
+        connection, outcomes = connect(broker.address), Outcomes()
+        broker.may_read.clear()
+        body = bytes(1 << 20)
+        for i in range(12):  # more than all buffers on the way hold
+            connection.call_async(Command(PING, {"n": str(i)}, body), Deadline.after(0.0), lambda _: None)
+        with pytest.raises(CallTimeout):
+            connection.call(ping(n="impatient"), soon(0.1))
+        assert not connection.closed
+        broker.may_read.set()
+        assert connection.call(ping(n="patient"), soon(10)).ext["n"] == "patient"
+        assert [command.ext["n"] for command in broker.requests] == [str(i) for i in range(12)] + [
+            "impatient",
+            "patient",
+        ]
+        assert all(len(command.body) == len(body) for command in broker.requests[:12])
+        connection.call_async(ping(n="last"), soon(), outcomes)
+        assert isinstance(outcomes.wait()[0], Command)
+
+
+def test_a_server_that_takes_nothing_is_left(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.remoting.connection.STALL_S", 0.2)
+    with MockBroker({PING: mb.never}, receive_buffer=4096) as broker:
+        connection, outcomes = connect(broker.address), Outcomes()
+        connection.call_async(ping(), soon(), outcomes)
+        broker.wait_for(lambda: len(broker.requests) == 1)
+        broker.may_read.clear()
+        for _ in range(8):
+            connection.call_async(Command(PING, {}, bytes(1 << 20)), soon(0.01), outcomes)
+        eventually(lambda: connection.closed)
+        assert any("does not take our requests" in str(result) for result in outcomes.wait(9))
+
+
+# --- the end
+
+
+@pytest.mark.parametrize("how", [mb.close, mb.reset, mb.torn(ok(b"body"), 9)])
+def test_rule_3_a_broken_connection_fails_all_who_wait_each_with_its_own_error(
+    how: mb.Reply, broker: MockBroker, connect: Connect
+) -> None:
+    broker.on(PING, [ok(), mb.never, mb.never, how])
+    connection, outcomes = connect(broker.address), Outcomes()
+    connection.call(ping(), soon())
+    for _ in range(3):
+        connection.call_async(ping(), soon(), outcomes)
+    results = outcomes.wait(3)
+    assert all(isinstance(result, ConnectionLost) and result.addr == broker.address for result in results)
+    assert len({id(result) for result in results}) == 3
+    if how is mb.reset:
+        assert all(isinstance(r.__cause__, OSError) for r in results if isinstance(r, RocketMQError))
+    with pytest.raises(ConnectionLost) as later:
+        connection.call(ping(), soon())
+    assert later.value is not results[0]
+    assert connection.closed
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x08\x09\x00\x00\x00abcd"])
+def test_rule_3_bytes_of_another_protocol_end_the_connection(data: bytes, broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, mb.raw(data))
+    connection = connect(broker.address)
+    with pytest.raises(RemoteProtocolError) as caught:
+        connection.call(ping(), soon())
+    assert caught.value.addr == broker.address
+    eventually(lambda: broker.peers[0].gone.is_set())
+
+
+def test_rule_3_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: MockBroker, connect: Connect) -> None:
+    held = mb.Held()
+    broker.on(PING, held)
+    connection, outcomes = connect(broker.address), Outcomes()
+    for _ in range(2):
+        connection.call_async(ping(), soon(), outcomes)
+    first, _ = held.wait(2)
+    first.peer.send(first.frame(ok()) + b"\xff\xff\xff\xff")
+    assert any(isinstance(result, RemoteProtocolError) for result in outcomes.wait(2))
+
+
+def test_rule_1_a_frame_above_the_limit_ends_the_connection(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, ok(bytes(2000)))
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        connect(broker.address, max_frame=1000).call(ping(), soon())
+
+
+def test_the_cause_of_bad_bytes_is_kept(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, mb.raw(b"\x00\x00\x00\x0b\x00\x00\x00\x07{broken"))
+    with pytest.raises(RemoteProtocolError) as caught:
+        connect(broker.address).call(ping(), soon())
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("how", [mb.close, mb.reset])
+def test_an_end_before_the_first_answer_hints_at_tls(how: mb.Reply, broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, how)
+    with pytest.raises(ConnectionLost, match="option 'tls'"):
+        connect(broker.address).call(ping(), soon())
+    broker.on(PING, [ok(), how])
+    connection = connect(broker.address)
+    connection.call(ping(), soon())
+    with pytest.raises(ConnectionLost) as caught:
+        connection.call(ping(), soon())
+    assert "tls" not in str(caught.value)
+
+
+def test_close_wakes_everybody_and_closes_the_socket(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, mb.never)
+    connection, outcomes = connect(broker.address), Outcomes()
+    connection.call_async(ping(), soon(60), outcomes)
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(connection.call, ping(), soon(60)) for _ in range(4)]
+        broker.wait_for(lambda: len(broker.requests) == 5)
+        connection.close()
+        assert all("closed on our side" in str(call.exception(5)) for call in calls)
+    assert "closed on our side" in str(outcomes.wait()[0])
+    assert connection._sock.fileno() == -1
+    connection.close()
+    later = Outcomes()
+    connection.call_async(ping(), soon(), later)
+    assert isinstance(later.wait()[0], ConnectionLost)
+    with pytest.raises(ConnectionLost):
+        connection.send_oneway(ping(), soon())
+
+
+def test_a_receiver_that_fails_costs_others_nothing(broker: MockBroker, connect: Connect) -> None:
+    held = mb.Held()
+    broker.on(PING, held)
+    connection, outcomes = connect(broker.address), Outcomes()
+
+    def fail(_: Command | RocketMQError) -> None:
+        raise ZeroDivisionError
+
+    connection.call_async(ping(), soon(), fail)
+    connection.call_async(ping(), soon(), outcomes)
+    one, two = held.wait(2)
+    one.peer.send(one.frame(ok()) + two.frame(ok()))  # both in the same piece
+    assert isinstance(outcomes.wait()[0], Command)
+    assert not connection.closed
+
+
+# --- requests of the server
+
+
+def test_rule_2_requests_of_the_server_are_answered_by_the_handler_or_with_code_3(
+    broker: MockBroker, connect: Connect
+) -> None:
+    def handle(command: Command) -> Command | None:
+        if command.code == 307:
+            return Command(0, {"a": "1"}, opaque=command.opaque, flag=1)
+        if command.code == 309:
+            raise ZeroDivisionError
+        return None
+
+    broker.on(PING, ok())
+    connection = connect(broker.address, on_request=handle)
+    connection.call(ping(), soon())
+    for code, flag in ((309, 0), (307, 0), (40, 2), (999, 0)):
+        broker.ask(Command(code, opaque=code, flag=flag))
+    broker.wait_for(lambda: len(broker.replies) == 2)
+    assert [(reply.code, reply.opaque) for reply in broker.replies] == [
+        (0, 307),
+        (Response.REQUEST_CODE_NOT_SUPPORTED, 999),
+    ]
+    assert connection.call(ping(), soon()).code == 0
+
+
+def test_rule_2_without_a_handler_requests_of_the_server_are_refused(broker: MockBroker, connect: Connect) -> None:
+    connect(broker.address)
+    broker.wait_for(lambda: bool(broker.peers))
+    broker.ask(Command(307, opaque=0))
+    broker.wait_for(lambda: bool(broker.replies))
+    assert broker.replies[0].code == Response.REQUEST_CODE_NOT_SUPPORTED
+
+
+# --- the network
+
+
+def test_byte_by_byte(broker: MockBroker, connect: Connect, make_proxy: Callable[[str], FaultyProxy]) -> None:
+    broker.on(PING, lambda call: ok(bytes(call.command.body)))
+    proxy = make_proxy(broker.address)
+    proxy.most_per_write = 1
+    assert bytes(connect(proxy.address).call(Command(PING, {}, b"body"), soon()).body) == b"body"
+
+
+def test_a_black_hole_costs_the_deadline(
+    broker: MockBroker, connect: Connect, make_proxy: Callable[[str], FaultyProxy]
+) -> None:
+    broker.on(PING, ok())
+    proxy = make_proxy(broker.address)
+    connection = connect(proxy.address)
+    connection.call(ping(), soon())
+    proxy.black_hole()
+    with pytest.raises(CallTimeout):
+        connection.call(ping(), soon(0.05))
+    proxy.heal()
+    assert connection.call(ping(), soon()).code == 0
+
+
+def test_a_half_closed_connection_is_over(
+    broker: MockBroker, connect: Connect, make_proxy: Callable[[str], FaultyProxy]
+) -> None:
+    broker.on(PING, ok())
+    proxy = make_proxy(broker.address)
+    connection = connect(proxy.address)
+    connection.call(ping(), soon())
+    proxy.half_close()
+    eventually(lambda: connection.closed)
+
+
+def test_ten_thousand_waiters_cost_no_more_each_than_a_few(broker: MockBroker, connect: Connect) -> None:
+    """Expiry once looked at every waiter at every piece that arrived."""
+    broker.on(PING, mb.never)
+    broker.on(1000, ok())
+    connection = connect(broker.address)
+    for _ in range(10_000):
+        connection.call_async(ping(), soon(60), lambda _: None)
+    looks = 0
+
+    class Counted(Deadline):
+        @property
+        def expired(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return False
+
+    connection.call_async(ping(), Counted(soon(60).at), lambda _: None)
+    for _ in range(200):
+        connection.call(Command(1000), soon())
+    assert looks < 150

@@ -1,0 +1,140 @@
+"""Addresses, connecting, TLS, and what the operating system's errors become."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, LocalProtocolError, OptionError, RocketMQError
+from rocketmq_spark.remoting import endpoint
+from rocketmq_spark.remoting.connection import Connection
+from rocketmq_spark.remoting.endpoint import TlsSettings, parse_address
+from rocketmq_spark.wire.header import Command
+from tests.mockbroker import PING, MockBroker, never, ok, ping
+
+
+@given(st.from_regex(r"[a-z0-9.-]{1,30}", fullmatch=True), st.integers(0, 65535))
+def test_addresses(host: str, port: int) -> None:
+    assert parse_address(f"{host}:{port}") == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("[::1]:9876", ("::1", 9876)), ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)), ("::1:9876", ("::1", 9876))],
+)
+def test_addresses_of_ipv6_are_split_at_the_last_colon(address: str, expected: tuple[str, int]) -> None:
+    assert parse_address(address) == expected
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":9876", "host:x", "host:70000", "host:-1", "host:١"])
+def test_what_is_no_address_is_said_so(address: str) -> None:
+    with pytest.raises(LocalProtocolError, match="host:port"):
+        parse_address(address)
+
+
+def connect_to(address: str, tls: TlsSettings | None = None) -> None:
+    endpoint.connect(address, Deadline.after(2.0), tls).close()
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ConnectionLost, match="cannot connect: Connection refused") as caught:
+        connect_to(address)
+    assert caught.value.addr == address
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_no_host_can_have_that_name(host: str) -> None:
+    with pytest.raises(RocketMQError, match=r"no name of a host|cannot connect"):
+        connect_to(f"{host}:1")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (TimeoutError("timed out"), CallTimeout, "pulling: no progress in time"),
+        (ConnectionResetError(104, "Connection reset by peer"), ConnectionLost, "pulling: Connection reset by peer"),
+        (OSError(), ConnectionLost, "pulling: OSError"),
+        (ssl.SSLError(1, "[SSL] odd"), ConnectionLost, "odd"),
+    ],
+)
+def test_errors_of_the_operating_system(error: OSError, kind: type[RocketMQError], text: str) -> None:
+    made = endpoint.mapped(error, "h:1", "pulling")
+    assert type(made) is kind
+    assert text in str(made)
+    assert made.retriable
+
+
+def test_tls_settings_do_not_show_the_password() -> None:
+    assert "hunter2" not in repr(TlsSettings(key_password="hunter2"))
+
+
+def test_files_that_cannot_be_used_are_an_error_of_options(tmp_path: Path) -> None:
+    (tmp_path / "bad.pem").write_text("nothing")
+    for settings in (TlsSettings(ca_file=str(tmp_path / "no")), TlsSettings(cert_file=str(tmp_path / "bad.pem"))):
+        with pytest.raises(OptionError, match="tlsCaFile"):
+            connect_to("127.0.0.1:1", settings)
+
+
+class TestTls:
+    """Encrypted connections; RocketMQ's own server is tried in issue "Security"."""
+
+    @pytest.fixture
+    def trusting(self, certificate: tuple[Path, Path]) -> TlsSettings:
+        return TlsSettings(ca_file=str(certificate[0]))
+
+    def test_a_call_over_tls(
+        self, server_tls: ssl.SSLContext, trusting: TlsSettings, connect: Callable[..., Connection]
+    ) -> None:
+        body = bytes(range(256)) * 4000
+        with MockBroker({PING: lambda call: ok(bytes(call.command.body))}, tls=server_tls) as broker:
+            connection = connect(broker.address, tls=trusting)
+            for size in (0, 1, 20_000, len(body)):
+                answer = connection.call(Command(PING, {}, body[:size]), Deadline.after(5.0))
+                assert bytes(answer.body) == body[:size]
+
+    def test_close_wakes_a_call_over_tls(
+        self, server_tls: ssl.SSLContext, trusting: TlsSettings, connect: Callable[..., Connection]
+    ) -> None:
+        with MockBroker({PING: never}, tls=server_tls) as broker:
+            connection = connect(broker.address, tls=trusting)
+            results: list[object] = []
+            connection.call_async(ping(), Deadline.after(60.0), results.append)
+            broker.wait_for(lambda: bool(broker.requests))
+            connection.close()
+        assert isinstance(results[0], ConnectionLost)
+
+    def test_an_unknown_authority_is_refused_with_a_remedy(self, server_tls: ssl.SSLContext) -> None:
+        with MockBroker(tls=server_tls) as broker, pytest.raises(ConnectionLost, match="tlsCaFile"):
+            connect_to(broker.address, TlsSettings())
+
+    def test_the_name_is_checked_unless_told_otherwise(self, server_tls: ssl.SSLContext, trusting: TlsSettings) -> None:
+        with MockBroker(tls=server_tls) as broker:
+            by_name = broker.address.replace("127.0.0.1", "localhost")
+            with pytest.raises(ConnectionLost, match="tlsCheckHostname"):
+                connect_to(by_name, trusting)
+            connect_to(by_name, replace(trusting, check_hostname=False))
+
+    def test_a_server_without_tls(self, broker: MockBroker) -> None:
+        with pytest.raises(ConnectionLost, match="TLS handshake failed"):
+            connect_to(broker.address, TlsSettings())
+
+    def test_a_server_that_never_shakes_hands_costs_the_deadline(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(CallTimeout, match="handshake"):
+            endpoint.connect(f"127.0.0.1:{deaf.getsockname()[1]}", Deadline.after(0.1), TlsSettings())
+
+    def test_a_plain_client_at_a_tls_server_is_told_about_tls(
+        self, server_tls: ssl.SSLContext, connect: Callable[..., Connection]
+    ) -> None:
+        with MockBroker(tls=server_tls) as broker, pytest.raises(RocketMQError, match="tls"):
+            connect(broker.address).call(ping(), Deadline.after(2.0))

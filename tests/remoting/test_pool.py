@@ -1,0 +1,190 @@
+"""Connections by address: one for many, closed when idle, not dialled by everybody when the server is down."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost
+from rocketmq_spark.remoting import pool as pool_module
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from tests import mockbroker as mb
+from tests.mockbroker import PING, MockBroker, eventually, ok, ping
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    one = Pool(Dialling(connect_timeout_s=1.0))
+    yield one
+    one.close()
+
+
+def soon(seconds: float = 5.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+@pytest.fixture
+def dead() -> str:
+    """An address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_many_callers_share_one_connection(broker: MockBroker, pool: Pool) -> None:
+    start = threading.Barrier(16)
+
+    def get() -> object:
+        start.wait()
+        return pool.get(broker.address, soon())
+
+    with ThreadPoolExecutor(16) as threads:
+        got = {id(future.result()) for future in [threads.submit(get) for _ in range(16)]}
+    assert len(got) == 1
+    assert len(broker.peers) == 1
+
+
+def test_a_broken_connection_is_replaced(broker: MockBroker, pool: Pool) -> None:
+    broker.on(PING, ok())
+    first = pool.get(broker.address, soon())
+    broker.wait_for(lambda: bool(broker.peers))
+    broker.drop()
+    eventually(lambda: first.closed)
+    second = pool.get(broker.address, soon())
+    assert second is not first
+    assert second.call(ping(), soon()).code == 0
+
+
+def test_idle_connections_are_closed_but_not_those_that_wait(
+    broker: MockBroker, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.on(PING, mb.never)
+    with MockBroker() as other:
+        idle, busy = pool.get(broker.address, soon()), pool.get(other.address, soon())
+        busy.call_async(ping(), soon(60), lambda _: None)
+        monkeypatch.setattr(pool_module, "IDLE_S", -1.0)
+        assert pool.get(other.address, soon()) is busy
+        assert (idle.closed, busy.closed) == (True, False)
+        assert pool.get(broker.address, soon()) is not idle
+
+
+def test_a_dead_address_is_dialled_once_for_all_who_wait(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled, go = [], threading.Event()
+
+    def connection(*_: object) -> None:
+        dialled.append(1)
+        go.wait(5)
+        raise ConnectionLost("refused", "h:1")
+
+    monkeypatch.setattr(pool_module, "Connection", connection)
+    with ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(pool.get, "h:1", soon()) for _ in range(8)]
+        slot = pool._slots
+        eventually(lambda: len(dialled) == 1 and "h:1" in slot)
+        time.sleep(0.05)  # the others have nothing to show while they wait at the gate
+        go.set()
+        errors = [call.exception(5) for call in calls]
+    assert all(isinstance(error, ConnectionLost) for error in errors)
+    assert len({id(error) for error in errors}) == 8
+    assert len(dialled) == 1
+
+
+def test_who_waits_for_another_s_dialling_keeps_its_own_deadline(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def connection(*_: object) -> None:
+        go.wait(5)
+        raise ConnectionLost("refused", "h:1")
+
+    monkeypatch.setattr(pool_module, "Connection", connection)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(pool.get, "h:1", soon())
+        eventually(lambda: "h:1" in pool._slots and pool._slots["h:1"].gate.locked())
+        with pytest.raises(CallTimeout):
+            pool.get("h:1", soon(0.05))
+        go.set()
+        assert isinstance(first.exception(5), ConnectionLost)
+
+
+def test_a_dead_address_rests_for_a_moment_that_grows(pool: Pool, dead: str) -> None:
+    rests = []
+    for _ in range(3):
+        with pytest.raises(ConnectionLost, match="refused"):
+            pool.get(dead, soon())
+        rests.append(pool._slots[dead].rest_until - time.monotonic())
+    assert 0 < rests[0] <= 0.05
+    assert rests[0] < rests[1] < rests[2] <= 0.2
+
+
+def test_when_there_is_no_time_to_rest_the_earlier_error_is_told(
+    pool: Pool, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "FIRST_REST_S", 60.0)
+    monkeypatch.setattr(pool_module, "LONGEST_REST_S", 60.0)
+    for _ in range(2):
+        with pytest.raises(ConnectionLost, match="refused"):
+            pool.get(dead, soon(1.0))
+
+
+def test_a_server_that_is_back_is_found_and_its_rest_forgotten(pool: Pool, dead: str) -> None:
+    with pytest.raises(ConnectionLost):
+        pool.get(dead, soon())
+    host, port = dead.split(":")
+    with socket.create_server((host, int(port))):
+        assert not pool.get(dead, soon()).closed
+        assert pool._slots[dead].rest_until == 0.0
+
+
+def test_addresses_are_mapped(broker: MockBroker) -> None:
+    pool = Pool(Dialling(address_map={"10.0.0.1:10911": broker.address}))
+    broker.on(PING, ok())
+    assert pool.get("10.0.0.1:10911", soon()).call(ping(), soon()).code == 0
+    assert pool.dialling.reachable("other:1") == "other:1"
+    pool.close()
+
+
+def test_a_retired_connection_ends_after_its_last_answer(broker: MockBroker, pool: Pool) -> None:
+    held = mb.Held()
+    broker.on(PING, held)
+    old = pool.get(broker.address, soon())
+    results: list[object] = []
+    old.call_async(ping(), soon(), results.append)
+    (call,) = held.wait(1)
+    pool.retire(broker.address, old)
+    pool.retire(broker.address, old)
+    fresh = pool.get(broker.address, soon())
+    assert fresh is not old
+    assert not old.closed
+    call.answer(ok())
+    eventually(lambda: len(results) == 1)
+    assert pool.get(broker.address, soon()) is fresh
+    assert old.closed
+
+
+def test_close_ends_everything_and_refuses_everybody(broker: MockBroker, pool: Pool) -> None:
+    connection = pool.get(broker.address, soon())
+    pool.close()
+    assert connection.closed
+    with pytest.raises(ClosedError, match="closed"):
+        pool.get(broker.address, soon())
+
+
+def test_a_connection_that_is_made_while_the_pool_closes_is_closed_too(
+    broker: MockBroker, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real = [], pool_module.Connection
+
+    def connection(*args: object) -> object:
+        made.append(real(*args))  # type: ignore[arg-type]
+        pool.close()
+        return made[0]
+
+    monkeypatch.setattr(pool_module, "Connection", connection)
+    with pytest.raises(ClosedError):
+        pool.get(broker.address, soon())
+    assert made[0].closed

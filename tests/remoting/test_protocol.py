@@ -1,0 +1,207 @@
+"""The conversation with values alone: numbers, dispatch, loss. Rules 2 and 3 of the protocol reference."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.codes import Flag, Request, Response, SerializeType
+from rocketmq_spark.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
+from rocketmq_spark.remoting.protocol import OPAQUE_MASK, SMALL_BODY, Answered, Asked, Conversation
+from rocketmq_spark.wire import header
+from rocketmq_spark.wire.frame import FrameSplitter
+from rocketmq_spark.wire.header import Command
+from tests import strategies
+from tests.harness import pieces_of
+
+PING = Request.GET_BROKER_RUNTIME_INFO
+MAX_FRAME = 1 << 20
+
+
+def conversation() -> Conversation[str]:
+    return Conversation(MAX_FRAME)
+
+
+def answer(opaque: int, body: bytes = b"", kind: int = SerializeType.JSON) -> bytes:
+    return header.encode(Command(0, {}, body, opaque, Flag.RESPONSE), kind)
+
+
+def request(opaque: int, code: int = 9999, flag: int = 0) -> bytes:
+    return header.encode(Command(code, {}, b"", opaque, flag))
+
+
+def sent(talk: Conversation[str]) -> list[Command]:
+    """What is on its way out, as the peer would read it."""
+    data = b"".join(bytes(chunk) for chunk in talk.take_outgoing())
+    return [header.decode(frame) for frame in FrameSplitter(MAX_FRAME).feed(data)]
+
+
+def test_each_request_has_a_number_of_its_own_and_gets_its_answer() -> None:
+    talk = conversation()
+    first, second = talk.send(Command(PING), "first"), talk.send(Command(PING), "second")
+    assert [command.opaque for command in sent(talk)] == [first, second]
+    (event,) = talk.receive(answer(second, b"x"))
+    assert isinstance(event, Answered)
+    assert (event.waiter, bytes(event.command.body)) == ("second", b"x")
+    assert talk.waiting == 1
+
+
+def test_numbers_wrap_and_pass_over_those_that_wait() -> None:
+    talk = conversation()
+    assert talk.send(Command(PING), "old") == 0
+    talk._next_opaque = OPAQUE_MASK
+    assert talk.send(Command(PING), "last") == OPAQUE_MASK
+    assert talk.send(Command(PING), "after") == 1  # 0 still waits
+    (event,) = talk.receive(answer(0))
+    assert isinstance(event, Answered)
+    assert event.waiter == "old"
+    talk._next_opaque = OPAQUE_MASK
+    talk.give_up(OPAQUE_MASK)
+    assert [talk.send(Command(PING), "a"), talk.send(Command(PING), "b")] == [OPAQUE_MASK, 0]
+
+
+@given(st.integers(0, OPAQUE_MASK), st.integers(1, 40))
+def test_numbers_fit_the_wire_and_never_collide(start: int, count: int) -> None:
+    talk = conversation()
+    talk._next_opaque = start
+    numbers = [talk.send(Command(PING), "w") for _ in range(count)]
+    assert len(set(numbers)) == count
+    assert all(0 <= number <= OPAQUE_MASK for number in numbers)
+    assert [command.opaque for command in sent(talk)] == numbers
+
+
+def test_rule_2_a_request_of_the_server_with_our_number_is_not_our_answer() -> None:
+    talk = conversation()
+    opaque = talk.send(Command(PING), "mine")
+    events = talk.receive(request(opaque) + answer(opaque, b"real"))
+    assert isinstance(events[0], Asked)
+    assert isinstance(events[1], Answered)
+    assert (events[1].waiter, bytes(events[1].command.body)) == ("mine", b"real")
+
+
+def test_rule_2_an_unknown_request_of_the_server_is_answered_with_code_3() -> None:
+    talk = conversation()
+    (event,) = talk.receive(request(42, 307))
+    assert isinstance(event, Asked)
+    assert event.reply is not None
+    assert (event.reply.code, event.reply.opaque, event.reply.flag) == (
+        Response.REQUEST_CODE_NOT_SUPPORTED,
+        42,
+        Flag.RESPONSE,
+    )
+    assert "307" in str(event.reply.remark)
+
+
+def test_rule_2_a_one_way_request_of_the_server_is_not_answered() -> None:
+    (event,) = conversation().receive(request(42, 40, Flag.ONEWAY))
+    assert isinstance(event, Asked)
+    assert event.reply is None
+
+
+def test_a_frame_with_both_flags_is_a_response() -> None:
+    assert conversation().receive(request(5, 0, Flag.ONEWAY | Flag.RESPONSE)) == []
+
+
+def test_a_late_answer_is_ignored_and_its_number_may_be_used_again() -> None:
+    talk = conversation()
+    opaque = talk.send(Command(PING), "gone")
+    assert talk.give_up(opaque) == "gone"
+    assert talk.give_up(opaque) is None
+    assert talk.receive(answer(opaque)) == []
+
+
+def test_what_expired_is_forgotten_and_returned() -> None:
+    talk = conversation()
+    for waiter in ("late", "fine", "late too"):
+        talk.send(Command(PING), waiter)
+    assert talk.expired(lambda waiter: "late" in waiter) == ["late", "late too"]
+    assert talk.waiting == 1
+
+
+def test_rule_3_every_waiter_gets_its_own_copy_of_the_error_with_the_cause() -> None:
+    talk = conversation()
+    for waiter in "abc":
+        talk.send(Command(PING), waiter)
+    error = ConnectionLost("broke", "host:1")
+    error.__cause__ = ConnectionResetError("by peer")
+    lost = talk.connection_lost(error)
+    assert [waiter for waiter, _ in lost] == ["a", "b", "c"]
+    assert len({id(own) for _, own in lost} | {id(error)}) == 4
+    assert {str(own) for _, own in lost} == {str(error)}
+    assert all(own.__cause__ is error.__cause__ for _, own in lost)
+    assert talk.connection_lost(error) == []
+
+
+@pytest.mark.parametrize("bad", [b"\x00\x00\x00\x04\x07\x00\x00\x00", b"\x7f\xff\xff\xff", b"HTTP/1.1 400 "])
+def test_rule_3_bad_bytes_behind_a_good_answer_leave_no_waiter_behind(bad: bytes) -> None:
+    talk = conversation()
+    opaque = talk.send(Command(PING), "answered")
+    talk.send(Command(PING), "waiting")
+    with pytest.raises(RemoteProtocolError) as caught:
+        talk.receive(answer(opaque) + bad)
+    assert {waiter for waiter, _ in talk.connection_lost(caught.value)} == {"answered", "waiting"}
+
+
+def test_rule_1_both_header_types_are_understood_and_requests_are_json_from_python() -> None:
+    talk = conversation()
+    opaque = talk.send(Command(PING, {"k": "v"}), "w")
+    (out,) = talk.take_outgoing()
+    assert out[4] == SerializeType.JSON
+    assert b'"language":"PYTHON"' in bytes(out)
+    assert header.decode(bytes(out)[4:]).version >= 477
+    assert len(talk.receive(answer(opaque, kind=SerializeType.ROCKETMQ))) == 1
+
+
+def test_rule_1_inbound_frames_have_a_limit_of_their_own() -> None:
+    talk: Conversation[str] = Conversation(100)
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        talk.receive(b"\x00\x00\x00\x65")
+
+
+def test_a_request_that_cannot_be_encoded_waits_for_nothing() -> None:
+    talk = conversation()
+    with pytest.raises(LocalProtocolError):
+        talk.send(Command(PING, {"k": "\ud800"}), "w")
+    assert talk.waiting == 0
+    assert not talk.has_outgoing
+
+
+def test_large_bodies_are_not_copied_and_small_ones_are_one_write() -> None:
+    talk = conversation()
+    large = memoryview(bytes(SMALL_BODY))
+    talk.send(Command(PING, body=large), "w")
+    chunks = talk.take_outgoing()
+    assert chunks[1] is large
+    talk.send(Command(PING, body=b"small"), "w")
+    assert len(talk.take_outgoing()) == 1
+
+
+@given(st.data(), st.integers(1, 12))
+def test_any_order_of_answers_in_any_pieces(data: st.DataObject, count: int) -> None:
+    talk: Conversation[int] = Conversation(MAX_FRAME)
+    numbers = {talk.send(Command(PING), i): i for i in range(count)}
+    stream, expected = b"", []
+    for opaque in data.draw(st.permutations(sorted(numbers))):
+        if data.draw(st.booleans()):
+            stream += request(data.draw(st.integers(0, 50)))
+        stream += answer(opaque, str(numbers[opaque]).encode(), data.draw(st.sampled_from(SerializeType)))
+        expected.append(numbers[opaque])
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=10))
+    events = [event for piece in pieces_of(stream, cuts) for event in talk.receive(piece)]
+    answered = [event for event in events if isinstance(event, Answered)]
+    assert [event.waiter for event in answered] == expected
+    assert [int(bytes(event.command.body)) for event in answered] == expected
+    assert talk.waiting == 0
+
+
+@given(strategies.commands)
+def test_any_command_of_a_server_is_dispatched_by_its_flag(command: Command) -> None:
+    talk = conversation()
+    events = talk.receive(header.encode(command, max_frame=None))
+    if command.is_response:
+        assert events == []
+    else:
+        (event,) = events
+        assert isinstance(event, Asked)
+        assert (event.reply is None) == command.is_oneway
