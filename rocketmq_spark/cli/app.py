@@ -1,0 +1,42 @@
+"""The tree of commands. Each group's file is imported only when one of its commands is asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+import rocketmq_spark
+
+# What the first page of help says, and where the command is.
+_COMMANDS = {
+    "broker": ("A real RocketMQ on this machine, in the background.", "broker:broker"),
+    "topic": ("Create, list, describe and delete topics.", "topic:topic"),
+    "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
+    "tail": ("Show the messages of a topic as they come.", "tail:tail"),
+}
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported when they are used; its help needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][1].partition(":")
+        found = getattr(importlib.import_module(f"rocketmq_spark.cli.{module}"), name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (text, _) in _COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(rocketmq_spark.__version__, prog_name="rocketmq-spark")
+def app() -> None:
+    """Apache RocketMQ for PySpark: a demo, a local broker, and small tools for topics and messages."""

@@ -1,0 +1,229 @@
+"""The local broker that outlives the command which started it: a process of its own, and what is known about it.
+
+``python -m rocketmq_spark.cli.background`` is that process. It holds a lock for as long as it lives, so whether it
+runs is never guessed from a process id; while it runs, ``state.json`` beside the lock says where. The process that
+starts it learns the outcome through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import rocketmq_spark
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import LocalBroker, distro, loopback
+from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.localbroker.servers import NAME_SERVER
+
+_PAUSE_S = 0.02
+_LOCK_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The local broker as its process described it: ``servers`` are addresses and process ids by name."""
+
+    pid: int
+    name_server: str
+    data: str
+    started_ms: int
+    servers: dict[str, tuple[str, int]]
+
+    def up(self, server: str) -> bool:
+        """Whether the server takes connections now; it may have died since."""
+        return loopback.accepts(int(self.servers[server][0].rpartition(":")[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What ``broker start`` asks for."""
+
+    brokers: int
+    slaves: int
+    data: str
+    conf: Mapping[str, str]
+    port: int | None
+
+
+def default_data() -> Path:
+    return _folder() / "data"
+
+
+def log_path() -> Path:
+    """What the process itself prints."""
+    return _folder() / "log.txt"
+
+
+def running() -> Running | None:
+    """The local broker, when there is one."""
+    if not _held():
+        return None
+    try:
+        known = json.loads(_state_path().read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None  # it is starting, or ending
+    servers = {name: (address, pid) for name, (address, pid) in known.pop("servers").items()}
+    return Running(**known, servers=servers)
+
+
+def start(wish: Wish) -> Running:
+    """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
+    if _held():
+        found = running()
+        where = f": {found.name_server}, process {found.pid}" if found else ", and just starts or ends"
+        raise LocalBrokerError(
+            f"A local broker is running already{where}", remedy="Stop it with: rocketmq-spark broker stop"
+        )
+    find_java()
+    distro.fetch()
+    with distro.writing_to(_folder()):
+        _folder().mkdir(parents=True, exist_ok=True)
+        _state_path().unlink(missing_ok=True)
+        with log_path().open("w") as log:
+            return _spawned(wish, log)
+
+
+def _spawned(wish: Wish, log: IO[str]) -> Running:
+    reading, writing = os.pipe()
+    root = str(Path(rocketmq_spark.__file__).parent.parent)
+    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    with open(reading, encoding="utf-8") as answers:
+        child = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(writing), json.dumps(asdict(wish))],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_folder(),
+            env={**os.environ, "PYTHONPATH": paths}, pass_fds=[writing], start_new_session=True,
+        )  # fmt: skip
+        os.close(writing)
+        try:
+            answer = json.loads(answers.readline() or "{}")
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+    found = running() if answer.get("ready") else None
+    if found is None:
+        child.wait()
+        reason = answer.get("message") or f"The local broker ended while starting; see {log_path()}"
+        raise LocalBrokerError(reason, remedy=answer.get("remedy"))
+    child.returncode = 0  # it lives on: no warning about that when this object goes
+    return found
+
+
+def stop(timeout_s: float = 40.0) -> Running:
+    """End it in order and return when it is gone; what ran until now."""
+    found = running()
+    if found is None:
+        raise not_running()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(found.pid, signal.SIGTERM)
+    deadline = Deadline.after(timeout_s)
+    while _held():
+        if deadline.expired:
+            raise LocalBrokerError(
+                f"The local broker did not end within {timeout_s:g} s", remedy=f"End it with: kill -9 {found.pid}"
+            )
+        time.sleep(_PAUSE_S)
+    return found
+
+
+def not_running() -> LocalBrokerError:
+    return LocalBrokerError("No local broker is running", remedy="Start one with: rocketmq-spark broker start")
+
+
+def _folder() -> Path:
+    return distro.cache_folder() / "background"
+
+
+def _state_path() -> Path:
+    return _folder() / "state.json"
+
+
+def _held() -> bool:
+    """Whether the process lives: it holds the lock."""
+    try:
+        with (_folder() / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+# --- the process itself
+
+
+def _run(answers: IO[str], wish: Wish) -> None:
+    """Hold the lock, run the servers, tell, and wait for the signal to end."""
+    signal.signal(signal.SIGTERM, _end)
+    with _lock(), contextlib.ExitStack() as stack:
+        try:
+            mq = stack.enter_context(_servers(wish))
+            stack.callback(_state_path().unlink, missing_ok=True)
+            _publish(mq)
+        except LocalBrokerError as e:
+            print(json.dumps({"message": " ".join([e.message, e.remark or ""]), "remedy": e.remedy}), file=answers)
+            return
+        print(json.dumps({"ready": True}), file=answers)
+        answers.close()
+        while True:
+            signal.pause()
+
+
+def _servers(wish: Wish) -> LocalBroker:
+    ports = {NAME_SERVER: wish.port} if wish.port else None
+    return LocalBroker(
+        brokers=wish.brokers, slaves=wish.slaves, conf=wish.conf, data=wish.data, ports=ports, quiet=True
+    )
+
+
+def _publish(mq: LocalBroker) -> None:
+    names = [NAME_SERVER, *mq.brokers, *mq.slaves]
+    state = Running(
+        pid=os.getpid(),
+        name_server=mq.name_server,
+        data=str(mq.data),
+        started_ms=time.time_ns() // 1_000_000,
+        servers={name: (mq.address(name), mq.pid(name) or 0) for name in names},
+    )
+    scratch = _state_path().with_suffix(".new")
+    scratch.write_text(json.dumps(asdict(state)), encoding="utf-8")
+    scratch.replace(_state_path())
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    deadline = Deadline.after(_LOCK_WITHIN_S)
+    with (_folder() / "lock").open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # perhaps only somebody who looks whether we run
+                if deadline.expired:
+                    raise
+                time.sleep(_PAUSE_S)
+        yield
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    with open(int(sys.argv[1]), "w", encoding="utf-8") as _answers:
+        _run(_answers, Wish(**json.loads(sys.argv[2])))

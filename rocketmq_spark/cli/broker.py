@@ -1,0 +1,105 @@
+"""``rocketmq-spark broker``: the local broker in the background, and what it says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.connection import pairs
+from rocketmq_spark.cli.output import Output
+from rocketmq_spark.errors import LocalBrokerError
+
+if TYPE_CHECKING:
+    from rocketmq_spark.cli.background import Running
+
+_LOG_FILES = ("out.txt", "server.1.log", "server.log")
+
+
+@click.group(cls=Group)
+def broker() -> None:
+    """A real RocketMQ on this machine, in the background."""
+
+
+@broker.command()
+@click.option("--brokers", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option("--slaves", type=click.IntRange(0), default=0, show_default=True, help="Slaves of each broker.")
+@click.option("--port", type=click.IntRange(1024, 65535), help="Port of the name server (default: a free one).")
+@click.option(
+    "--data", type=click.Path(file_okay=False, path_type=Path), help="Data folder (default: in the cache); it is kept."
+)
+@click.option("--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A line of broker.conf.")
+@click.pass_obj
+def start(output: Output, brokers: int, slaves: int, port: int | None, data: Path | None, conf: dict[str, str]) -> None:
+    """Start name server and broker; they run until 'broker stop'."""
+    from rocketmq_spark.cli import background
+
+    folder = (data or background.default_data()).expanduser().absolute()
+    found = background.start(background.Wish(brokers, slaves, str(folder), conf, port))
+    output.item(_document(found), f"RocketMQ runs: name server {found.name_server}, data in {found.data}")
+    output.note("Try: rocketmq-spark topic create hello, and: echo Hello | rocketmq-spark produce hello")
+
+
+@broker.command()
+@click.pass_obj
+def stop(output: Output) -> None:
+    """Stop them in order. The data stays."""
+    from rocketmq_spark.cli import background
+
+    found = background.stop()
+    output.item({"running": False, "data": found.data}, f"RocketMQ has stopped; its data stays in {found.data}")
+
+
+@broker.command()
+@click.pass_obj
+@click.pass_context
+def status(ctx: click.Context, output: Output) -> None:
+    """What runs, and where. Exit code 1 when nothing does."""
+    from rocketmq_spark.cli import background
+
+    found = background.running()
+    if found is None:
+        reason = background.not_running()
+        output.item({"running": False}, f"{reason.message}. {reason.remedy}")
+        ctx.exit(1)
+    document = _document(found)
+    lines = [f"Name server  {found.name_server}", f"Data         {found.data}", f"Started      {document['started']}"]
+    for name, (address, pid) in found.servers.items():
+        lines.append(f"{name:<12} {address}  process {pid}  {'up' if found.up(name) else 'down'}")
+    output.item(document, "\n".join(lines))
+
+
+@broker.command()
+@click.argument("name")
+@click.option("--lines", type=click.IntRange(0), default=50, show_default=True, help="From the end; 0 for all.")
+@click.pass_obj
+def logs(output: Output, name: str, lines: int) -> None:
+    """What a server printed and logged: namesrv, broker-a, ..."""
+    from rocketmq_spark.cli import background
+
+    found = background.running()
+    if found is None:
+        raise background.not_running()
+    if name not in found.servers:
+        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Known: {', '.join(found.servers)}")
+    files = [Path(found.data, name, file) for file in _LOG_FILES]
+    text = "".join(f.read_text(encoding="utf-8", errors="replace") for f in files if f.exists())
+    for line in text.splitlines()[-lines:]:
+        output.item({"server": name, "line": line}, line)
+
+
+def _document(found: Running) -> dict[str, object]:
+    return {
+        "running": True,
+        "nameServer": found.name_server,
+        "data": found.data,
+        "pid": found.pid,
+        "started": datetime.fromtimestamp(found.started_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "servers": [
+            {"name": name, "address": address, "pid": pid, "up": found.up(name)}
+            for name, (address, pid) in found.servers.items()
+        ],
+    }

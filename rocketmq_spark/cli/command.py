@@ -1,0 +1,60 @@
+"""What all commands share: ``--json``, ``--debug``, and how they end.
+
+Exit codes: 0 done, 1 a failure (one line that says why and what to do), 2 wrong usage (click's own), 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import click
+
+from rocketmq_spark.cli.output import Json, Output, Text
+from rocketmq_spark.errors import RocketMQError
+
+INTERRUPTED = 130
+
+
+class Command(click.Command):
+    """A command whose function gets an ``Output`` with ``click.pass_obj``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [
+            click.Option(["--json"], is_flag=True, help="Print JSON, one object a line."),
+            click.Option(["--debug"], is_flag=True, help="Show the stack trace of a failure."),
+        ]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        output: Output = Json() if ctx.params.pop("json") else Text()
+        debug = ctx.params.pop("debug")
+        ctx.obj = output
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except Exception as error:
+            # The root of the program: nobody above could say it better.
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # the reader of our pipe has left; click ends quietly
+            if debug:
+                raise
+            output.failure(error if isinstance(error, RocketMQError) else _unexpected(error))
+            ctx.exit(1)
+
+
+class Group(click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+
+
+def _unexpected(error: Exception) -> RocketMQError:
+    if isinstance(error, OSError) and error.filename is not None:
+        return RocketMQError(f"{error.filename}: {error.strerror}")
+    return RocketMQError(
+        f"{type(error).__name__}: {error}", remedy="This was not foreseen: --debug shows where it happened"
+    )

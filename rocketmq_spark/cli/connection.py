@@ -1,0 +1,99 @@
+"""Where a command connects to: options, environment, or the local broker that runs in the background."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rocketmq_spark.errors import OptionError
+
+if TYPE_CHECKING:
+    from rocketmq_spark.options import Options
+    from rocketmq_spark.producer.producer import Producer
+    from rocketmq_spark.session import Client
+
+GROUP = "rocketmq-spark-cli"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The connection options of a command. Nothing connects before it is used."""
+
+    given: dict[str, object] = field(repr=False)
+
+    def options(self, role: str = "batch source") -> Options:
+        from rocketmq_spark import options
+
+        return options.parse(self._settings()).for_role(role)
+
+    def client(self) -> Client:
+        from rocketmq_spark import session
+
+        return session.client(self.options())
+
+    def producer(self, **more: object) -> Producer:
+        from rocketmq_spark.session import Producer
+
+        return Producer(**{"group": GROUP, **self._settings(), **more})
+
+    def _settings(self) -> dict[str, object]:
+        if self.given.get("name_server"):
+            return self.given
+        from rocketmq_spark.cli import background
+
+        running = background.running()
+        if running is None:
+            raise OptionError(
+                "no name server is given, and no local broker is running",
+                remedy="Use --name-server host:port, set ROCKETMQ_NAMESRV, or run: rocketmq-spark broker start",
+            )
+        return {**self.given, "name_server": running.name_server}
+
+
+def connected(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds the connection options; the function gets them as ``target``."""
+
+    @functools.wraps(function)
+    def run(*args: Any, option: dict[str, str], **kwargs: Any) -> None:
+        given = {name: kwargs.pop(name) for name in _NAMES}
+        function(*args, target=Target({**{n: v for n, v in given.items() if v}, **option}), **kwargs)
+
+    return functools.reduce(lambda decorated, add: add(decorated), reversed(_OPTIONS), run)
+
+
+def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Callback of options such as ``--property name=value``."""
+    found = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE")
+        found[name] = text
+    return found
+
+
+_NAMES = ("name_server", "access_key", "secret_key", "tls", "tls_ca_file")
+_OPTIONS = (
+    click.option(
+        "--name-server",
+        envvar="ROCKETMQ_NAMESRV",
+        metavar="HOST:PORT",
+        help="Name server, several with ';' [env: ROCKETMQ_NAMESRV; default: the local broker of 'broker start']",
+    ),
+    click.option("--access-key", envvar="ROCKETMQ_ACCESS_KEY", help="User of the ACL [env: ROCKETMQ_ACCESS_KEY]"),
+    click.option("--secret-key", envvar="ROCKETMQ_SECRET_KEY", help="Its secret [env: ROCKETMQ_SECRET_KEY]"),
+    click.option("--tls", is_flag=True, help="Talk TLS."),
+    click.option("--tls-ca-file", type=click.Path(), help="PEM file of the authorities to trust."),
+    click.option(
+        "-o",
+        "--option",
+        multiple=True,
+        callback=pairs,
+        metavar="NAME=VALUE",
+        help="Any other option of docs/options.md, such as requestTimeout=10s.",
+    ),
+)

@@ -1,0 +1,144 @@
+"""``rocketmq-spark tail``: the messages of a topic, in the order in which they were stored."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import click
+
+from rocketmq_spark.cli.command import Command
+from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.output import Output
+
+if TYPE_CHECKING:
+    from rocketmq_spark.cli.reading import TopicReader
+    from rocketmq_spark.client.pull import Cause
+    from rocketmq_spark.model import OffsetRange, ReceivedMessage
+
+
+def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> str | int | datetime | None:
+    """``earliest``, ``latest``, an offset as an int, or a moment."""
+    text = (value or "").strip()
+    if value is None or text in ("earliest", "latest"):
+        return text or None
+    if text.isdigit():
+        return int(text)
+    try:
+        if text.startswith("@"):
+            return datetime.fromtimestamp(int(text[1:]) / 1000, UTC)
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as e:
+        raise click.BadParameter(f"{text!r} is not earliest, latest, an offset, an ISO time or @milliseconds") from e
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+@click.command(cls=Command)
+@click.argument("topic")
+@click.option(
+    "--from",
+    "begin",
+    callback=_begin,
+    metavar="WHERE",
+    help="earliest, latest, an offset (in every queue), or a time: 2026-01-31T12:00:00Z (UTC without a zone), "
+    "@1769860800000 (milliseconds). [default: latest; with --no-follow earliest]",
+)
+@click.option("--tags", help="Only messages with one of these tags: 'a || b'.")
+@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option("--follow/--no-follow", default=True, help="Wait for new messages, or stop at the end. [default: follow]")
+@connected
+@click.pass_obj
+def tail(
+    output: Output,
+    target: Target,
+    topic: str,
+    begin: str | int | datetime | None,
+    tags: str | None,
+    count: int | None,
+    follow: bool,
+) -> None:
+    """Show the messages of TOPIC, oldest first, and then new ones as they come."""
+    from rocketmq_spark.cli.reading import TopicReader
+
+    def lost(part: OffsetRange, cause: Cause) -> None:
+        output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
+
+    reader = TopicReader(target.options(), topic, lost)
+    if begin is None:
+        begin = "latest" if follow else "earliest"
+    _seek(reader, begin)
+    for message in islice(_tagged(reader.messages(follow), tags), count):
+        output.item(document(message), line(message))
+
+
+def _seek(reader: TopicReader, begin: str | int | datetime) -> None:
+    from rocketmq_spark.cli import reading
+
+    if isinstance(begin, datetime):
+        reader.seek_time(int(begin.timestamp() * 1000))
+    elif isinstance(begin, int):
+        reader.seek(reading.at_offset(begin))
+    else:
+        reader.seek(reading.earliest if begin == "earliest" else reading.latest)
+
+
+def _tagged(messages: Iterator[ReceivedMessage], tags: str | None) -> Iterator[ReceivedMessage]:
+    from rocketmq_spark.wire.subscription import parse_subscription
+
+    try:
+        wanted = parse_subscription(tags)
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="--tags") from e
+    return (message for message in messages if wanted.accepts(message.tags))
+
+
+def document(message: ReceivedMessage) -> dict[str, object]:
+    """A message as the source's columns name its parts. A body that is no UTF-8 text comes as ``bodyBase64``."""
+    text = _text(message.body)
+    body = {"bodyBase64": base64.b64encode(message.body).decode()} if text is None else {"body": text}
+    return {
+        "topic": message.topic,
+        "brokerName": message.broker_name,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        **body,
+        "tags": message.tags,
+        "keys": message.keys,
+        "bornTimestamp": _moment(message.born_timestamp_ms),
+        "storeTimestamp": _moment(message.store_timestamp_ms),
+        "msgId": message.msg_id,
+        "properties": _own(message),
+    }
+
+
+def line(message: ReceivedMessage) -> str:
+    """A message on one line: when, where, what it is marked with, what it says."""
+    marks = [f"tags={message.tags}"] if message.tags else []
+    marks += [f"keys={','.join(message.keys)}"] if message.keys else []
+    marks += [f"{name}={value}" for name, value in _own(message).items()]
+    text = _text(message.body)
+    shown = f"<{len(message.body)} bytes>" if text is None else text.replace("\r", "\\r").replace("\n", "\\n")
+    place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
+    return "  ".join([_moment(message.store_timestamp_ms), place, *([" ".join(marks)] if marks else []), shown])
+
+
+def _own(message: ReceivedMessage) -> dict[str, str]:
+    """The user's properties, without RocketMQ's."""
+    from rocketmq_spark.codes import RESERVED_PROPERTIES
+
+    return {name: value for name, value in message.properties.items() if name not in RESERVED_PROPERTIES}
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _moment(epoch_ms: int) -> str:
+    moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
