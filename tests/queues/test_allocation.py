@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
@@ -272,6 +272,7 @@ queue_lists = st.lists(
 consumer_lists = st.lists(st.sampled_from([f"c{i}" for i in range(9)]), min_size=1, unique=True)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["averagely", "averagelyByCircle", "consistentHash"]), queue_lists, consumer_lists)
 def test_4_16_every_queue_has_exactly_one_owner(
     strategy: str, queues: list[MessageQueue], consumers: list[str]
@@ -284,8 +285,8 @@ def test_4_16_every_queue_has_exactly_one_owner(
 def test_ten_thousand_queues_over_a_hundred_consumers_are_planned_well_under_a_second() -> None:
     queues = [MessageQueue(f"t{t}", f"b{b}", i) for t in range(1250) for b in range(2) for i in range(4)]
     consumers = [f"partition-{i:05}" for i in range(100)]
-    start = time.perf_counter()
+    start = time.process_time()
     for strategy in ("averagely", "averagelyByCircle", "consistentHash"):
         allocate_all(strategy, queues, consumers)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
     assert set(STRATEGIES) >= {"averagely", "averagelyByCircle", "consistentHash"}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
@@ -27,6 +27,7 @@ def test_every_string_vector_from_python_numpy_and_arrow() -> None:
     assert hash_codes(TEXTS).dtype == np.int32
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))), st.integers(0, 3), st.integers(0, 3))
 def test_slices_of_a_column_hash_like_single_strings(texts: list[str], head: int, tail: int) -> None:
     array = pa.array(texts, pa.string())[head:]
