@@ -24,6 +24,7 @@ class Link:
         self.client = client
         self.server = server
         self._proxy = proxy
+        self._cut = False
         self._threads = [
             threading.Thread(target=self._pump, args=pair, daemon=True)
             for pair in ((client, server, False), (server, client, True))
@@ -36,11 +37,13 @@ class Link:
             while data := source.recv(CHUNK):
                 self._proxy.count(len(data), answers)
                 self._proxy.pass_on(sink, data)
-            sink.shutdown(socket.SHUT_WR)
+            if not self._cut:
+                sink.shutdown(socket.SHUT_WR)
         except OSError:
             pass
 
     def cut(self, reset: bool) -> None:
+        self._cut = True
         for sock in (self.client, self.server):
             try:
                 if reset:
