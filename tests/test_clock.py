@@ -1,0 +1,57 @@
+"""Deadlines and pauses. The clock is replaced: nothing here waits."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark import clock
+from rocketmq_spark.clock import Deadline, backoff
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The monotonic clock as a list of one number."""
+    time = [1000.0]
+    monkeypatch.setattr(clock.time, "monotonic", lambda: time[0])
+    return time
+
+
+def test_a_deadline_runs_down_to_zero(now):
+    deadline = Deadline.after(3.0)
+    assert deadline.remaining() == 3.0
+    now[0] += 2.0
+    assert deadline.remaining() == 1.0
+    assert not deadline.expired
+    now[0] += 1.0
+    assert deadline.expired
+    now[0] += 100.0
+    assert deadline.remaining() == 0.0
+
+
+def test_an_attempt_gets_its_share_and_no_more(now):
+    deadline = Deadline.after(3.0)
+    assert deadline.within(1.0).remaining() == 1.0
+    assert deadline.within(10.0) == deadline
+    now[0] += 2.5
+    assert deadline.within(1.0).remaining() == 0.5
+
+
+def test_a_deadline_of_zero_has_passed(now):
+    assert Deadline.after(0).expired
+
+
+@given(st.floats(0.001, 10.0), st.floats(10.0, 60.0), st.integers(0, 2**32))
+def test_pauses_double_up_to_their_limit_with_jitter(first, most, seed):
+    pauses = list(itertools.islice(backoff(first, most, random.Random(seed)), 20))
+    for turn, pause in enumerate(pauses):
+        full = min(first * 2**turn, most)
+        assert full / 2 <= pause <= full
+
+
+def test_pauses_come_from_the_given_randomness():
+    one, two = (list(itertools.islice(backoff(1.0, 8.0, random.Random(7)), 5)) for _ in range(2))
+    assert one == two
+    assert len(set(one)) == 5
