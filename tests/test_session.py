@@ -1,0 +1,180 @@
+"""Clients of a process: shared by equal connection options, never by processes; and where credentials come from."""
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark import options, session
+from rocketmq_spark.client.calls import Credentials
+from rocketmq_spark.codes import Request
+from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.session import Producer
+from rocketmq_spark.wire import rpc
+
+# Nobody listens there; clients connect when they are used, not when they are made.
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def closed_clients() -> Iterator[None]:
+    yield
+    session.close_all()
+
+
+def parsed(role: str = "batch source", **given: object) -> Options:
+    return options.parse({"nameServer": NOWHERE, **given}).for_role(role)
+
+
+def test_equal_connection_options_share_a_client():
+    one = session.client(parsed(subscribe="a", pullDepth="3"))
+    assert session.client(parsed(subscribe="b")) is one
+    assert session.client(parsed("sink", topic="c")) is one
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"nameServer": "127.0.0.1:2"},
+        {"addressMap": {"a:1": "b:1"}},
+        {"accessKey": "me", "secretKey": "one"},
+        {"connectTimeout": "1s"},
+        {"requestTimeout": "1s"},
+        {"numRetries": "1"},
+        {"retryInterval": "1s"},
+        {"tls": "true"},
+        {"namespace": "ns"},
+    ],
+    ids=lambda d: next(iter(d)),
+)
+def test_other_connection_options_get_a_client_of_their_own(different):
+    assert session.client(parsed(**different)) is not session.client(parsed())
+    assert session.client(parsed(**different)) is session.client(parsed(**different))
+
+
+def test_another_secret_is_another_client():
+    one, two = (session.client(parsed(accessKey="me", secretKey=secret)) for secret in ("one", "two"))
+    assert one is not two
+
+
+def test_a_closed_client_is_made_anew():
+    one = session.client(parsed())
+    session.close_all()
+    assert session.client(parsed()) is not one
+
+
+def test_a_forked_process_makes_its_own_client():
+    mine = session.client(parsed())
+    child = os.fork()
+    if child == 0:
+        # Nothing of pytest may run here: the answer is the exit code.
+        theirs = session.client(parsed())
+        session.close_all()
+        os._exit(0 if theirs is not mine and session.client(parsed()) is not theirs else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert session.client(parsed()) is mine
+
+
+def test_nothing_is_dialled_before_it_is_needed():
+    client = session.client(parsed(connectTimeout="50ms", requestTimeout="50ms", numRetries="0"))
+    with pytest.raises(RocketMQError, match=NOWHERE):
+        client.routes.get("t", 0.0)
+
+
+def test_secrets_do_not_show_in_a_client():
+    given = {"accessKey": "me", "secretKey": "hush-1", "securityToken": "hush-2", "tls": "true", "tlsKeyPassword": "hush"}
+    assert "hush" not in repr(session.client(parsed(**given)))
+
+
+class TestCredentials:
+    def current(self, **given: object) -> Credentials | None:
+        found = session.client(parsed(**given)).calls.credentials
+        return found.current() if found is not None else None
+
+    def test_none_without_keys(self):
+        assert self.current() is None
+        assert self.current(accessKey="me") is None
+
+    def test_from_options(self):
+        assert self.current(accessKey="me", secretKey="hush") == Credentials("me", "hush", None)
+        with_token = self.current(accessKey="me", secretKey="hush", securityToken="t")
+        assert with_token == Credentials("me", "hush", "t")
+
+    def test_from_a_file(self, tmp_path):
+        path = tmp_path / "keys"
+        path.write_text("# for the tests\naccessKey = me\nsecretKey=a=b\n\n", "utf-8")
+        assert self.current(credentialsFile=str(path)) == Credentials("me", "a=b", None)
+
+    def test_a_file_without_keys_is_told(self, tmp_path):
+        path = tmp_path / "keys"
+        path.write_text("accessKey=me\n", "utf-8")
+        with pytest.raises(OptionError, match=r"option 'credentialsFile' is .*; expected lines accessKey=… and secretKey=…"):
+            self.current(credentialsFile=str(path))
+
+    def test_a_missing_file_is_told(self, tmp_path):
+        with pytest.raises(OptionError, match=r"option 'credentialsFile' is .*none'; it cannot be read: No such file"):
+            self.current(credentialsFile=str(tmp_path / "none"))
+
+    @pytest.mark.parametrize(
+        "found", [("me", "hush", "t"), ["me", "hush", "t"], {"accessKey": "me", "secretKey": "hush", "securityToken": "t"}]
+    )
+    def test_from_a_function(self, monkeypatch, found):
+        monkeypatch.setattr(session, "provider_of_tests", lambda: found, raising=False)
+        given = {"credentialsProvider": "rocketmq_spark.session:provider_of_tests"}
+        assert self.current(**given) == Credentials("me", "hush", "t")
+
+    @pytest.mark.parametrize("found", [None, "me", ("me",), ("me", 1), {"accessKey": "me"}])
+    def test_a_function_that_gives_something_else_is_told(self, monkeypatch, found):
+        monkeypatch.setattr(session, "provider_of_tests", lambda: found, raising=False)
+        with pytest.raises(OptionError, match="gave no credentials; expected"):
+            self.current(credentialsProvider="rocketmq_spark.session:provider_of_tests")
+
+    def test_an_unknown_function_is_told(self):
+        with pytest.raises(OptionError, match="credentialsProvider"):
+            self.current(credentialsProvider="no.such.module:function")
+
+
+def test_a_pull_leaves_nothing_behind_on_the_broker():
+    template = session.client(parsed()).pull_template(MessageQueue("t", "broker-a", 3), "g")
+    frame = template.frame(7, 100, 32)
+    header = json.loads(frame[8:])
+    assert header["code"] == Request.PULL_MESSAGE
+    assert header["opaque"] == 7
+    fields = header["extFields"]
+    expected = {"consumerGroup": "g", "topic": "t", "queueId": "3", "bname": "broker-a", "subscription": "*"}
+    assert expected.items() <= fields.items()
+    # No suspension, no offset committed: the subscription travels with the pull.
+    assert (fields["sysFlag"], fields["suspendTimeoutMillis"]) == ("4", "0")
+    assert (fields["queueOffset"], fields["maxMsgNums"]) == ("100", "32")
+
+
+def test_a_producer_needs_a_group():
+    with pytest.raises(OptionError, match="option 'group' is required"):
+        Producer(name_server=NOWHERE)
+
+
+def test_settings_of_a_producer_come_from_its_options():
+    given = {"sendLatencyFault": "4.x", "batchMaxDelay": "20ms", "requireStoreOk": "ok", "compression": "lz4", "group": "g"}
+    settings = session.producer_settings(parsed("producer", **given))
+    assert (settings.group, settings.send_timeout_s, settings.compression) == ("g", 3.0, "lz4")
+    assert (settings.send_latency_fault, settings.store_must_be_ok, settings.batch_max_delay_ms) == (True, True, 20)
+    plain = session.producer_settings(parsed("producer", group="g"))
+    assert (plain.send_latency_fault, plain.auto_batch, plain.batch_max_delay_ms) == (False, False, None)
+
+
+def test_settings_of_pulls_come_from_the_options():
+    settings = session.pull_settings(parsed(pullDepth="3", maxBytesInFlight="1m", readDeadline="5s", pullBatchSize="7"))
+    assert (settings.depth, settings.max_bytes_in_flight) == (3, 1 << 20)
+    assert (settings.read_deadline_s, settings.batch_size) == (5.0, 7)
+
+
+def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_testsuite_property):
+    client = session.client(parsed(nameServer=rocketmq.name_server))
+    for broker in client.admin.cluster().values():
+        answer = client.calls.ask(broker.master, rpc.GET_BROKER_RUNTIME_INFO.request())
+        version = json.loads(bytes(answer.body))["table"]["brokerVersionDesc"]
+        record_testsuite_property("broker version", version)
+        assert version == "V5_5_0"
