@@ -8,11 +8,12 @@ production does. ``"namesrv"`` and ``"proxy"`` go where a broker's name goes.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import config, distro, leftovers, loopback, servers
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.process import Server
+from rocketmq_spark.localbroker.process import Program, Server
 from rocketmq_spark.localbroker.registration import Registration
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site
@@ -40,7 +41,7 @@ class LocalBroker:
     ``conf`` is a dict of broker.conf lines for every broker. ``data`` is a folder that outlives the cluster and that a
     later one takes up, with the same ports when they are free; without it the data goes to a temporary folder, deleted
     at the end unless ``keep``. ``queues`` is how many queues ``create_topic`` makes. ``ports`` fixes ports by server
-    name: ``{"namesrv": 9876, "broker-a": 10911}``.
+    name: ``{"namesrv": 9876, "broker-a": 10911}``. ``heap_mb`` and ``jvm`` (more flags) are for the brokers' JVMs.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LocalBroker:
         keep: bool = False,
         ports: Mapping[str, int] | None = None,
         heap_mb: int = 192,
+        jvm: Sequence[str] = (),
         quiet: bool = False,
         start_timeout_s: float = 60.0,
     ) -> None:
@@ -70,6 +72,7 @@ class LocalBroker:
         self._keep = keep or data is not None
         self._ports = dict(ports or {})
         self._heap_mb = heap_mb
+        self._jvm = tuple(jvm)
         self._quiet = quiet
         self._start_timeout_s = start_timeout_s
         self._lock = threading.RLock()
@@ -186,6 +189,9 @@ class LocalBroker:
         """Create or change a topic on one broker or all running ones; returns when the name server shows it."""
         where = [broker] if broker else [name for name in self.brokers if self.pid(name)]
         self.admin.create_topic(name, queues or self.queues, where, attributes=attributes)
+        for spec in self._specs:
+            if spec.broker_id > 0 and spec.broker_name in where and self.pid(spec.name):
+                self._registered().copy_topic(name, spec.broker_name, self._server(spec.name))
 
     def kill(self, broker: str) -> None:
         """SIGKILL: no goodbye to clients, nothing flushed by the broker itself."""
@@ -232,7 +238,7 @@ class LocalBroker:
             self._readiness(None),
             deadline,
         )
-        self._registration = Registration(self.name_server, self._conf.get("brokerPermission", 6))
+        self._registration = Registration(self.name_server, self._conf)
         with ThreadPoolExecutor(len(self._specs)) as pool:
             list(pool.map(lambda spec: self._bring_up_broker(spec, deadline), self._specs))
         if self._with_proxy:
@@ -247,15 +253,12 @@ class LocalBroker:
     def _bring_up_broker(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
         site = self._running()
         lines = {**self._conf, **config.checked(conf or {})}
-        site.bring_up(
-            spec.name,
-            loopback.BROKER_PORTS,
-            lambda port: servers.broker(
-                site.data, self._jars["core"], spec, port, self.name_server, lines, self._heap_mb
-            ),
-            self._readiness(spec),
-            deadline,
-        )
+
+        def make(port: int) -> Program:
+            program = servers.broker(site.data, self._jars["core"], spec, port, self.name_server, lines)
+            return dataclasses.replace(program, heap_mb=self._heap_mb, flags=(*program.flags, *self._jvm))
+
+        site.bring_up(spec.name, loopback.BROKER_PORTS, make, self._readiness(spec), deadline)
 
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
         """How to see that a server is up: a broker registers only after its store and its ports are open."""

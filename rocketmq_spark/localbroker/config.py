@@ -59,7 +59,12 @@ def _value(value: object) -> str:
 def compose_files() -> dict[str, str]:
     """The files of ``conf/`` by name."""
     everywhere = {"bind": "0.0.0.0", "name_server": "127.0.0.1:9876"}
-    broker = {"broker_name": "broker-a", "broker_id": 0, "role": "ASYNC_MASTER", "store": "/home/rocketmq/store"}
+    broker = {
+        "broker_name": "broker-a",
+        "broker_id": 0,
+        "role": "ASYNC_MASTER",
+        "store": "/home/rocketmq/store",
+    }
     return {
         "namesrv.conf": render("namesrv.conf", {**everywhere, "port": 9876}),
         "broker.conf": render("broker.conf", {**everywhere, **broker, "port": 10911}),

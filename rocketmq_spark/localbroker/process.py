@@ -52,7 +52,7 @@ class Program:
     arguments: tuple[str, ...]
     jars: tuple[Path, ...]
     heap_mb: int
-    properties: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
 
 class Server:
@@ -71,7 +71,7 @@ class Server:
         self._seen = {path: path.stat().st_size for path in self._log_files() if path.exists()}
         command = [
             str(self._java.path), f"-Xmx{program.heap_mb}m", *_FLAGS, *self._archive.flags(program.home),
-            f"{MARK}{self._data}", f"-Duser.home={program.home}", *program.properties,
+            f"{MARK}{self._data}", f"-Duser.home={program.home}", *program.flags,
             "-cp", os.pathsep.join(map(str, program.jars)), program.main_class, *program.arguments,
         ]  # fmt: skip
         self._child = spawn(command, program.home / "out.txt", home=program.home)

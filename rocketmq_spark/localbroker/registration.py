@@ -1,4 +1,4 @@
-"""When brokers are registered at the name server, and how to make them.
+"""Whether brokers are registered at the name server, and how to make them.
 
 A broker that boots fast loses a race with itself (5.5.0): it registers before its own scan has found the name server
 reachable, skips that without a word, and tries again ten seconds later. A change of ``brokerPermission`` makes it
@@ -8,6 +8,7 @@ register at once, so a broker that is up but not shown is told the permission th
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.calls import Calls
@@ -24,10 +25,10 @@ _NUDGE_EVERY_S = 0.1
 class Registration:
     """What one name server knows of our brokers."""
 
-    def __init__(self, name_server: str, permission: object) -> None:
+    def __init__(self, name_server: str, conf: Mapping[str, object]) -> None:
         self.admin = Admin(name_server)
         self._calls = Calls(Pool(Dialling()))
-        self._permission = {"brokerPermission": str(permission)}
+        self._permission = {"brokerPermission": str(conf.get("brokerPermission", 6))}
         self._nudged: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:
@@ -39,7 +40,7 @@ class Registration:
         return group is not None and group.addresses.get(spec.broker_id) == server.address
 
     def shows_or_nudges(self, spec: BrokerSpec, server: Server) -> bool:
-        """The same; if not, a broker that is up is made to register."""
+        """The same for a broker that starts; if not, and it is up, it is made to register."""
         if self.shows(spec, server):
             return True
         now = time.monotonic()
@@ -47,6 +48,22 @@ class Registration:
             self._nudged[spec.name] = now
             self._nudge(server)
         return False
+
+    def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
+        """Make a slave serve a topic now: by itself it asks its master once a minute."""
+        known = self.admin.topic_config(topic, broker_name)
+        command = rpc.UPDATE_AND_CREATE_TOPIC.request(
+            topic=topic,
+            defaultTopic="TBW102",
+            readQueueNums=known.read_queues,
+            writeQueueNums=known.write_queues,
+            perm=known.perm,
+            topicFilterType=known.filter_type,
+            topicSysFlag=known.sys_flag,
+            order=known.order,
+            attributes=",".join(f"+{k}={v}" for k, v in known.attributes.items()) or None,
+        )
+        self._calls.ask(slave.address, command)
 
     def _nudge(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"

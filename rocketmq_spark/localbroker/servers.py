@@ -11,8 +11,9 @@ from rocketmq_spark.localbroker.process import Program
 
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
-# A name server's heap stays small. A broker's (``heap_mb``) holds what is under way: messages of 4 MiB at worst.
+# A name server's heap stays small. A broker's holds what is under way, in messages of 4 MiB at worst.
 _NAME_SERVER_HEAP_MB = 64
+_BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
 
 
@@ -42,7 +43,7 @@ def name_server(data: Path, jars: tuple[Path, ...], port: int) -> Program:
     conf = home / "namesrv.conf"
     conf.write_text(config.render(conf.name, {"port": port, "bind": loopback.HOST}), encoding="utf-8")
     main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
-    return Program(NAME_SERVER, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _properties(home))
+    return Program(NAME_SERVER, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
 
 def broker(
@@ -52,7 +53,6 @@ def broker(
     port: int,
     name_server: str,
     conf: Mapping[str, object],
-    heap_mb: int,
 ) -> Program:
     home = _home(data, spec.name)
     path = home / "broker.conf"
@@ -68,7 +68,7 @@ def broker(
     path.write_text(config.with_lines(config.render(path.name, values), conf), encoding="utf-8")
     ports = tuple(port + distance for distance in loopback.BROKER_PORTS)
     main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
-    return Program(spec.name, home, ports, main, arguments, jars, heap_mb, _properties(home))
+    return Program(spec.name, home, ports, main, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 
 
 def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str) -> Program:
@@ -77,7 +77,7 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str) -> Pr
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
     conf.write_text(config.render(conf.name, values), encoding="utf-8")
     main, arguments = "org.apache.rocketmq.proxy.ProxyStartup", ("-pc", str(conf))
-    return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, _properties(home))
+    return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, _flags(home))
 
 
 def _home(data: Path, name: str) -> Path:
@@ -87,5 +87,5 @@ def _home(data: Path, name: str) -> Path:
     return home
 
 
-def _properties(home: Path) -> tuple[str, ...]:
+def _flags(home: Path) -> tuple[str, ...]:
     return ("-Dtls.server.mode=disabled", f"-Drmq.logback.configurationFile={home / 'logback.xml'}")

@@ -17,7 +17,7 @@ SPEC = BrokerSpec("broker-a", 0)
 
 @pytest.fixture
 def registration(broker_cluster: LocalBroker) -> Iterator[Registration]:
-    registration = Registration(broker_cluster.name_server, 6)
+    registration = Registration(broker_cluster.name_server, {})
     yield registration
     registration.close()
 
@@ -34,7 +34,7 @@ def test_shown_and_not_shown(registration: Registration, server: Server) -> None
 
 
 def test_a_name_server_that_is_away_shows_nothing(server: Server) -> None:
-    registration = Registration("127.0.0.1:1", 6)
+    registration = Registration("127.0.0.1:1", {})
     assert not registration.shows(SPEC, server)
     registration.close()
 

@@ -31,8 +31,8 @@ def test_name_server(tmp_path: Path) -> None:
 
 def test_master_and_slave(tmp_path: Path) -> None:
     conf = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": 4194304}
-    master = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", conf, 100)
-    slave = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 1), 20_020, "127.0.0.1:1", conf, 100)
+    master = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", conf)
+    slave = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 1), 20_020, "127.0.0.1:1", conf)
     first, second = (_lines(program.home / "broker.conf") for program in (master, slave))
     differing = {key for key in first if first[key] != second[key]}
     assert differing == {"brokerId", "brokerRole", "listenPort", "storePathRootDir"}
@@ -41,7 +41,6 @@ def test_master_and_slave(tmp_path: Path) -> None:
     assert first["flushDiskType"] == "SYNC_FLUSH"
     assert first["mappedFileSizeCommitLog"] == "4194304"
     assert master.ports == (20_010, 20_008, 20_011)
-    assert master.heap_mb == 100
 
 
 def test_proxy(tmp_path: Path) -> None:

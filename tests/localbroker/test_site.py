@@ -1,4 +1,4 @@
-"""Bringing a server up, and what can go wrong between the choice of a port and the start. Name servers stand for all."""
+"""Bringing a server up, and what can go wrong between the choice of a port and the start. One server stands for all."""
 
 from __future__ import annotations
 

@@ -1,0 +1,66 @@
+"""Sending and reading a few messages with the client's own verbs, for tests of the local broker."""
+
+from __future__ import annotations
+
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.route import NameServers, Routes
+from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Response
+from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.messages import decode_messages
+
+
+def send(name_server: str, topic: str, *bodies: bytes) -> None:
+    """To queue 0 of the first broker of the topic, each acknowledged."""
+    calls = Calls(Pool(Dialling()))
+    routes = Routes(NameServers(calls, [name_server]))
+    queue = routes.get(topic, 0.0).writable()[0]
+    sender = RemotingSender(calls, routes)
+    try:
+        for body in bodies:
+            result = sender.send(queue, SendRequest("GID_test", body), Deadline.after(10))
+            assert result.status is SendStatus.SEND_OK
+    finally:
+        calls.pool.close()
+
+
+def read(admin: Admin, topic: str, address: str | None = None) -> list[bytes]:
+    """All bodies of queue 0 at ``address`` (default: the master of its first broker), in order."""
+    queue = admin.route(topic).readable()[0]
+    calls = Calls(Pool(Dialling()))
+    found: list[bytes] = []
+    try:
+        while True:
+            answer = calls.ask(address or _master(admin, topic, queue), _pull(queue, len(found)), accept=(0, 19, 21))
+            if answer.code != Response.SUCCESS:
+                return found
+            found += [message.body for message in decode_messages(answer.body)]
+    finally:
+        calls.pool.close()
+
+
+def _master(admin: Admin, topic: str, queue: MessageQueue) -> str:
+    address = admin.route(topic).brokers[queue.broker_name].master
+    assert address is not None
+    return address
+
+
+def _pull(queue: MessageQueue, offset: int) -> rpc.Command:
+    return rpc.PULL_MESSAGE.request(
+        consumerGroup="GID_test",
+        topic=queue.topic,
+        queueId=queue.queue_id,
+        queueOffset=offset,
+        maxMsgNums=32,
+        sysFlag=4,
+        commitOffset=0,
+        suspendTimeoutMillis=0,
+        subscription="*",
+        subVersion=0,
+        expressionType="TAG",
+        bname=queue.broker_name,
+    )

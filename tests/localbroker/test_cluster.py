@@ -1,0 +1,261 @@
+"""LocalBroker as its users see it: what works inside the block, and what can be done to brokers."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError, RouteNotFound
+from rocketmq_spark.localbroker import LocalBroker, loopback
+from tests.localbroker.messages import read, send
+from tests.localbroker.processes import alive, eventually
+
+BODIES = [b"message %d" % i for i in range(100)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalBroker]:
+    """Two brokers that tests may break, and must mend."""
+    with LocalBroker(brokers=2, conf={"maxMessageSize": 100_000, "fileReservedTime": "7"}) as mq:
+        yield mq
+
+
+def _resident_mib(pid: int | None) -> int:
+    line = next(s for s in Path(f"/proc/{pid}/status").read_text().splitlines() if s.startswith("VmRSS"))
+    return int(line.split()[1]) // 1024
+
+
+def test_ready_means_messages_flow() -> None:
+    with LocalBroker() as mq:
+        mq.create_topic("t")
+        send(mq.name_server, "t", *BODIES)
+        assert read(mq.admin, "t") == BODIES
+        assert len(mq.admin.route("t").readable()) == 8
+
+
+def test_small(record_property: pytest.RecordProperty) -> None:
+    with LocalBroker() as mq:
+        memory = {name: _resident_mib(mq.pid(name)) for name in ("namesrv", "broker-a")}
+        disk_mib = int(subprocess.check_output(["du", "-sm", mq.data]).split()[0])
+    record_property("memory MiB", memory)
+    record_property("disk MiB", disk_mib)
+    assert sum(memory.values()) <= 450
+    assert disk_mib < 100
+
+
+def test_names_addresses_and_processes(cluster: LocalBroker) -> None:
+    assert cluster.brokers == ["broker-a", "broker-b"]
+    assert cluster.slaves == []
+    shown = {name: data.master for name, data in cluster.admin.cluster().items()}
+    assert shown == {name: cluster.address(name) for name in cluster.brokers}
+    assert all(address.startswith("127.0.0.1:") for address in shown.values())
+    assert all(alive(cluster.pid(name) or 0) for name in ("namesrv", *cluster.brokers))
+    assert "brokerName=broker-b" in cluster.logs("broker-b")
+    assert all(f"===== {name}" in cluster.logs() for name in ("namesrv", *cluster.brokers))
+
+
+def test_configuration_lines_reach_every_broker(cluster: LocalBroker) -> None:
+    for name in cluster.brokers:
+        live = cluster.admin.broker_config(name)
+        assert (live["maxMessageSize"], live["fileReservedTime"]) == ("100000", "7")
+        assert live["mappedFileSizeCommitLog"] == str(64 << 20)
+
+
+def test_topics_on_all_or_one(cluster: LocalBroker) -> None:
+    cluster.create_topic("everywhere", queues=3)
+    cluster.create_topic("somewhere", queues=2, broker="broker-b", attributes={"message.type": "FIFO"})
+    assert len(cluster.admin.route("everywhere").readable()) == 6
+    assert {q.broker_name for q in cluster.admin.route("somewhere").readable()} == {"broker-b"}
+    assert cluster.admin.topic_config("somewhere", "broker-b").attributes == {"message.type": "FIFO"}
+    with pytest.raises(BrokerNotFound, match="broker-z"):
+        cluster.create_topic("nowhere", broker="broker-z")
+
+
+def test_killed_and_restarted(cluster: LocalBroker) -> None:
+    cluster.create_topic("killed", broker="broker-a")
+    send(cluster.name_server, "killed", *BODIES)
+    pid, address = cluster.pid("broker-a"), cluster.address("broker-a")
+    cluster.kill("broker-a")
+    assert cluster.pid("broker-a") is None
+    assert not alive(pid or 0)
+    assert eventually(lambda: list(cluster.admin.cluster()) == ["broker-b"])
+    cluster.create_topic("meanwhile")
+    assert {q.broker_name for q in cluster.admin.route("meanwhile").readable()} == {"broker-b"}
+    cluster.restart("broker-a")
+    assert cluster.address("broker-a") == address
+    assert cluster.pid("broker-a") not in (None, pid)
+    assert read(cluster.admin, "killed") == BODIES
+    send(cluster.name_server, "killed", b"one more")
+    assert read(cluster.admin, "killed")[-1] == b"one more"
+
+
+def test_restarted_while_running_from_a_thread_that_ends(cluster: LocalBroker) -> None:
+    cluster.create_topic("threaded", broker="broker-b")
+    send(cluster.name_server, "threaded", *BODIES)
+    thread = threading.Thread(target=cluster.restart, args=("broker-b",))
+    thread.start()
+    thread.join()
+    assert read(cluster.admin, "threaded") == BODIES
+
+
+def test_stopped_and_restarted_with_other_lines(cluster: LocalBroker) -> None:
+    cluster.create_topic("stopped", broker="broker-b")
+    send(cluster.name_server, "stopped", *BODIES)
+    cluster.stop("broker-b")
+    assert cluster.pid("broker-b") is None
+    assert not (cluster.data / "broker-b" / "store" / "abort").exists()
+    cluster.restart("broker-b", conf={"maxMessageSize": 4_000_000, "brokerPermission": 6})
+    assert cluster.admin.broker_config("broker-b")["maxMessageSize"] == "4000000"
+    assert read(cluster.admin, "stopped") == BODIES
+
+
+def test_a_restart_on_a_port_that_was_taken(cluster: LocalBroker) -> None:
+    cluster.kill("broker-a")
+    port = int(cluster.address("broker-a").split(":")[1])
+    in_use = pytest.raises(LocalBrokerError, match=rf"broker-a cannot listen: port {port} or \d+ or \d+ is in use")
+    with socket.create_server((loopback.HOST, port)), in_use:
+        cluster.restart("broker-a")
+    cluster.restart("broker-a")
+    assert cluster.pid("broker-a") is not None
+
+
+def test_a_restarted_name_server_knows_all_brokers(cluster: LocalBroker) -> None:
+    cluster.create_topic("remembered")
+    before = cluster.name_server
+    cluster.restart("namesrv")
+    assert cluster.name_server == before
+    assert sorted(cluster.admin.cluster()) == cluster.brokers
+    assert len(cluster.admin.route("remembered").readable()) == 16
+
+
+def test_add_broker(cluster: LocalBroker) -> None:
+    name = cluster.add_broker(conf={"maxMessageSize": 200_000})
+    assert name == cluster.brokers[-1] == "broker-c"
+    cluster.create_topic("added", broker=name)
+    send(cluster.name_server, "added", *BODIES)
+    assert read(cluster.admin, "added") == BODIES
+    live = cluster.admin.broker_config(name)
+    assert (live["maxMessageSize"], live["fileReservedTime"]) == ("200000", "7")
+
+
+def test_unknown_names_are_told_the_known_ones(cluster: LocalBroker) -> None:
+    with pytest.raises(LocalBrokerError, match=r"There is no 'broker-z' here\. Known: namesrv, broker-a"):
+        cluster.kill("broker-z")
+    with pytest.raises(LocalBrokerError, match="There is no 'proxy' here"):
+        _ = cluster.proxy_server
+
+
+def test_a_data_folder_that_is_in_use(cluster: LocalBroker) -> None:
+    with pytest.raises(LocalBrokerError, match="is in use by another LocalBroker"):
+        LocalBroker(data=cluster.data).start()
+
+
+def test_starting_twice(cluster: LocalBroker) -> None:
+    with pytest.raises(LocalBrokerError, match="This LocalBroker is running already"):
+        cluster.start()
+
+
+def test_slaves() -> None:
+    with LocalBroker(slaves=1) as mq:
+        assert (mq.brokers, mq.slaves) == (["broker-a"], ["broker-a-slave-1"])
+        assert mq.admin.cluster()["broker-a"].addresses == {
+            0: mq.address("broker-a"),
+            1: mq.address("broker-a-slave-1"),
+        }
+        mq.create_topic("t")
+        send(mq.name_server, "t", *BODIES)
+        slave = mq.address("broker-a-slave-1")
+        assert eventually(lambda: read(mq.admin, "t", slave) == BODIES)
+        mq.kill("broker-a")
+        assert eventually(lambda: list(mq.admin.cluster()["broker-a"].addresses) == [1])
+        assert read(mq.admin, "t", slave) == BODIES
+        mq.restart("broker-a-slave-1")
+        mq.restart("broker-a")
+        assert read(mq.admin, "t", mq.address("broker-a")) == BODIES
+
+
+def test_proxy() -> None:
+    with LocalBroker(proxy=True) as mq:
+        mq.create_topic("t")
+        with Admin(mq.proxy_server) as through:
+            assert through.route("t").brokers["broker-a"].master == mq.proxy_server
+            send(mq.proxy_server, "t", *BODIES)
+            assert read(through, "t") == BODIES
+            with pytest.raises(RouteNotFound):
+                through.route("unknown")
+        assert loopback.accepts(int(mq.proxy_grpc.split(":")[1]))
+        mq.restart("proxy")
+        with Admin(mq.proxy_server) as through:
+            assert read(through, "t") == BODIES
+
+
+def test_fixed_ports() -> None:
+    ports = {"namesrv": loopback.free_port(), "broker-a": loopback.free_port(loopback.BROKER_PORTS)}
+    with LocalBroker(ports=ports, queues=3) as mq:
+        assert mq.name_server == f"127.0.0.1:{ports['namesrv']}"
+        assert mq.address("broker-a") == f"127.0.0.1:{ports['broker-a']}"
+        mq.create_topic("t")
+        assert len(mq.admin.route("t").readable()) == 3
+
+
+def test_data_is_taken_up_again_with_the_same_ports(tmp_path: Path) -> None:
+    with LocalBroker(data=tmp_path / "mine") as mq:
+        mq.create_topic("t")
+        send(mq.name_server, "t", *BODIES)
+        before = (mq.name_server, mq.address("broker-a"))
+    with LocalBroker(data=tmp_path / "mine") as mq:
+        assert (mq.name_server, mq.address("broker-a")) == before
+        assert read(mq.admin, "t") == BODIES
+        mq.kill("broker-a")  # it would take its ten seconds to end, which one block has shown
+    with (
+        socket.create_server((loopback.HOST, int(before[0].split(":")[1]))),
+        LocalBroker(data=tmp_path / "mine") as mq,
+    ):
+        assert mq.name_server != before[0]
+        assert mq.address("broker-a") == before[1]
+        assert read(mq.admin, "t") == BODIES
+        mq.kill("broker-a")
+
+
+@pytest.mark.parametrize(("brokers", "slaves"), [(0, 0), (1, -1)])
+def test_impossible_numbers(brokers: int, slaves: int) -> None:
+    with pytest.raises(LocalBrokerError, match="LocalBroker cannot have"):
+        LocalBroker(brokers, slaves)
+
+
+def test_lines_that_are_not_the_users() -> None:
+    with pytest.raises(LocalBrokerError, match="conf must not set listenPort: LocalBroker decides it"):
+        LocalBroker(conf={"listenPort": 1})
+
+
+def test_not_running() -> None:
+    mq = LocalBroker()
+    for ask in (lambda: mq.name_server, lambda: mq.admin, lambda: mq.create_topic("t"), lambda: mq.kill("broker-a")):
+        with pytest.raises(LocalBrokerError, match=r"This LocalBroker is not running\. Use it in a with block"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "sentence"),
+    [
+        (91 << 30, 9 << 30, r"is more than 90% full, and a RocketMQ broker refuses messages then\. Free some space"),
+        (100 << 20, 100 << 20, r"has less than 128 MiB left\. Free some space"),
+    ],
+)
+def test_a_disk_that_is_too_full(monkeypatch: pytest.MonkeyPatch, used: int, free: int, sentence: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(used + free, used, free))
+    with pytest.raises(LocalBrokerError, match=sentence):
+        LocalBroker().start()
+
+
+def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalBrokerError, match=r"Could not write to .*/file/data: Not a directory\. Free some space"):
+        LocalBroker(data=tmp_path / "file" / "data").start()

@@ -1,0 +1,190 @@
+"""How a LocalBroker ends: closed, forgotten, interrupted, killed; nothing may be left of it in any case."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker.process import MARK
+from tests.localbroker.processes import alive, eventually
+
+_START = """
+import json, sys, time
+from rocketmq_spark.localbroker import LocalBroker
+mq = LocalBroker(quiet=True)
+mq.start()
+print(json.dumps({"data": str(mq.data), "pids": [mq.pid("namesrv"), mq.pid("broker-a")]}), flush=True)
+"""
+_WAIT = "sys.stdin.read()\n"
+
+
+class Script:
+    """A Python process with a LocalBroker in it, and what it told of that."""
+
+    def __init__(self, code: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(self) -> tuple[Path, list[int]]:
+        output: IO[str] | None = self.process.stdout
+        assert output is not None
+        told = json.loads(output.readline())
+        return Path(told["data"]), told["pids"]
+
+
+@pytest.fixture
+def script() -> Iterator[Callable[[str], Script]]:
+    started: list[Script] = []
+
+    def start(code: str) -> Script:
+        started.append(Script(code))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+
+
+def _recorded(data: Path) -> bool:
+    """Whether a claim on ``data`` is on record; other processes of this user may have theirs beside."""
+    return any(str(data) in _text(path) for path in (distro.cache_folder() / "run").glob("*.json"))
+
+
+def _gone(data: Path, pids: list[int]) -> bool:
+    return not data.exists() and not any(map(alive, pids))
+
+
+def test_closed() -> None:
+    mq = LocalBroker()
+    mq.start()
+    data, pids = mq.data, [mq.pid(name) or 0 for name in ("namesrv", "broker-a")]
+    assert _recorded(data)
+    mq.close()
+    assert _gone(data, pids)
+    assert not _recorded(data)
+    mq.close()
+
+
+def test_started_again() -> None:
+    mq = LocalBroker()
+    for _ in range(2):
+        with mq:
+            mq.create_topic("t")
+            assert len(mq.admin.route("t").readable()) == 8
+
+
+def test_an_exception_inside_the_block() -> None:
+    mq = LocalBroker()
+    seen = []
+
+    def fail() -> None:
+        with mq:
+            seen.append((mq.data, [mq.pid("namesrv") or 0, mq.pid("broker-a") or 0]))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert _gone(*seen[0])
+
+
+def test_data_can_be_kept() -> None:
+    with LocalBroker(keep=True) as mq:
+        data, pids = mq.data, [mq.pid("namesrv") or 0]
+        mq.kill("broker-a")
+    assert not any(map(alive, pids))
+    assert (data / "broker-a" / "store").is_dir()
+    shutil.rmtree(data)
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(LocalBrokerError, match="broker-a ran out of memory"):
+        LocalBroker(heap_mb=8, data=tmp_path).start()
+    assert not _recorded(tmp_path)
+    marked = [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{MARK}{tmp_path}" in _text(p)]
+    assert not marked
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def test_a_fork_does_not_close_its_parents_broker() -> None:
+    with LocalBroker() as mq:
+        child = os.fork()
+        if child == 0:
+            mq.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        mq.create_topic("t")
+
+
+def test_python_ends_without_closing(script: Callable[[str], Script]) -> None:
+    one = script(_START)
+    data, pids = one.told()
+    _, errors = one.process.communicate(timeout=30)
+    assert one.process.returncode == 0
+    assert errors == ""
+    assert _gone(data, pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_python_is_killed(script: Callable[[str], Script], number: signal.Signals) -> None:
+    one = script(_START + _WAIT)
+    data, pids = one.told()
+    one.process.send_signal(number)
+    one.process.wait()
+    assert eventually(lambda: not any(map(alive, pids)))
+    with LocalBroker():  # any later start, of anybody with this cache
+        assert not data.exists()
+    assert not _recorded(data)
+
+
+def test_ctrl_c(script: Callable[[str], Script]) -> None:
+    one = script(_START.replace("mq.start()", "mq.__enter__()") + "try: sys.stdin.read()\nfinally: mq.close()\n")
+    data, pids = one.told()
+    one.process.send_signal(signal.SIGINT)
+    one.process.wait()
+    assert _gone(data, pids)
+
+
+def test_ctrl_c_while_starting(script: Callable[[str], Script], tmp_path: Path) -> None:
+    one = script(f"from rocketmq_spark.localbroker import LocalBroker\nLocalBroker(data={str(tmp_path)!r}).start()")
+    assert eventually(lambda: (tmp_path / "namesrv" / "out.txt").exists())
+    one.process.send_signal(signal.SIGINT)
+    _, errors = one.process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors
+    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{MARK}{tmp_path}" in _text(p)]
+
+
+def test_two_at_once_do_not_meet(script: Callable[[str], Script]) -> None:
+    started = [script(_START + _WAIT) for _ in range(2)]
+    told = [one.told() for one in started]
+    assert told[0][0] != told[1][0]
+    assert all(alive(pid) for _, pids in told for pid in pids)
+
+
+def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LocalBrokerError, match=r"Java 17 or newer is needed, and there is none"):
+        LocalBroker().start()
