@@ -148,7 +148,9 @@ def test_assignments(wanted):
     assert p.assignment(json.dumps(nested)) == tuple(sorted(wanted))
 
 
-@pytest.mark.parametrize("text", ['{"t":{"b":[true]}}', '{"t":{"b":[-1]}}', '{"t":{"b":["0"]}}', '{"t":{"b":[]}}', "[]"])
+@pytest.mark.parametrize(
+    "text", ['{"t":{"b":[true]}}', '{"t":{"b":[-1]}}', '{"t":{"b":["0"]}}', '{"t":{"b":[]}}', "[]"]
+)
 def test_bad_assignments(text):
     with pytest.raises(ValueError, match='JSON such as {"orders":{"broker-a":'):
         p.assignment(text)

@@ -85,7 +85,13 @@ def test_nothing_is_dialled_before_it_is_needed():
 
 
 def test_secrets_do_not_show_in_a_client():
-    given = {"accessKey": "me", "secretKey": "hush-1", "securityToken": "hush-2", "tls": "true", "tlsKeyPassword": "hush"}
+    given = {
+        "accessKey": "me",
+        "secretKey": "hush-1",
+        "securityToken": "hush-2",
+        "tls": "true",
+        "tlsKeyPassword": "hush",
+    }
     assert "hush" not in repr(session.client(parsed(**given)))
 
 
@@ -111,7 +117,9 @@ class TestCredentials:
     def test_a_file_without_keys_is_told(self, tmp_path):
         path = tmp_path / "keys"
         path.write_text("accessKey=me\n", "utf-8")
-        with pytest.raises(OptionError, match=r"option 'credentialsFile' is .*; expected lines accessKey=… and secretKey=…"):
+        with pytest.raises(
+            OptionError, match=r"option 'credentialsFile' is .*; expected lines accessKey=… and secretKey=…"
+        ):
             self.current(credentialsFile=str(path))
 
     def test_a_missing_file_is_told(self, tmp_path):
@@ -119,7 +127,8 @@ class TestCredentials:
             self.current(credentialsFile=str(tmp_path / "none"))
 
     @pytest.mark.parametrize(
-        "found", [("me", "hush", "t"), ["me", "hush", "t"], {"accessKey": "me", "secretKey": "hush", "securityToken": "t"}]
+        "found",
+        [("me", "hush", "t"), ["me", "hush", "t"], {"accessKey": "me", "secretKey": "hush", "securityToken": "t"}],
     )
     def test_from_a_function(self, monkeypatch, found):
         monkeypatch.setattr(session, "provider_of_tests", lambda: found, raising=False)
@@ -157,7 +166,13 @@ def test_a_producer_needs_a_group():
 
 
 def test_settings_of_a_producer_come_from_its_options():
-    given = {"sendLatencyFault": "4.x", "batchMaxDelay": "20ms", "requireStoreOk": "ok", "compression": "lz4", "group": "g"}
+    given = {
+        "sendLatencyFault": "4.x",
+        "batchMaxDelay": "20ms",
+        "requireStoreOk": "ok",
+        "compression": "lz4",
+        "group": "g",
+    }
     settings = session.producer_settings(parsed("producer", **given))
     assert (settings.group, settings.send_timeout_s, settings.compression) == ("g", 3.0, "lz4")
     assert (settings.send_latency_fault, settings.store_must_be_ok, settings.batch_max_delay_ms) == (True, True, 20)

@@ -1,0 +1,232 @@
+"""What users install: the wheel and an editable install, each tried in a virtual environment away from the clone."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("rocketmq_spark", "pyspark_rocketmq", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+
+# Spark finds the source by itself, and our error for the misspelt option shows that it is ours.
+FIND_THE_SOURCE = """
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = spark.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC").getOrCreate()
+try:
+    spark.read.format("rocketmq").option("nameServr", "h:1").load()
+except Exception as e:
+    print(e)
+import rocketmq_spark
+print("FROM", rocketmq_spark.__file__)
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a build needs: builds leave files beside setup.cfg."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, folder)
+    return folder
+
+
+def run(*command: object, cwd: Path, **env: str) -> str:
+    """The output of a command that must succeed; neither the clone nor its settings are visible to it."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pip(*arguments: object, cwd: Path) -> str:
+    return run(sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources, cwd=folder)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def environment(folder: Path, *install: object) -> Path:
+    """A virtual environment with our package; its dependencies are those of the running one. Its bin folder."""
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # A line in a .pth file adds the folder, but not what .pth files in it name: the clone stays out of sight.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
+    how = ("--quiet", "--no-deps", "--no-build-isolation", "--ignore-installed")
+    pip("--python", python, "install", *how, *install, cwd=folder)
+    return python.parent
+
+
+def test_the_wheel_contains_what_it_needs_and_no_tests(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in (
+        "pyspark_rocketmq/__init__.py",
+        "rocketmq_spark/py.typed",
+        "rocketmq_spark/localbroker/jars.lock",
+        "rocketmq_spark/localbroker/templates/broker.conf",
+    ):
+        assert name in names
+    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "rocketmq_spark").rglob("*") if p.is_file()}
+    assert {name for name in sources if "__pycache__" not in name} <= set(names)
+    tops = {name.partition("/")[0] for name in names}
+    assert tops - {name for name in tops if name.endswith(".dist-info")} == {"rocketmq_spark", "pyspark_rocketmq"}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_an_installed_package_is_found_by_spark(kind, request, tmp_path):
+    what = [request.getfixturevalue("wheel")] if kind == "wheel" else ["--editable", request.getfixturevalue("sources")]
+    bin_folder = environment(tmp_path / "venv", *what)
+    python = bin_folder / "python"
+    out = run(python, "-c", FIND_THE_SOURCE, cwd=tmp_path, PYSPARK_PYTHON=str(python), SPARK_LOCAL_IP="127.0.0.1")
+    assert "option 'nameservr' is unknown; did you mean 'nameServer'?" in out
+    home = tmp_path / "venv" if kind == "wheel" else request.getfixturevalue("sources")
+    assert f"FROM {home}" in out
+    assert "Usage: rocketmq-spark" in run(bin_folder / "rocketmq-spark", "--help", cwd=tmp_path)
+
+
+def test_what_spark_imports_needs_nothing_heavy(tmp_path):
+    """With pyarrow and numpy broken the import still works: it would hide every other Python source."""
+    code = """
+import sys
+for name in ("pyarrow", "numpy", "pandas", "click", "rich"):
+    sys.modules[name] = None
+import pyspark_rocketmq
+assert pyspark_rocketmq.DefaultSource.name() == "rocketmq"
+assert not [name for name in sys.modules if name.startswith("rocketmq_spark")]
+"""
+    run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def metadata() -> configparser.ConfigParser:
+    found = configparser.ConfigParser()
+    found.read(ROOT / "setup.cfg", "utf-8")
+    return found
+
+
+def bounds(lines: list[str]) -> dict[str, tuple[int, ...]]:
+    """Lower bounds by package, without trailing zeros."""
+    found = {}
+    for line in lines:
+        match = re.match(r"([A-Za-z0-9_-]+)>=([0-9.]+)", line)
+        if match:
+            found[match[1].lower()] = tuple(int(part) for part in re.sub(r"(\.0)+$", "", match[2]).split("."))
+    return found
+
+
+def test_lower_bounds_are_those_of_pyspark(metadata):
+    ours = bounds(metadata["options"]["install_requires"].split("\n"))
+    assert ours["pyspark"] == (4, 2)
+    assert ours["pyarrow"] == (18,)
+    assert ours["numpy"] == (1, 23, 2)
+    theirs = bounds([line for line in importlib.metadata.requires("pyspark") or [] if 'extra == "sql"' in line])
+    assert all(ours[name] >= theirs[name] for name in ("pyarrow", "numpy"))
+    assert "pandas" not in ours
+    assert metadata["options"]["python_requires"] == ">=3.11"
+
+
+def test_nothing_is_pinned_above(metadata):
+    requirements = metadata["options"]["install_requires"] + "".join(metadata["options.extras_require"].values())
+    assert not re.search(r"<|==|~=|!=", requirements)
+
+
+def test_the_version_is_the_same_everywhere(metadata):
+    import rocketmq_spark
+
+    version = metadata["metadata"]["version"]
+    assert rocketmq_spark.__version__ == version
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+class TestTheMachine:
+    """``.ci/machine``: the first line says what is missing."""
+
+    @pytest.fixture
+    def programs(self, tmp_path) -> Path:
+        """A folder of programs that is all of PATH, with what the script itself needs."""
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        for tool in ("sed", "head"):
+            (folder / tool).symlink_to(shutil.which(tool) or "")
+        return folder
+
+    def machine(self, programs: Path, *arguments: str, java_home: str = "") -> subprocess.CompletedProcess[str]:
+        env = {"PATH": str(programs), "JAVA_HOME": java_home}
+        command = ["/bin/sh", str(ROOT / ".ci" / "machine"), *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    def program(self, folder: Path, name: str, text: str) -> None:
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n", "utf-8")
+        path.chmod(0o755)
+
+    def test_no_python(self, programs):
+        done = self.machine(programs, "python")
+        assert done.returncode == 1
+        assert done.stderr.startswith("Python 3.11 or newer is needed, found: none. Install one (")
+
+    def test_an_old_python(self, programs):
+        self.program(programs, "python3", 'test "$1" = --version || exit 1\necho Python 3.9.2')
+        done = self.machine(programs, "python")
+        assert done.returncode == 1
+        assert done.stderr.startswith("Python 3.11 or newer is needed, found: Python 3.9.2.")
+
+    def test_a_newer_python_beside_an_old_one(self, programs):
+        self.program(programs, "python3", "exit 1")
+        (programs / "python3.12").symlink_to(sys.executable)
+        assert self.machine(programs, "python").stdout == "python3.12\n"
+
+    def test_no_java(self, programs):
+        done = self.machine(programs, "java")
+        assert done.returncode == 1
+        assert done.stderr.startswith("Java 17 or newer is needed, and java cannot be run. Install one (Debian")
+
+    @pytest.mark.parametrize(("version", "major"), [("1.8.0_402", 8), ("11.0.2", 11), ("16", 16)])
+    def test_an_old_java(self, programs, version, major):
+        self.program(programs, "java", f"echo 'openjdk version \"{version}\"' >&2")
+        done = self.machine(programs, "java")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"Java 17 or newer is needed, but java is Java {major}. Install one (")
+
+    @pytest.mark.parametrize("version", ["17.0.15", "21", "25-ea"])
+    def test_a_java_that_will_do(self, programs, version):
+        self.program(programs, "java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
+        assert self.machine(programs, "java").returncode == 0
+
+    def test_java_home_comes_first(self, programs, tmp_path):
+        self.program(programs, "java", "echo 'openjdk version \"21\"' >&2")
+        done = self.machine(programs, "java", java_home=str(tmp_path / "home"))
+        assert done.returncode == 1
+        assert f"{tmp_path}/home/bin/java cannot be run" in done.stderr
