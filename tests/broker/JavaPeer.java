@@ -42,7 +42,7 @@ public class JavaPeer {
         System.out.print(out);
     }
 
-    /** Prints messages of a topic until it has seen enough or none comes any more: queue, offset, id, flag, and base64 of body, tags, keys, properties. */
+    /** Prints messages of a topic until it has seen enough, or none came for 20 s: queue, offset, id, flag, and base64 of body, tags, keys, properties. */
     static void read(String nameServer, String topic, int count) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("java_peer_" + System.nanoTime());
         consumer.setNamesrvAddr(nameServer);
@@ -58,7 +58,7 @@ public class JavaPeer {
         while (seen < count && System.currentTimeMillis() < end) {
             for (MessageExt message : consumer.poll(500)) {
                 seen++;
-                end = System.currentTimeMillis() + 3_000;
+                end = System.currentTimeMillis() + 20_000;
                 StringBuilder properties = new StringBuilder();
                 for (Map.Entry<String, String> entry : message.getProperties().entrySet()) {
                     properties.append(entry.getKey()).append('\u0001').append(entry.getValue()).append('\u0002');

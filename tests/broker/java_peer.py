@@ -44,7 +44,7 @@ class JavaPeer:
         return [int(line) for line in self._run("hash", topic, stdin=lines)]
 
     def read(self, topic: str, count: int) -> list[JavaMessage]:
-        """The first ``count`` messages of a topic, or fewer when no more come."""
+        """The first ``count`` messages of a topic, or fewer when none comes for 20 s."""
         return [_message(line) for line in self._run("read", topic, str(count))]
 
     def query(self, topic: str, key: str) -> list[str]:
