@@ -1,0 +1,56 @@
+"""A client over a scripted broker that is its own name server, and one over a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.client.broker import Brokers
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.route import NameServers, Routes
+from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Request
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from tests.mockbroker import MockBroker, route
+
+
+class Parts:
+    """The rooms of a client, wired by hand."""
+
+    def __init__(self, name_server: str, **how: Any) -> None:
+        self.pool = Pool(Dialling(connect_timeout_s=1.0, address_map=how.pop("address_map", {})))
+        self.calls = Calls(self.pool, **how)
+        self.name_servers = NameServers(self.calls, name_server.split(";"))
+        self.routes = Routes(self.name_servers)
+        self.brokers = Brokers(self.calls, self.routes)
+        self.sender = RemotingSender(self.calls, self.routes)
+
+    @property
+    def soon(self) -> Deadline:
+        return Deadline.after(5.0)
+
+
+@pytest.fixture
+def broker() -> Iterator[MockBroker]:
+    """Knows topic ``t`` with two queues on ``broker-a``, which is itself."""
+    with MockBroker() as one:
+        one.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": one.address}))
+        yield one
+
+
+@pytest.fixture
+def parts(broker: MockBroker) -> Iterator[Parts]:
+    one = Parts(broker.address)
+    yield one
+    one.pool.close()
+
+
+@pytest.fixture
+def real(broker_cluster: LocalBroker) -> Iterator[Parts]:
+    one = Parts(broker_cluster.name_server)
+    yield one
+    one.pool.close()

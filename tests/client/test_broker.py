@@ -1,0 +1,190 @@
+"""Questions about queues: many at a time, answers in order, the first error after all have ended."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from rocketmq_spark.client.broker import Question
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, GroupNotFound, RocketMQError
+from rocketmq_spark.model import MessageQueue, QueueBounds, SendRequest
+from rocketmq_spark.wire import rpc
+from tests import mockbroker as mb
+from tests.client.conftest import Parts
+from tests.mockbroker import Call, MockBroker, eventually, offsets, ok, refuse, route
+
+ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
+QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
+
+
+@pytest.fixture
+def routed(parts: Parts) -> Parts:
+    parts.routes.get("t")
+    return parts
+
+
+def questions(count: int) -> list[Question]:
+    rows = [rpc.GET_MAX_OFFSET.request(topic="t", queueId=i, bname="broker-a") for i in range(count)]
+    return [Question("broker-a", row, "t", MessageQueue("t", "broker-a", i)) for i, row in enumerate(rows)]
+
+
+class TestAskAll:
+    def test_all_are_under_way_at_once_and_answers_are_in_order(self, broker: MockBroker, routed: Parts) -> None:
+        held = mb.Held()
+        broker.on(Request.GET_MAX_OFFSET, held)
+
+        def answer() -> None:
+            for call in reversed(held.wait(50)):  # all came before the first was answered
+                call.answer(ok(offset=call.ext("queueId")))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        answers = routed.brokers.ask_all(questions(50), routed.soon)
+        thread.join()
+        assert [int(a.ext["offset"]) for a in answers] == list(range(50))
+
+    def test_the_first_error_is_raised_after_all_have_ended(self, broker: MockBroker, routed: Parts) -> None:
+        ended = []
+
+        def answer(call: Call) -> None:
+            ended.append(call.ext("queueId"))
+            call.answer(refuse(2, f"busy {call.ext('queueId')}") if call.ext("queueId") != "0" else ok(offset=1))
+
+        broker.on(Request.GET_MAX_OFFSET, answer)
+        with pytest.raises(BrokerBusy, match="busy 1") as caught:
+            routed.brokers.ask_all(questions(5), routed.soon)
+        assert (caught.value.topic, caught.value.queue) == ("t", "t/broker-a/1")
+        assert len(ended) == 5
+
+    def test_a_broker_without_address_is_an_error_of_its_questions(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
+        stray = Question("nowhere", rpc.GET_MAX_OFFSET.request(topic="t", queueId=0, bname="nowhere"), "t")
+        with pytest.raises(BrokerNotFound, match="nowhere"):
+            routed.brokers.ask_all([*questions(1), stray], routed.soon)
+
+    def test_codes_that_are_answers(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_MAX_OFFSET, refuse(22))
+        assert routed.brokers.ask_all(questions(1), routed.soon, (0, 22))[0].code == 22
+
+    def test_no_questions(self, routed: Parts) -> None:
+        assert routed.brokers.ask_all([], routed.soon) == []
+
+    def test_a_connection_that_breaks_fails_those_that_wait(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_MAX_OFFSET, [ok(offset=1), mb.never, mb.close])
+        with pytest.raises(RocketMQError, match="closed the connection"):
+            routed.brokers.ask_all(questions(3), routed.soon)
+
+
+def stats(*bounds: tuple[int, int]) -> bytes:
+    """As a broker writes it: objects as keys."""
+    items = [
+        f'{{"brokerName":"broker-a","queueId":{i},"topic":"t"}}:'
+        f'{{"lastUpdateTimestamp":5,"maxOffset":{high},"minOffset":{low}}}'
+        for i, (low, high) in enumerate(bounds)
+    ]
+    return ('{"offsetTable":{' + ",".join(items) + "}}").encode()
+
+
+class TestBounds:
+    def test_rule_7_one_question_per_topic_and_broker(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((1, 9), (0, 4))))
+        found = routed.brokers.bounds([*QUEUES, QUEUES[0]], routed.soon)
+        assert found == {QUEUES[0]: QueueBounds(1, 9, 5), QUEUES[1]: QueueBounds(0, 4, 5)}
+        assert [c.ext for c in broker.seen(Request.GET_TOPIC_STATS_INFO)] == [{"topic": "t", "bname": "broker-a"}]
+
+    def test_a_queue_that_is_not_reported_is_missing(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((1, 9))))
+        assert set(routed.brokers.bounds(QUEUES, routed.soon)) == {QUEUES[0]}
+
+    def test_where_the_question_is_unknown_queues_are_asked_one_by_one(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_TOPIC_STATS_INFO, refuse(3, " request type 202 not supported"))
+        broker.on(Request.GET_MIN_OFFSET, offsets({0: 1, 1: 2}))
+        broker.on(Request.GET_MAX_OFFSET, offsets({0: 10, 1: 20}))
+        found = routed.brokers.bounds(QUEUES, routed.soon)
+        assert found == {QUEUES[0]: QueueBounds(1, 10, 0), QUEUES[1]: QueueBounds(2, 20, 0)}
+
+    def test_without_queues_nothing_is_asked(self, broker: MockBroker, routed: Parts) -> None:
+        assert routed.brokers.bounds([], routed.soon) == {}
+
+
+class TestGroupOffsets:
+    def test_rule_5_no_offset_is_not_offset_zero(self, broker: MockBroker, routed: Parts) -> None:
+        answers = {"0": ok(offset=17), "1": refuse(Response.QUERY_NOT_FOUND, "Not found")}
+        broker.on(Request.QUERY_CONSUMER_OFFSET, lambda call: answers[call.ext("queueId")])
+        assert routed.brokers.committed("g", QUEUES, routed.soon) == {QUEUES[0]: 17, QUEUES[1]: None}
+        for command in broker.seen(Request.QUERY_CONSUMER_OFFSET):
+            assert (command.ext["setZeroIfNotFound"], command.ext["consumerGroup"]) == ("false", "g")
+
+    def test_commit(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.UPDATE_CONSUMER_OFFSET, [ok(), ok(), refuse(26, "Group g not exist!")])
+        routed.brokers.commit("g", {QUEUES[0]: 5, QUEUES[1]: 6}, routed.soon)
+        told = [(c.ext["queueId"], c.ext["commitOffset"]) for c in broker.seen(Request.UPDATE_CONSUMER_OFFSET)]
+        assert told == [("0", "5"), ("1", "6")]
+        with pytest.raises(GroupNotFound, match="not exist"):
+            routed.brokers.commit("g", {QUEUES[0]: 5}, routed.soon)
+
+
+def test_search_asks_for_the_lower_boundary(broker: MockBroker, routed: Parts) -> None:
+    broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, lambda call: ok(offset=int(call.ext("timestamp")) + 1))
+    assert routed.brokers.search_offsets({QUEUES[1]: 10, QUEUES[0]: 20}, routed.soon) == {QUEUES[1]: 11, QUEUES[0]: 21}
+    assert {c.ext["boundaryType"] for c in broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)} == {"LOWER"}
+
+
+def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -> None:
+    """What a Proxy needs to find the broker; ``n`` is the short name in sends."""
+    for code in (Request.GET_MIN_OFFSET, Request.GET_MAX_OFFSET, Request.SEARCH_OFFSET_BY_TIMESTAMP):
+        broker.on(code, ok(offset=1))
+    broker.on(Request.GET_TOPIC_STATS_INFO, [refuse(3), ok(stats((0, 1), (0, 1)))])
+    broker.on(Request.QUERY_CONSUMER_OFFSET, ok(offset=1))
+    for code in (Request.UPDATE_CONSUMER_OFFSET, Request.HEART_BEAT, Request.UNREGISTER_CLIENT):
+        broker.on(code, ok())
+    sent = ok(msgId="0A", queueId=1, queueOffset=7)
+    broker.on(Request.SEND_MESSAGE_V2, sent)
+    broker.on(Request.SEND_BATCH_MESSAGE, sent)
+    broker.on(Request.RECALL_MESSAGE, ok(msgId="x"))
+    broker.on(ROUTE, route(2, {"broker-a": broker.address}))
+    one, soon = routed, routed.soon
+    for _ in range(2):
+        one.brokers.bounds(QUEUES, soon)
+    one.brokers.search_offsets(dict.fromkeys(QUEUES, 1), soon)
+    one.brokers.committed("g", QUEUES, soon)
+    one.brokers.commit("g", dict.fromkeys(QUEUES, 1), soon)
+    one.sender.send(QUEUES[0], SendRequest("g", b"x"), soon)
+    one.sender.send(QUEUES[0], SendRequest("g", b"x", batch=True), soon)
+    one.sender.send_oneway(QUEUES[0], SendRequest("g", b"x"), soon)
+    one.sender.recall("t", "broker-a", "h", "g", soon)
+    one.sender.probe("broker-a", "t", soon)
+    one.sender.heartbeat("c", ["g"], soon)
+    one.sender.unregister("c", "g", soon)
+    asked = [command for command in broker.requests if command.code != ROUTE]
+    assert len({command.code for command in asked}) == 11
+    for command in asked:
+        assert (command.ext.get("bname") or command.ext.get("n")) == "broker-a", command
+
+
+class TestRealBroker:
+    def test_bounds_follow_what_is_sent(self, real: Parts, topic: str) -> None:
+        queues = list(real.sender.publish_queues(topic, real.soon))
+        assert real.brokers.bounds(queues, real.soon) == dict.fromkeys(queues, QueueBounds(0, 0, 0))
+        for _ in range(3):
+            real.sender.send(queues[1], SendRequest("g", b"x"), real.soon)
+        eventually(lambda: real.brokers.bounds(queues, real.soon)[queues[1]].max_offset == 3)
+        assert real.brokers.max_offsets(queues[:2], real.soon) == {queues[0]: 0, queues[1]: 3}
+        assert real.brokers.search_offsets({queues[1]: 0}, real.soon) == {queues[1]: 0}
+
+    def test_offsets_of_groups(self, real: Parts, topic: str) -> None:
+        queues = list(real.sender.publish_queues(topic, real.soon))[:2]
+        group = f"group-{topic}"
+        assert real.brokers.committed(group, queues, real.soon) == dict.fromkeys(queues)
+        with pytest.raises(GroupNotFound):
+            real.brokers.commit(group, {queues[0]: 5}, real.soon)
+
+    def test_many_questions_at_once(self, real: Parts, topic: str) -> None:
+        queue = real.sender.publish_queues(topic, real.soon)[0]
+        row = rpc.GET_MAX_OFFSET.request
+        many = [Question(queue.broker_name, row(topic=topic, queueId=i % 8, bname="x"), topic) for i in range(500)]
+        answers = real.brokers.ask_all(many, real.soon)
+        assert json.dumps([a.ext["offset"] for a in answers]).count('"0"') == 500

@@ -1,0 +1,141 @@
+"""One request to one address: answers, refusals as errors, signatures."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+
+from rocketmq_spark.client.calls import Credentials, refused
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Response
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerBusy,
+    BrokerError,
+    ClosedError,
+    ConnectionLost,
+    GoAway,
+    LocalProtocolError,
+    RocketMQError,
+)
+from rocketmq_spark.wire import acl
+from rocketmq_spark.wire.header import Command
+from tests.client.conftest import Parts
+from tests.mockbroker import PING, MockBroker, never, ok, ping, refuse
+
+
+def test_an_answer_or_the_error_of_its_code(broker: MockBroker, parts: Parts) -> None:
+    broker.on(PING, [ok(a=1), refuse(22, "nothing"), refuse(22, "nothing")])
+    assert parts.calls.ask(broker.address, ping()).ext == {"a": "1"}
+    assert parts.calls.ask(broker.address, ping(), accept=(0, 22)).code == 22
+    with pytest.raises(BrokerError, match="nothing") as caught:
+        parts.calls.ask(broker.address, ping())
+    assert (caught.value.broker_code, caught.value.addr) == (22, broker.address)
+
+
+def test_rule_4_only_codes_that_may_pass_are_retriable() -> None:
+    def error(code: int) -> RocketMQError:
+        return refused(refuse(code), "h:1")
+
+    assert error(Response.SYSTEM_BUSY).retriable
+    assert error(Response.FLOW_CONTROL).retriable
+    assert (error(Response.TOPIC_NOT_EXIST).retriable, error(Response.TOPIC_NOT_EXIST).refresh_route) == (True, True)
+    for code in (Response.NO_PERMISSION, Response.MESSAGE_ILLEGAL, Response.REQUEST_CODE_NOT_SUPPORTED, 12345):
+        assert not error(code).retriable
+
+
+def test_rule_4_code_16_is_access_denied_with_what_to_grant() -> None:
+    remark = "User:u has no permission to access Topic:t from 127.0.0.1, no matched policies."
+    error = refused(refuse(16, remark), "h:1", "t", "t/b/0")
+    assert isinstance(error, AccessDenied)
+    text = str(error)
+    for part in ("access denied", "h:1", "topic t", "t/b/0", "16", remark, "accessKey", "Sub and Get", "Pub"):
+        assert part in text
+    by_topic = refused(refuse(16, "the topic[t] pulling message is forbidden", forbiddenType=3), "h:1")
+    assert "access denied" not in str(by_topic)
+
+
+@pytest.mark.parametrize(
+    "answer", [refuse(2, "[TIMEOUT_CLEAN_QUEUE]broker busy\nFor more see https://x"), refuse(1, ""), refuse(99, " x ")]
+)
+def test_errors_are_one_line_and_travel(answer: Command) -> None:
+    error = refused(answer, "h:1", "t")
+    assert "\n" not in str(error)
+    assert "https" not in str(error)
+    for same in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (type(same), str(same)) == (type(error), str(error))
+
+
+def test_asynchronously_answers_come_whatever_their_code(broker: MockBroker, parts: Parts) -> None:
+    broker.on(PING, refuse(2, "busy"))
+    results: list[Command | RocketMQError] = []
+    got = threading.Semaphore(0)
+
+    def done(result: Command | RocketMQError) -> None:
+        results.append(result)
+        got.release()
+
+    parts.calls.ask_async(broker.address, ping(), parts.soon, done)
+    parts.calls.ask_async("127.0.0.1:1", ping(), parts.soon, done)
+    assert got.acquire(timeout=5)
+    assert got.acquire(timeout=5)
+    parts.pool.close()
+    parts.calls.ask_async(broker.address, ping(), parts.soon, done)
+    codes = [result.code if isinstance(result, Command) else type(result) for result in results]
+    assert sorted(codes, key=str) == sorted([2, ConnectionLost, ClosedError], key=str)
+
+
+def test_one_way(broker: MockBroker, parts: Parts) -> None:
+    parts.calls.tell(broker.address, Command(PING, {"a": "1"}, flag=2))
+    broker.wait_for(lambda: bool(broker.seen(PING)))
+    assert broker.seen(PING)[0].is_oneway
+
+
+def test_every_kind_of_request_is_signed(broker: MockBroker) -> None:
+    parts = Parts(broker.address, credentials=Credentials("key", "secret", "token"))
+    broker.on(PING, ok())
+    done = threading.Event()
+    parts.calls.ask(broker.address, Command(PING, {"a": "1"}, b"body"))
+    parts.calls.ask_async(broker.address, ping(), parts.soon, lambda _: done.set())
+    assert done.wait(5)
+    parts.calls.tell(broker.address, Command(PING, flag=2))
+    broker.wait_for(lambda: len(broker.seen(PING)) == 3)
+    parts.pool.close()
+    for command in broker.seen(PING):
+        plain = Command(PING, {k: v for k, v in command.ext.items() if k == "a"}, command.body)
+        assert command.ext == acl.sign(plain, "key", "secret", "token").ext
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "s3cret" not in repr(Credentials("key", "s3cret", "s3cret"))
+
+
+def test_what_cannot_be_signed_is_an_error_of_ours(parts: Parts) -> None:
+    with pytest.raises(LocalProtocolError):
+        Credentials("key", "secret").sign(Command(PING, {"a": "\ud800"}))
+
+
+def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, parts: Parts) -> None:
+    broker.on(PING, [refuse(Response.GO_AWAY, "bye"), ok()])
+    with pytest.raises(GoAway) as caught:
+        parts.calls.ask(broker.address, ping())
+    assert caught.value.retriable
+    assert parts.calls.ask(broker.address, ping()).code == 0
+    broker.wait_for(lambda: len(broker.peers) == 2)
+
+
+def test_the_default_deadline_is_the_request_timeout(broker: MockBroker) -> None:
+    parts = Parts(broker.address, request_timeout_s=0.05)
+    broker.on(PING, never)
+    with pytest.raises(RocketMQError, match="in time"):
+        parts.calls.ask(broker.address, ping())
+    parts.pool.close()
+
+
+def test_a_busy_server_is_told_apart(broker: MockBroker, parts: Parts) -> None:
+    broker.on(PING, refuse(2, "[PCBUSY_CLEAN_QUEUE]broker busy"))
+    with pytest.raises(BrokerBusy):
+        parts.calls.ask(broker.address, ping(), Deadline.after(5.0))

@@ -1,0 +1,237 @@
+"""Name servers in turn, and the routes they know."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rocketmq_spark.client.route import NameServers, Retry
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Request
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    ConnectionLost,
+    NotFound,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+)
+from rocketmq_spark.wire import rpc
+from tests import mockbroker as mb
+from tests.client.conftest import Parts
+from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
+
+ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
+
+
+@pytest.fixture
+def dead() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def starting_with(parts: Parts, at: int) -> None:
+    parts.name_servers._current = at
+
+
+class TestNameServers:
+    def test_the_next_one_is_tried_and_kept(self, broker: MockBroker, dead: str) -> None:
+        parts = Parts(f"{dead};{broker.address}")
+        starting_with(parts, 0)
+        assert parts.routes.fetch("t").topic == "t"
+        assert parts.name_servers._current == 1
+        starting_with(parts, 1)
+        assert parts.routes.fetch("t").topic == "t"
+        parts.pool.close()
+
+    def test_when_none_answers_one_error_names_all(self, dead: str) -> None:
+        parts = Parts(f"{dead};127.0.0.1:1")
+        with pytest.raises(ConnectionLost, match="no name server answers") as caught:
+            parts.routes.fetch("t")
+        text = str(caught.value)
+        assert f"{dead};127.0.0.1:1" in text
+        assert "refused" in text
+        assert "option 'nameServer'" in text
+        assert "\n" not in text
+        parts.pool.close()
+
+    def test_a_server_that_hangs_costs_one_request_s_time_not_the_whole_deadline(self, broker: MockBroker) -> None:
+        with MockBroker({ROUTE: mb.never}) as deaf:
+            parts = Parts(f"{deaf.address};{broker.address}", request_timeout_s=0.1)
+            starting_with(parts, 0)
+            assert parts.routes.get("t", 0.0, Deadline.after(30.0)).topic == "t"
+            parts.pool.close()
+
+    def test_bytes_of_another_protocol_count_as_no_answer(self, broker: MockBroker) -> None:
+        with MockBroker({ROUTE: mb.raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")}) as web:
+            parts = Parts(f"{web.address};{broker.address}")
+            starting_with(parts, 0)
+            assert parts.routes.fetch("t").topic == "t"
+            parts.pool.close()
+
+    def test_threads_that_fail_together_do_not_pass_over_the_living_one(self, broker: MockBroker, dead: str) -> None:
+        """Each once moved the common pointer on, two threads therefore past the server that lived."""
+        parts = Parts(f"{dead};{broker.address}")
+        for _ in range(5):
+            starting_with(parts, 0)
+            start = threading.Barrier(8)
+
+            def fetch(start: threading.Barrier = start) -> str:
+                start.wait()
+                return parts.routes.fetch("t").topic
+
+            with ThreadPoolExecutor(8) as threads:
+                assert [f.result() for f in [threads.submit(fetch) for _ in range(8)]] == ["t"] * 8
+        parts.pool.close()
+
+    def test_a_topic_that_one_does_not_know_yet_is_asked_of_the_others(self, broker: MockBroker) -> None:
+        with MockBroker({ROUTE: NO_ROUTE}) as restarted:
+            parts = Parts(f"{restarted.address};{broker.address}")
+            starting_with(parts, 0)
+            assert parts.routes.fetch("t").topic == "t"
+            broker.on(ROUTE, NO_ROUTE)
+            with pytest.raises(RouteNotFound):
+                parts.routes.fetch("t")
+            parts.pool.close()
+
+    def test_each_is_told_even_when_one_fails(self, broker: MockBroker, dead: str) -> None:
+        parts = Parts(f"{dead};{broker.address}")
+        broker.on(Request.DELETE_TOPIC_IN_NAMESRV, ok())
+        with pytest.raises(ConnectionLost):
+            parts.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
+        assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == 1
+        parts.pool.close()
+
+    def test_blank_addresses_are_nothing(self, parts: Parts) -> None:
+        assert NameServers(parts.calls, [" a:1 ", "", " "]).addresses == ("a:1",)
+        with pytest.raises(OptionError, match="nameServer"):
+            NameServers(parts.calls, [""])
+
+    def test_the_first_one_is_chosen_at_random(self, parts: Parts) -> None:
+        addresses = [f"h:{i}" for i in range(10)]
+        assert len({NameServers(parts.calls, addresses, random.Random(i))._current for i in range(50)}) > 5
+
+
+class TestRoutes:
+    def test_a_route_is_kept_for_as_long_as_it_may_be_old(self, broker: MockBroker, parts: Parts) -> None:
+        first = parts.routes.get("t", 60.0)
+        assert parts.routes.get("t", 60.0) is first
+        assert len(broker.seen(ROUTE)) == 1
+        parts.routes.get("t", 0.0)
+        assert len(broker.seen(ROUTE)) == 2
+
+    def test_an_unchanged_route_stays_the_same_object(self, broker: MockBroker, parts: Parts) -> None:
+        first = parts.routes.get("t", 0.0)
+        assert parts.routes.get("t", 0.0) is first
+        broker.on(ROUTE, route(3, {"broker-a": broker.address}))
+        assert parts.routes.get("t", 0.0) is not first
+        assert len(parts.routes.get("t").readable()) == 3
+
+    def test_an_unchanged_route_is_one_object_for_all_threads(self, broker: MockBroker, parts: Parts) -> None:
+        held = mb.Held()
+        broker.on(ROUTE, held)
+        with ThreadPoolExecutor(4) as threads:
+            asked = [threads.submit(parts.routes.get, "t") for _ in range(4)]
+            for call in held.wait(4):
+                call.answer(route(2, {"broker-a": broker.address}))
+            assert len({id(future.result()) for future in asked}) == 1
+
+    def test_the_request_asks_for_standard_json_and_names_the_topic(self, broker: MockBroker, parts: Parts) -> None:
+        parts.routes.fetch("t")
+        assert broker.seen(ROUTE)[0].ext == {"topic": "t", "acceptStandardJsonOnly": "true"}
+
+    def test_a_missing_topic(self, broker: MockBroker, parts: Parts) -> None:
+        parts.routes.get("t")
+        broker.on(ROUTE, NO_ROUTE)
+        with pytest.raises(RouteNotFound, match="knows no such topic") as caught:
+            parts.routes.get("t", 0.0)
+        assert (caught.value.topic, caught.value.addr, caught.value.retriable) == ("t", broker.address, True)
+        assert parts.routes.known() == []
+
+    def test_a_missing_topic_suggests_near_names_of_users(self, broker: MockBroker, parts: Parts) -> None:
+        topics = ["orders", "orders-eu", "%RETRY%order", "TBW102", "payments", "order"]
+        broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(json.dumps({"topicList": topics}).encode()))
+        error = parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))
+        text = str(error)
+        assert "Did you mean orders" in text
+        assert "RETRY" not in text
+        assert "Did you mean order," not in text
+        assert "rocketmq-spark topic create order" in text
+
+    def test_a_name_server_that_does_not_list_topics_costs_the_hint_alone(
+        self, broker: MockBroker, parts: Parts
+    ) -> None:
+        broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, refuse(1, "disabled"))
+        error = parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))
+        assert "Did you mean" not in str(error)
+        assert "topic create order" in str(error)
+
+    def test_addresses_come_from_the_newest_route_that_names_the_broker(self, broker: MockBroker, parts: Parts) -> None:
+        broker.on(ROUTE, [route(1, {"a": "old:1", "b": "b:1"}), route(1, {"a": "new:1"}), route(1, {"a": ""})])
+        parts.routes.get("first")
+        assert parts.routes.address("a") == "old:1"
+        parts.routes.get("second")
+        assert (parts.routes.address("a"), parts.routes.address("b")) == ("new:1", "b:1")
+        assert parts.routes.masters() == {"a": "new:1", "b": "b:1"}
+        parts.routes.get("third")
+        with pytest.raises(BrokerNotFound, match="'a'"):
+            parts.routes.address("a")
+        assert parts.routes.masters() == {"b": "b:1"}
+        with pytest.raises(BrokerNotFound):
+            parts.routes.address("unknown")
+
+    def test_write_permission_and_a_master_are_needed_to_send(self, broker: MockBroker, parts: Parts) -> None:
+        for perm, readable, writable in ((6, 2, 2), (4, 2, 0), (2, 0, 2), (0, 0, 0)):
+            broker.on(ROUTE, route(2, {"broker-a": "h:1"}, perm))
+            known = parts.routes.get("t", 0.0)
+            assert (len(known.readable()), len(known.writable())) == (readable, writable)
+        broker.on(ROUTE, route(2, {"broker-a": ""}))
+        known = parts.routes.get("t", 0.0)
+        assert (len(known.readable()), len(known.writable())) == (2, 0)
+
+    def test_routes_of_a_real_name_server(self, real: Parts, topic: str) -> None:
+        known = real.routes.get(topic)
+        assert len(known.readable()) == len(known.writable()) == 8
+        assert topic in real.routes.topics()
+        assert set(real.routes.cluster()) == set(known.brokers)
+        with pytest.raises(RouteNotFound) as caught:
+            real.routes.get(topic[:-1])
+        assert topic in str(real.routes.missing_topic(caught.value))
+
+
+class TestRetry:
+    def tries(self, errors: list[RocketMQError], times: int = 3, deadline: Deadline | None = None) -> list[object]:
+        """What each try ended with."""
+        seen: list[object] = []
+
+        def ask() -> str:
+            if errors:
+                seen.append(errors.pop(0))
+                raise seen[-1]  # type: ignore[misc]
+            seen.append("answer")
+            return "answer"
+
+        with contextlib.suppress(RocketMQError):
+            Retry(times, 0.0).run(ask, deadline)
+        return seen
+
+    def test_until_it_succeeds_or_tries_are_over(self) -> None:
+        lost = [ConnectionLost("lost") for _ in range(9)]
+        assert self.tries(lost[:2]) == [lost[0], lost[1], "answer"]
+        assert self.tries(lost[:9]) == lost[:4]
+        assert self.tries(lost[:1], times=0) == lost[:1]
+
+    def test_what_will_not_pass_is_not_repeated(self) -> None:
+        error = NotFound("no")
+        assert self.tries([error]) == [error]
+
+    def test_not_beyond_the_deadline(self) -> None:
+        late = CallTimeout("late")
+        assert self.tries([late], deadline=Deadline.after(0.0)) == [late]
