@@ -52,8 +52,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Adds the broker's log to the report of a failed test."""
     report = yield
-    broker = getattr(item, "funcargs", {}).get("rocketmq")
-    if report.failed and broker is not None:
-        lines = broker.logs().splitlines()[-_LOG_LINES:]
-        report.sections.append(("RocketMQ log", "\n".join(lines)))
+    cluster = getattr(item, "funcargs", {}).get("rocketmq")
+    # After the teardown of the last test there is no broker any more.
+    if report.failed and report.when == "call" and cluster is not None:
+        for name in cluster.brokers:
+            lines = cluster.logs(name).splitlines()[-_LOG_LINES:]
+            report.sections.append((f"RocketMQ log of {name}", "\n".join(lines)))
     return report

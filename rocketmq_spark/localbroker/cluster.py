@@ -175,7 +175,7 @@ class LocalBroker:
         """What a server printed and logged; of all servers without a name."""
         if broker is not None:
             return self._server(broker).log()
-        return "".join(f"===== {name}\n{server.log()}\n" for name, server in self._running().servers.items())
+        return "".join(f"===== {name}\n{server.log()}\n" for name, server in sorted(self._running().servers.items()))
 
     # --- what can be done
 
@@ -286,7 +286,7 @@ class LocalBroker:
     def _server(self, name: str) -> Server:
         known = self._running().servers
         if name not in known:
-            raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(known)}")
+            raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(sorted(known))}")
         return known[name]
 
 
