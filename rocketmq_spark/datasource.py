@@ -13,11 +13,11 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.source.schema import BASIC, ddl
 
 if TYPE_CHECKING:
     from rocketmq_spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
     from rocketmq_spark.source.readers import RocketMQReader, RocketMQStreamReader
+    from rocketmq_spark.source.schema import Column
 
 
 class RocketMQDataSource(DataSource):
@@ -32,17 +32,19 @@ class RocketMQDataSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> str:
-        return ddl()
+        from rocketmq_spark.source.schema import columns_of, ddl
+
+        return ddl(columns_of(self._parsed))
 
     def reader(self, schema: StructType) -> RocketMQReader:
         from rocketmq_spark.source.readers import RocketMQReader
 
-        return RocketMQReader(self._source("batch source", schema), BASIC)
+        return RocketMQReader(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         from rocketmq_spark.source.readers import RocketMQStreamReader
 
-        return RocketMQStreamReader(self._source("stream source", schema), BASIC)
+        return RocketMQStreamReader(*self._source("stream source", schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         from rocketmq_spark.sink.writers import RocketMQWriter
@@ -61,12 +63,22 @@ class RocketMQDataSource(DataSource):
             )
         return RocketMQStreamWriter(self._parsed.for_role("sink"), schema)
 
-    def _source(self, role: str, schema: StructType) -> options_table.Options:
-        expected = [(column.name, column.ddl) for column in BASIC]
-        actual = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        if actual != expected:
-            raise OptionError("the source has a fixed schema", remedy=f"Leave .schema() out; the columns are: {ddl()}")
+    def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
+        """The options of a source, checked as far as no broker is needed, and the columns to build."""
+        from rocketmq_spark.source import allocation, filters, positions
+        from rocketmq_spark.source.schema import chosen, columns_of
+
         found = self._parsed.for_role(role)
-        if not found.subscribe:
-            raise OptionError("option 'subscribe' is required: name the topics to read")
-        return found
+        given = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in found.given]
+        if len(given) != 1:
+            raise OptionError(
+                "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
+                f"{'none is' if not given else 'several are'} given"
+            )
+        filters.check(found)
+        positions.check(found, role)
+        allocation.environment(found)
+        least, most = found.min_offsets_per_trigger, found.max_offsets_per_trigger
+        if least is not None and most is not None and least > most:
+            raise OptionError(f"option 'minOffsetsPerTrigger' is {least}, more than 'maxOffsetsPerTrigger' {most}")
+        return found, chosen(columns_of(self._parsed), schema)

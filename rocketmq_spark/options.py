@@ -74,7 +74,8 @@ def _row(
         "shown": shown,
         "raw": raw,
     }
-    return dataclasses.field(default=None, metadata=row)
+    known = None if isinstance(default, ByRole) else default  # a role's default is set by ``for_role``
+    return dataclasses.field(default_factory=lambda: known, metadata=row)
 
 
 _ALL, _SOURCE, _BATCH, _STREAM = ROLES, SOURCE_ROLES, ("batch source",), ("stream source",)
@@ -100,6 +101,18 @@ class Options:
     access_key: str | None = _row(p.string, None, _ALL, "user of the ACL; every request is signed")
     secret_key: p.Secret | None = _row(p.secret, None, _ALL, "its secret")
     security_token: p.Secret | None = _row(p.secret, None, _ALL, "temporary token that goes with the keys")
+    credentials_file: str | None = _row(
+        p.string,
+        None,
+        _ALL,
+        "file with lines `accessKey=…`, `secretKey=…`, `securityToken=…`, read where a connection is made",
+    )
+    credentials_provider: str | None = _row(
+        p.dotted,
+        None,
+        _ALL,
+        "`module:callable` that gives access key, secret key and token (or None), called where a connection is made",
+    )
     tls: bool = _row(p.boolean, False, _ALL, "talk TLS to name servers and brokers", shown="false")
     tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
     tls_cert_file: str | None = _row(p.string, None, _ALL, "PEM file of the client's certificate")
@@ -107,6 +120,14 @@ class Options:
     tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file")
     tls_check_hostname: bool = _row(
         p.boolean, True, _ALL, "certificates must name the host or address that was dialled", shown="true"
+    )
+    namespace: str | None = _row(p.string, None, _ALL, "prefixed to topics and groups as the Java client does")
+    transport: str = _row(
+        p.choice("remoting"),
+        "remoting",
+        _ALL,
+        "brokers directly, or through the Remoting port of a Proxy in cluster mode given as `nameServer`",
+        shown="remoting",
     )
     connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one connection", shown="3s")
     request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one request", shown="3s")
@@ -120,16 +141,71 @@ class Options:
 
     # Source
     subscribe: tuple[str, ...] = _row(p.names, (), _SOURCE, "topics to read", shown="one of these three")
+    subscribe_pattern: str | None = _row(
+        p.regex,
+        None,
+        _SOURCE,
+        "regular expression that a topic's whole name must match; system, retry and dead-letter topics are left out",
+    )
+    assign: tuple[MessageQueue, ...] = _row(
+        p.assignment, (), _SOURCE, 'queues to read: JSON `{"t":{"broker-a":[0,1]}}`'
+    )
+    include_internal: bool = _row(
+        p.boolean, False, _SOURCE, "let `subscribePattern` match retry and dead-letter topics too", shown="false"
+    )
+    tags: str | dict[str, str] | None = _row(
+        p.per_topic,
+        None,
+        _SOURCE,
+        "tags to read, `a || b`, filtered on the broker and checked here; JSON for a filter per topic. "
+        "A filter only removes rows: gaps in offsets are normal",
+        shown="`*`",
+    )
+    sql: str | dict[str, str] | None = _row(
+        p.per_topic,
+        None,
+        _SOURCE,
+        "SQL92 expression over properties, evaluated by the broker; instead of `tags`, or JSON for one per topic",
+    )
     starting_offsets: str | dict[MessageQueue, int] = _row(
-        p.offsets("earliest", "latest"),
+        p.offsets("earliest", "latest", "committed"),
         ByRole({"batch source": "earliest", "stream source": "latest"}),
         _SOURCE,
-        '`earliest`, `latest`, or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 latest) for every queue. '
-        "A stream's checkpoint wins over it",
+        "`earliest`, `latest`, `committed` (with `group`), "
+        'or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 latest) for every queue. '
+        "A stream's checkpoint wins over it; a batch cannot start at the end",
         shown="stream `latest`, batch `earliest`",
+    )
+    committed_fallback: str = _row(
+        p.choice("error", "earliest", "latest"),
+        "error",
+        _SOURCE,
+        "where a queue starts whose group has no offset",
+        shown="error",
+    )
+    starting_timestamp: int | None = _row(
+        p.timestamp,
+        None,
+        _SOURCE,
+        "first message stored at or after this time: ISO-8601 or epoch ms; beats the two below",
+    )
+    starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
+        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0),
+        None,
+        _SOURCE,
+        "times by queue, epoch ms; beats `startingOffsets`",
+    )
+    starting_offsets_by_timestamp_strategy: str = _row(
+        p.choice("error", "latest"), "error", _SOURCE, "when a queue has no message that young", shown="error"
     )
     ending_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("latest"), "latest", _BATCH, "`latest` or JSON as above (−1 latest)", shown="latest"
+    )
+    ending_timestamp: int | None = _row(
+        p.timestamp, None, _BATCH, "messages stored before this time; beats the two around it"
+    )
+    ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
+        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0), None, _BATCH, "times by queue, epoch ms"
     )
     fail_on_data_loss: str = _row(
         lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
@@ -141,11 +217,90 @@ class Options:
     max_offsets_per_trigger: int | None = _row(
         p.integer(1), None, _STREAM, "most offsets in one batch, shared in proportion to backlog"
     )
+    min_offsets_per_trigger: int | None = _row(
+        p.integer(1), None, _STREAM, "wait until so many offsets are there, or `maxTriggerDelay` is over"
+    )
+    max_trigger_delay: float = _row(
+        p.positive_duration, 900.0, _STREAM, "longest wait for `minOffsetsPerTrigger`", shown="15m"
+    )
+    max_bytes_per_trigger: int | None = _row(
+        p.size(1), None, _STREAM, "most bytes in one batch, estimated by samples of what is waiting"
+    )
+    allocation_strategy: Any = _row(
+        p.strategy,
+        "averagely",
+        _SOURCE,
+        "how queues are grouped into Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
+        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers are `partition-00000`, …",
+        shown="averagely",
+        raw=True,
+    )
+    allocation_config: str | None = _row(
+        p.string, None, _SOURCE, 'queues by broker for the strategy `config`: JSON `{"broker-a":[0,1]}`'
+    )
+    machine_rooms: tuple[str, ...] = _row(p.names, (), _SOURCE, "rooms whose queues `machineRoom` reads")
+    partition_rooms: tuple[str, ...] = _row(
+        p.names_with_repeats, (), _SOURCE, "room of each partition in turn, for `machineRoomNearby`"
+    )
+    num_partitions: int | None = _row(
+        p.auto_integer,
+        None,
+        _SOURCE,
+        "partitions that the strategy shares the queues among; `auto` follows the backlog, up to one per queue",
+        shown="auto",
+    )
+    min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split big ranges until there are so many tasks")
+    max_records_per_partition: int = _row(
+        p.integer(1), 500_000, _SOURCE, "most offsets in one task; larger ranges are split", shown="500000"
+    )
+    columns: tuple[str, ...] = _row(
+        p.names, (), _SOURCE, "columns to build, any of the schema; the others are not even decoded", shown="all basic"
+    )
+    include_properties: str = _row(
+        p.choice("none", "user", "all"),
+        "user",
+        _SOURCE,
+        "content of `properties`: nothing (null), the user's own, or RocketMQ's too",
+        shown="user",
+    )
+    property_columns: tuple[tuple[str, str], ...] = _row(
+        p.property_columns,
+        (),
+        _SOURCE,
+        "properties as typed columns of their own: `amount:bigint, region:string`; null when absent or not of the type",
+    )
+    metadata: str = _row(
+        p.choice("basic", "full"),
+        "basic",
+        _SOURCE,
+        "`full` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize",
+        shown="basic",
+    )
+    topic_wait: float = _row(
+        p.duration, 0.0, _SOURCE, "how long to wait for a topic that does not exist yet", shown="0"
+    )
+    read_from: str = _row(
+        p.choice("master", "hint", "slave"),
+        "hint",
+        _SOURCE,
+        "`master`, a `slave` where there is one, or what the broker suggests (`hint`)",
+        shown="hint",
+    )
+    environment: str | None = _row(
+        p.string, None, (*_SOURCE, *_WRITE), "read and write only the queues of one environment: its number or name"
+    )
+    environments: str | None = _row(
+        p.string,
+        None,
+        (*_SOURCE, *_WRITE),
+        'how many environments there are, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one queue',
+    )
     group: str = _row(
         p.string,
         DEFAULT_GROUP,
         (*_SOURCE, "producer"),
-        "consumer group that pulls name; of a `Producer` its producer group",
+        "consumer group that pulls name; when given, finished positions are published as its offsets. "
+        "Of a `Producer` its producer group",
         shown=f"`{DEFAULT_GROUP}`",
     )
     max_bytes_in_flight: int = _row(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rocketmq_spark.model import MessageQueue
@@ -18,6 +18,7 @@ LATEST = -1
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SIZE = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -153,7 +154,7 @@ def addresses(value: str) -> tuple[str, ...]:
         raise ValueError("host:port, several separated by ; or ,")
     for item in items:
         host, _, port = item.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"host:port, several separated by ; or , ({item!r} is not)")
     return items
 
@@ -201,7 +202,7 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
             for broker, by_id in _mapping(by_broker, expected).items():
                 for queue_id, number in _mapping(by_id, expected).items():
                     where = f"{topic}/{broker}/{queue_id}"
-                    if not queue_id.isdigit():
+                    if not queue_id.isdecimal():
                         raise ValueError(f"{expected} ({where}: the queue id is not a whole number)")
                     if not isinstance(number, int) or isinstance(number, bool) or number < low:
                         raise ValueError(f"{expected} ({where}: {number!r} is not a whole number of at least {low})")
@@ -233,13 +234,80 @@ def offsets(*words: str) -> Callable[[str], str | dict[MessageQueue, int]]:
 def timestamp(value: str) -> int:
     """Epoch milliseconds from a number or ISO-8601 text; a text without a zone is UTC."""
     stripped = value.strip()
-    if stripped.isdigit():
+    if stripped.isdecimal():
         return int(stripped)
     try:
         moment = datetime.fromisoformat(stripped)
     except ValueError:
         raise ValueError("epoch milliseconds or ISO-8601 such as 2026-01-31T12:00:00Z") from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+
+
+def dotted(value: str) -> str:
+    module, _, name = value.strip().partition(":")
+    if not module or not name.isidentifier():
+        raise ValueError("module:callable")
+    return value.strip()
+
+
+STRATEGIES = (
+    "averagely",
+    "averagelyByCircle",
+    "consistentHash",
+    "config",
+    "machineRoom",
+    "machineRoomNearby",
+    "environment",
+)
+
+
+def strategy(value: str) -> str:
+    if ":" in value:
+        return dotted(value)
+    try:
+        return choice(*STRATEGIES)(value)
+    except ValueError as e:
+        raise ValueError(f"{e}, or module:callable") from None
+
+
+def auto_integer(value: str) -> int | None:
+    """A whole number, or None for ``auto``."""
+    if value.strip().lower() == "auto":
+        return None
+    try:
+        return integer(1)(value)
+    except ValueError:
+        raise ValueError("auto, or a whole number of at least 1") from None
+
+
+def names_with_repeats(value: str) -> tuple[str, ...]:
+    """Names from comma text or a JSON array, in order; a name may stand several times."""
+    is_json = value.lstrip()[:1] == "["
+    found = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
+    if not all(isinstance(item, str) and item.strip() for item in found):
+        raise ValueError("names separated by commas, or a JSON array of texts")
+    return tuple(item.strip() for item in found)
+
+
+PROPERTY_TYPES = ("string", "boolean", "int", "bigint", "float", "double", "date", "timestamp", "binary")
+
+
+def property_columns(value: str) -> tuple[tuple[str, str], ...]:
+    """``name:type`` items separated by commas, or a JSON object; a name without a type is a string."""
+    expected = f"items such as amount:bigint, region:string (types: {', '.join(PROPERTY_TYPES)})"
+    if value.lstrip()[:1] == "{":
+        items = [(str(k), str(v)) for k, v in _json(value, dict, expected).items()]
+    else:
+        parts = (item.strip().rpartition(":") for item in value.split(",") if item.strip())
+        items = [(name or kind, kind if name else "string") for name, _, kind in parts]
+    found = tuple(
+        (name.strip(), {"long": "bigint", "integer": "int"}.get(k := kind.strip().lower(), k)) for name, kind in items
+    )
+    if not found or any(not name or kind not in PROPERTY_TYPES for name, kind in found):
+        raise ValueError(expected)
+    if len({name for name, _ in found}) < len(found):
+        raise ValueError(f"{expected}, each name once")
+    return found
 
 
 def per_topic(value: str) -> str | dict[str, str]:

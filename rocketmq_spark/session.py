@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.calls import Calls, Credentials
+from rocketmq_spark.client.calls import Calls, Credentials, RotatingCredentials
 from rocketmq_spark.client.ranges import PullSettings
 from rocketmq_spark.client.route import NameServers, Retry, Routes
 from rocketmq_spark.client.sender import RemotingSender
@@ -25,12 +26,27 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.faults import tables as fault_tables
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import rpc
 
 _SUBSCRIPTION_INLINE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a broker sends of a topic: a tag expression (``TAG``) or an SQL one (``SQL92``)."""
+
+    expression: str = "*"
+    kind: str = "TAG"
+
+    def __bool__(self) -> bool:
+        return self.expression != "*"
+
+
+NO_FILTER = Filter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +61,47 @@ class Client:
     retry: Retry
     tls: TlsSettings | None
 
-    def bulk(self, broker_name: str, hint: str | None, topic: str) -> Callable[[Deadline], BulkStream]:
+    def bulk(
+        self, broker_name: str, hint: str | None, topic: str, read_from: str = "master"
+    ) -> Callable[[Deadline], BulkStream]:
         """Opens pull streams to a broker: first to the address that the plan knew, then to what the route says."""
-        tried = [hint]
+        tried = [hint if read_from != "slave" else None]
 
         def connect(deadline: Deadline) -> BulkStream:
             address = tried.pop() if tried else None
             if address is None:
-                address = self._current_address(broker_name, topic, deadline)
+                address = self._current_address(broker_name, topic, read_from, deadline)
             dialling = self.calls.pool.dialling
             within = deadline.within(dialling.connect_timeout_s)
             return BulkStream(dialling.reachable(address), within, self.tls)
 
         return connect
 
-    def _current_address(self, broker_name: str, topic: str, deadline: Deadline) -> str:
+    def _current_address(self, broker_name: str, topic: str, read_from: str, deadline: Deadline) -> str:
         route = self.routes.get(topic, 0.0, deadline.within(self.calls.request_timeout_s))
         data = route.brokers.get(broker_name)
-        if data is None or data.master is None:
-            raise BrokerNotFound(f"no master of broker {broker_name!r} is registered", topic=topic)
-        return data.master
+        address = data.replica(read_from) if data is not None else None
+        if address is None:
+            raise BrokerNotFound(f"no address of broker {broker_name!r} is registered", topic=topic)
+        return address
 
-    def pull_template(self, queue: MessageQueue, group: str) -> PullTemplate:
+    def pull_template(self, queue: MessageQueue, group: str, filtered: Filter = NO_FILTER) -> PullTemplate:
         """Pulls of one queue that leave nothing behind on the broker."""
         pull = rpc.PULL_MESSAGE.request(
-            consumerGroup=group,
-            topic=queue.topic,
+            consumerGroup=self.calls.on_wire(group),
+            topic=self.calls.on_wire(queue.topic),
             queueId=queue.queue_id,
             queueOffset=0,
             maxMsgNums=1,
             sysFlag=_SUBSCRIPTION_INLINE,
             commitOffset=0,
             suspendTimeoutMillis=0,
-            subscription="*",
+            subscription=filtered.expression,
             subVersion=0,
-            expressionType="TAG",
+            expressionType=filtered.kind,
             bname=queue.broker_name,
         )
-        keys = self.calls.credentials
+        keys = self.calls.credentials.current() if self.calls.credentials else None
         return PullTemplate(pull, (keys.access_key, keys.secret_key, keys.security_token) if keys else None)
 
 
@@ -104,7 +123,8 @@ def _connection_key(options: Options) -> object:
     return (
         options.name_server,
         tuple(sorted(options.address_map.items())),
-        _credentials(options),
+        (options.access_key, options.secret_key, options.security_token),
+        (options.credentials_file, options.credentials_provider, options.namespace),
         _tls(options),
         options.connect_timeout,
         options.request_timeout,
@@ -116,7 +136,7 @@ def _connection_key(options: Options) -> object:
 def _wire(options: Options) -> Client:
     tls = _tls(options)
     pool = Pool(Dialling(options.connect_timeout, tls, options.address_map))
-    calls = Calls(pool, options.request_timeout, _credentials(options))
+    calls = Calls(pool, options.request_timeout, _credentials(options), options.namespace or "")
     routes = Routes(NameServers(calls, options.name_server))
     return Client(
         calls=calls,
@@ -129,11 +149,44 @@ def _wire(options: Options) -> Client:
     )
 
 
-def _credentials(options: Options) -> Credentials | None:
+def _credentials(options: Options) -> Credentials | RotatingCredentials | None:
+    """Keys from the options, or from a file or function that is asked again now and then."""
+    if options.credentials_provider is not None:
+        provider = resolve(options.credentials_provider, "credentialsProvider")
+        return RotatingCredentials(lambda: _provided(provider()))
+    if options.credentials_file is not None:
+        path = Path(options.credentials_file).expanduser()
+        return RotatingCredentials(lambda: _from_file(path))
     if options.access_key is None or options.secret_key is None:
         return None
     token = options.security_token
     return Credentials(options.access_key, options.secret_key.reveal(), token.reveal() if token else None)
+
+
+def _provided(found: object) -> Credentials:
+    if isinstance(found, Mapping):
+        found = (found.get("accessKey"), found.get("secretKey"), found.get("securityToken"))
+    parts = tuple(found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
+    access, secret, token = (*parts, None, None, None)[:3]
+    if not isinstance(access, str) or not isinstance(secret, str) or not isinstance(token, str | None):
+        raise OptionError(
+            "the function of option 'credentialsProvider' gave no credentials; "
+            "expected (access key, secret key) or (access key, secret key, token)"
+        )
+    return Credentials(access, secret, token)
+
+
+def _from_file(path: Path) -> Credentials:
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except OSError as e:
+        raise OptionError(f"option 'credentialsFile' is {str(path)!r}; it cannot be read: {e.strerror}") from e
+    found = dict(line.partition("=")[::2] for line in lines if line and not line.startswith("#"))
+    values = {name.strip(): value.strip() for name, value in found.items()}
+    access, secret = values.get("accessKey"), values.get("secretKey")
+    if not access or not secret:
+        raise OptionError(f"option 'credentialsFile' is {str(path)!r}; expected lines accessKey=… and secretKey=…")
+    return Credentials(access, secret, values.get("securityToken"))
 
 
 def _tls(options: Options) -> TlsSettings | None:
@@ -181,8 +234,9 @@ def producer_settings(options: Options) -> ProducerSettings:
     )
 
 
-def pull_settings(options: Options) -> PullSettings:
+def pull_settings(options: Options, filtered: bool = False) -> PullSettings:
     return PullSettings(
+        filtered=filtered,
         max_bytes_in_flight=options.max_bytes_in_flight,
         depth=options.pull_depth,
         batch_size=options.pull_batch_size,

@@ -72,7 +72,7 @@ class Admin:
         writes = queues if write_queues is None else write_queues
         for name, address in masters.items():
             command = rpc.UPDATE_AND_CREATE_TOPIC.request(
-                topic=topic,
+                topic=self._calls.on_wire(topic),
                 defaultTopic="TBW102",
                 readQueueNums=reads,
                 writeQueueNums=writes,
@@ -100,8 +100,8 @@ class Admin:
         """Delete a topic and its data, on masters, then on name servers. Absent topics raise ``RouteNotFound``."""
         self.route(topic)
         for name, address in self._masters(None).items():
-            self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=topic, bname=name))
-        self._name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=topic))
+            self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=self._calls.on_wire(topic), bname=name))
+        self._name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=self._calls.on_wire(topic)))
         self.routes.forget(topic)
 
     def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
@@ -109,12 +109,14 @@ class Admin:
         return self.brokers.bounds(self.route(topic).readable(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
-        return bodies.topic_config(self._ask(broker, rpc.GET_TOPIC_CONFIG.request(topic=topic, bname=broker)).body)
+        return bodies.topic_config(
+            self._ask(broker, rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker)).body
+        )
 
     def create_group(self, group: str, brokers: Sequence[str] | None = None) -> None:
         """Create a consumer group on the masters of ``brokers`` (default: all)."""
         _check(names.group_problem(group))
-        body = bodies.subscription_group(group)
+        body = bodies.subscription_group(self._calls.on_wire(group))
         for name, address in self._masters(brokers).items():
             self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
@@ -123,7 +125,9 @@ class Admin:
         found: dict[MessageQueue, ConsumeProgress] = {}
         for name, broker in self.route(topic).brokers.items():
             if broker.master:
-                command = rpc.GET_CONSUME_STATS.request(consumerGroup=group, topic=topic, bname=name)
+                command = rpc.GET_CONSUME_STATS.request(
+                    consumerGroup=self._calls.on_wire(group), topic=self._calls.on_wire(topic), bname=name
+                )
                 found.update(bodies.consume_stats(self._calls.ask(broker.master, command).body))
         return found
 

@@ -13,9 +13,9 @@ from rocketmq_spark.model import OffsetRange
 
 
 class Slot(NamedTuple):
-    """Offsets ``[start, end)`` of the range with number ``index``."""
+    """Offsets ``[start, end)`` of the range with number ``number``."""
 
-    index: int
+    number: int
     start: int
     end: int
 
@@ -48,10 +48,10 @@ class Backlog:
 
     def send(self, opaque: int, count: int) -> Slot:
         """Take the lowest ``count`` offsets of what is to be asked for; they are under way with this number."""
-        index, start, end = heapq.heappop(self._todo)
+        number, start, end = heapq.heappop(self._todo)
         limit = min(end, start + count)
-        self.put(Slot(index, limit, end))
-        slot = self._in_flight[opaque] = Slot(index, start, limit)
+        self.put(Slot(number, limit, end))
+        slot = self._in_flight[opaque] = Slot(number, start, limit)
         return slot
 
     def answered(self, opaque: int) -> Slot | None:
@@ -81,10 +81,10 @@ class Backlog:
         cut: list[Slot] = []
 
         def rest(slot: Slot) -> Iterator[Slot]:
-            if slot.index != gone.index or slot.end <= gone.start or gone.end <= slot.start:
+            if slot.number != gone.number or slot.end <= gone.start or gone.end <= slot.start:
                 yield slot
                 return
-            cut.append(Slot(slot.index, max(slot.start, gone.start), min(slot.end, gone.end)))
+            cut.append(Slot(slot.number, max(slot.start, gone.start), min(slot.end, gone.end)))
             if slot.start < gone.start:
                 yield slot._replace(end=gone.start)
             if gone.end < slot.end:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rocketmq_spark import codes
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
@@ -17,7 +18,8 @@ from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.wire import bodies, rpc
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Bytes, Command
+from rocketmq_spark.wire.messages import boundaries, decode_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +39,34 @@ class Brokers:
         self.calls = calls
         self.routes = routes
 
-    def bounds(self, queues: Iterable[MessageQueue], deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
+    def bounds(
+        self,
+        queues: Iterable[MessageQueue],
+        deadline: Deadline,
+        on_error: Callable[[RocketMQError], None] | None = None,
+    ) -> dict[MessageQueue, QueueBounds]:
         """Minimum and maximum offset of each queue: one question per topic and broker, all at once.
 
-        A queue that its broker does not report (read queues were reduced) is missing from the result.
+        A queue that its broker does not report (read queues were reduced) is missing from the result; with ``on_error``
+        so are those of brokers that do not answer, and their errors are told.
         Through a Proxy, which does not know that question, the offsets are asked queue by queue.
         """
         wanted = sorted(set(queues))
         pairs = sorted({(queue.broker_name, queue.topic) for queue in wanted})
         questions = [
-            Question(broker, rpc.GET_TOPIC_STATS_INFO.request(topic=topic, bname=broker), topic)
+            Question(broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic)
             for broker, topic in pairs
         ]
         found: dict[MessageQueue, QueueBounds] = {}
-        try:
-            for question, answer in zip(questions, self.ask_all(questions, deadline), strict=True):
+        for question, answer in zip(questions, self.ask_each(questions, deadline), strict=True):
+            if isinstance(answer, NotSupported):
+                return self._bounds_by_queue(wanted, deadline)
+            if not isinstance(answer, RocketMQError):
                 found.update(bodies.topic_stats(question.topic, answer.body))
-        except NotSupported:
-            return self._bounds_by_queue(wanted, deadline)
+            elif on_error is None or not answer.retriable:
+                raise answer
+            else:
+                on_error(answer)
         return {queue: found[queue] for queue in wanted if queue in found}
 
     def _bounds_by_queue(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
@@ -82,7 +94,9 @@ class Brokers:
     ) -> dict[MessageQueue, int | None]:
         """The group's offset of each queue, None where there is none."""
         questions = [
-            self._question(rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=group, setZeroIfNotFound=False)
+            self._question(
+                rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=self.calls.on_wire(group), setZeroIfNotFound=False
+            )
             for queue in queues
         ]
         accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
@@ -95,7 +109,9 @@ class Brokers:
     def commit(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
         """Store the group's offsets, the next ones to read. Raises ``GroupNotFound`` for a group the broker lacks."""
         questions = [
-            self._question(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
+            self._question(
+                rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=self.calls.on_wire(group), commitOffset=offset
+            )
             for queue, offset in offsets.items()
         ]
         self.ask_all(questions, deadline)
@@ -105,35 +121,90 @@ class Brokers:
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def _question(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> Question:
-        command = row.request(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name, **fields)
+        command = row.request(
+            topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
+        )
         return Question(queue.broker_name, command, queue.topic, queue)
+
+    def store_time_ms(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> int | None:
+        """When the message at ``offset`` was stored; None when there is none at exactly that offset."""
+        found = decode_messages(self._pulled(group, queue, offset, 1, deadline), queue.broker_name)
+        return found[0].store_timestamp_ms if found and found[0].queue_offset <= offset else None
+
+    def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
+        """Bytes and number of the messages that one pull at ``offset`` gives."""
+        body = self._pulled(group, queue, offset, 32, deadline)
+        return len(body), sum(1 for _ in boundaries(body))
+
+    def _pulled(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Bytes:
+        """The body of one pull, empty when the broker has nothing there."""
+        pull = self._question(
+            rpc.PULL_MESSAGE,
+            queue,
+            consumerGroup=self.calls.on_wire(group),
+            queueOffset=offset,
+            maxMsgNums=count,
+            sysFlag=codes.PullSysFlag.SUBSCRIPTION,
+            commitOffset=0,
+            suspendTimeoutMillis=0,
+            subscription="*",
+            subVersion=0,
+            expressionType="TAG",
+        )
+        nothing = (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
+        (answer,) = self.ask_all([pull], deadline, (Response.SUCCESS, *nothing))
+        return answer.body if answer.code == Response.SUCCESS else b""
+
+    def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> None:
+        """Let a broker compile an SQL expression: sent with a pull, an invalid one is answered with every message."""
+        body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
+        command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
+        self.ask_all([Question(broker_name, command, topic)], deadline)
+
+    def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
+        """Ids of clients that consume as ``group`` now, as one broker knows them."""
+        command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(consumerGroup=self.calls.on_wire(group), bname=broker_name)
+        accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # nobody there is answered as an error
+        (answer,) = self.ask_all([Question(broker_name, command, "")], deadline, accept)
+        return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
     def ask_all(
         self, questions: Sequence[Question], deadline: Deadline, accept: Container[int] = (Response.SUCCESS,)
     ) -> list[Command]:
         """All answers in order, asked at once; raises the first question's error, after all have ended."""
-        addresses = [self.routes.address(question.broker_name) for question in questions]
+        answers = []
+        for answer in self.ask_each(questions, deadline, accept):
+            if isinstance(answer, RocketMQError):
+                raise answer
+            answers.append(answer)
+        return answers
+
+    def ask_each(
+        self, questions: Sequence[Question], deadline: Deadline, accept: Container[int] = (Response.SUCCESS,)
+    ) -> list[Command | RocketMQError]:
+        """Answers and errors in order, asked at once."""
         results: list[Command | RocketMQError | None] = [None] * len(questions)
         left = threading.Semaphore(0)
-        for i, (question, address) in enumerate(zip(questions, addresses, strict=True)):
-            self.calls.ask_async(address, question.command, deadline, _keep(results, i, left))
+        for i, question in enumerate(questions):
+            done = _keep(results, i, left)
+            try:
+                address = self.routes.address(question.broker_name)
+            except RocketMQError as e:
+                done(e)
+                continue
+            self.calls.ask_async(address, question.command, deadline, done)
         for _ in questions:
             left.acquire()
-        return [
-            _accepted(result, question, address, accept)
-            for result, question, address in zip(results, questions, addresses, strict=True)
-        ]
+        return [self._accepted(result, question, accept) for result, question in zip(results, questions, strict=True)]
 
-
-def _accepted(
-    result: Command | RocketMQError | None, question: Question, address: str, accept: Container[int]
-) -> Command:
-    assert result is not None
-    if isinstance(result, RocketMQError):
-        raise result
-    if result.code not in accept:
-        raise refused(result, address, question.topic, str(question.queue) if question.queue else None)
-    return result
+    def _accepted(
+        self, result: Command | RocketMQError | None, question: Question, accept: Container[int]
+    ) -> Command | RocketMQError:
+        assert result is not None
+        if isinstance(result, RocketMQError) or result.code in accept:
+            return result
+        queue = str(question.queue) if question.queue else None
+        return refused(result, question.broker_name, question.topic or None, queue)
 
 
 def _keep(

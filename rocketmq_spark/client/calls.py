@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import AccessDenied, LocalProtocolError, RocketMQError, error_for
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.pool import Pool
-from rocketmq_spark.wire import acl
+from rocketmq_spark.wire import acl, names
 from rocketmq_spark.wire.header import Command
 
 _DENIED = (
@@ -30,11 +31,32 @@ class Credentials:
     def __repr__(self) -> str:
         return f"Credentials(access_key={self.access_key!r})"
 
+    def current(self) -> Credentials:
+        return self
+
     def sign(self, command: Command) -> Command:
         try:
             return acl.sign(command, self.access_key, self.secret_key, self.security_token)
         except UnicodeEncodeError as e:
             raise LocalProtocolError(f"request {command.code} cannot be signed: {e}") from e
+
+
+class RotatingCredentials:
+    """Credentials that are fetched again when they are a minute old: they may be temporary."""
+
+    def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:
+        self._fetch = fetch
+        self._max_age_s = max_age_s
+        self._known: tuple[float, Credentials] | None = None
+
+    def current(self) -> Credentials:
+        known = self._known
+        if known is None or time.monotonic() - known[0] > self._max_age_s:
+            known = self._known = (time.monotonic(), self._fetch())
+        return known[1]
+
+    def sign(self, command: Command) -> Command:
+        return self.current().sign(command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +65,12 @@ class Calls:
 
     pool: Pool
     request_timeout_s: float = 3.0
-    credentials: Credentials | None = None
+    credentials: Credentials | RotatingCredentials | None = None
+    namespace: str = ""
+
+    def on_wire(self, name: str) -> str:
+        """A topic or group as brokers know it. Above this room names are always the user's."""
+        return names.wrap_namespace(self.namespace, name)
 
     def ask(
         self,

@@ -37,7 +37,7 @@ MOVE_S = 5.0
 class Piece(NamedTuple):
     """Messages of one answer: range number, offset asked, end of what was asked, where the broker went on, bytes."""
 
-    index: int
+    number: int
     start: int
     limit: int
     next_offset: int
@@ -139,10 +139,10 @@ class RangeReader:
         frames = []
         while self._backlog.todo and self._backlog.in_flight < depth:
             self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-            index, start, limit = self._backlog.send(self._opaque, self._pacing.next_count())
+            number, start, limit = self._backlog.send(self._opaque, self._pacing.next_count())
             self._pacing.asked(limit - start)
             # A filtered pull scans as many offsets as it is asked for; the count never falls short of the slot.
-            frames.append(self._templates[index].frame(self._opaque, start, limit - start))
+            frames.append(self._templates[number].frame(self._opaque, start, limit - start))
         if frames:
             if self._backlog.in_flight == len(frames):
                 self._heard_at = self._clock.now()
@@ -166,17 +166,17 @@ class RangeReader:
         slot = self._backlog.answered(opaque)
         if slot is None:
             return
-        index, start, limit = slot
+        number, start, limit = slot
         if next_offset <= start:
             self._again(slot)
             return
         self._progress(slot)
         covered = min(next_offset, limit) - start
         if end > begin:
-            self._pieces.append(Piece(index, start, limit, next_offset, begin, end))
+            self._pieces.append(Piece(number, start, limit, next_offset, begin, end))
             self._rows += covered
         self._pacing.learn(limit - start, covered, end - begin)
-        self._backlog.put(Slot(index, next_offset, limit))
+        self._backlog.put(Slot(number, next_offset, limit))
 
     def _refuse(self, opaque: int, answer: Answer) -> None:
         slot = self._backlog.answered(opaque)
@@ -185,7 +185,7 @@ class RangeReader:
         self._last_refusal = f"{answer.code} {answer.remark}".strip()
         match judge(slot.start, answer):
             case BrokerError() as error:
-                queue = self._ranges[slot.index].queue
+                queue = self._ranges[slot.number].queue
                 error.addr, error.topic, error.queue = self._address(), queue.topic, str(queue)
                 raise error
             case Continue(at):
@@ -214,11 +214,11 @@ class RangeReader:
 
     def _lose(self, slot: Slot, until: int | None, cause: Cause) -> None:
         """What is still missing between the start of ``slot`` and ``until``, or the end of its range, is gone."""
-        whole = self._ranges[slot.index]
+        whole = self._ranges[slot.number]
         self._progress(slot)
         self._backlog.put(slot)
         self._pacing.forget()
-        for part in self._backlog.cut(Slot(slot.index, slot.start, whole.end if until is None else until)):
+        for part in self._backlog.cut(Slot(slot.number, slot.start, whole.end if until is None else until)):
             self._on_loss(OffsetRange(whole.queue, part.start, part.end), cause)
 
     def _trial(self, slot: Slot) -> _Trial:
@@ -277,7 +277,7 @@ class RangeReader:
         stream.close()
         # Bodies that were received live in its buffer: without it they are asked for again.
         for piece in self._pieces:
-            self._backlog.put(Slot(piece.index, piece.start, min(piece.next_offset, piece.limit)))
+            self._backlog.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
         self._backlog.recall()
         self._pacing.forget()
         self._pieces, self._rows = [], 0

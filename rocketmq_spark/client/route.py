@@ -57,7 +57,7 @@ class NameServers:
         self.addresses = tuple(address.strip() for address in addresses if address.strip())
         if not self.addresses:
             raise OptionError("no name server is given", remedy="Set option 'nameServer' to host:port")
-        self._calls = calls
+        self.calls = calls
         self._current = (rng or random.Random()).randrange(len(self.addresses))
 
     def ask(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
@@ -72,7 +72,7 @@ class NameServers:
         for i in range(len(self.addresses)):
             at = (first + i) % len(self.addresses)
             try:
-                answer = self._calls.ask(self.addresses[at], make(), self._share(deadline))
+                answer = self.calls.ask(self.addresses[at], make(), self._share(deadline))
             except TopicNotFound as e:
                 unknown = unknown or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
@@ -94,14 +94,14 @@ class NameServers:
         errors = []
         for address in self.addresses:
             try:
-                self._calls.ask(address, make(), self._share(deadline))
+                self.calls.ask(address, make(), self._share(deadline))
             except RocketMQError as e:
                 errors.append(e)
         if errors:
             raise errors[0]
 
     def _share(self, deadline: Deadline | None) -> Deadline | None:
-        return None if deadline is None else deadline.within(self._calls.request_timeout_s)
+        return None if deadline is None else deadline.within(self.calls.request_timeout_s)
 
 
 class Routes:
@@ -109,6 +109,7 @@ class Routes:
 
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
+        self.on_wire = name_servers.calls.on_wire
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
 
@@ -130,7 +131,8 @@ class Routes:
         """Ask the name server now."""
         try:
             answer = self._name_servers.ask(
-                lambda: rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=topic, acceptStandardJsonOnly=True), deadline
+                lambda: rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=self.on_wire(topic), acceptStandardJsonOnly=True),
+                deadline,
             )
         except TopicNotFound as e:
             self.forget(topic)
@@ -173,9 +175,15 @@ class Routes:
         return [route for _, route in known]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
-        """All topics of the name server, system ones too."""
+        """Topics of the name server, system ones too; with a namespace only those in it, by the user's names."""
         answer = self._name_servers.ask(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
-        return sorted(bodies.topic_list(answer.body))
+        namespace = self._name_servers.calls.namespace
+        found = bodies.topic_list(answer.body)
+        if namespace:
+            found = [
+                names.strip_namespace(namespace, topic) for topic in found if names.namespace_of(topic) == namespace
+            ]
+        return sorted(found)
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Brokers by name."""

@@ -54,7 +54,7 @@ class RemotingSender:
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         address = self._routes.address(queue.broker_name)
-        answer = self._calls.exchange(address, _command(queue, request), deadline)
+        answer = self._calls.exchange(address, self._command(queue, request), deadline)
         return _result(queue, request, answer, address)
 
     def send_async(
@@ -66,7 +66,7 @@ class RemotingSender:
     ) -> None:
         try:
             address = self._routes.address(queue.broker_name)
-            command = _command(queue, request)
+            command = self._command(queue, request)
         except RocketMQError as e:
             done(e)
             return
@@ -82,11 +82,16 @@ class RemotingSender:
         self._calls.ask_async(address, command, deadline, answered)
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
-        command = _command(queue, request, oneway=True)
+        command = self._command(queue, request, oneway=True)
         self._calls.tell(self._routes.address(queue.broker_name), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
-        command = rpc.RECALL_MESSAGE.request(topic=topic, recallHandle=handle, producerGroup=group, bname=broker_name)
+        command = rpc.RECALL_MESSAGE.request(
+            topic=self._calls.on_wire(topic),
+            recallHandle=handle,
+            producerGroup=self._calls.on_wire(group),
+            bname=broker_name,
+        )
         address = self._routes.address(broker_name)
         answer = self._calls.exchange(address, command, deadline)
         if answer.code != Response.SUCCESS:
@@ -95,20 +100,22 @@ class RemotingSender:
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         try:
-            command = rpc.GET_MAX_OFFSET.request(topic=topic, queueId=0, bname=broker_name)
+            command = rpc.GET_MAX_OFFSET.request(topic=self._calls.on_wire(topic), queueId=0, bname=broker_name)
             self._calls.ask(self._routes.address(broker_name), command, deadline)
         except RocketMQError:
             return False
         return True
 
     def heartbeat(self, client_id: str, producer_groups: Sequence[str], deadline: Deadline) -> None:
-        body = bodies.heartbeat(client_id, producer_groups)
+        body = bodies.heartbeat(client_id, [self._calls.on_wire(group) for group in producer_groups])
         for name, address in self._routes.masters().items():
             self._quietly(address, rpc.HEART_BEAT.request(body, bname=name), deadline)
 
     def unregister(self, client_id: str, producer_group: str, deadline: Deadline) -> None:
         for name, address in self._routes.masters().items():
-            command = rpc.UNREGISTER_CLIENT.request(clientID=client_id, producerGroup=producer_group, bname=name)
+            command = rpc.UNREGISTER_CLIENT.request(
+                clientID=client_id, producerGroup=self._calls.on_wire(producer_group), bname=name
+            )
             self._quietly(address, command, deadline)
 
     def refresh_routes(self, deadline: Deadline) -> None:
@@ -118,6 +125,33 @@ class RemotingSender:
             except RocketMQError as e:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
+    def _command(self, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
+        # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its
+        # queue is shifted for ever.
+        if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # of a flag, ~ keeps to the bits that have names
+            raise LocalProtocolError(
+                f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
+            )
+        row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
+        make = row.oneway if oneway else row.request
+        return make(
+            request.body,
+            producerGroup=self._calls.on_wire(request.group),
+            topic=self._calls.on_wire(queue.topic),
+            defaultTopic=AUTO_CREATE_TOPIC,
+            defaultTopicQueueNums=request.default_topic_queues,
+            queueId=queue.queue_id,
+            sysFlag=request.sys_flag,
+            bornTimestamp=request.born_timestamp_ms,
+            flag=request.flag,
+            properties=request.properties,
+            reconsumeTimes=request.reconsume_times,
+            unitMode=False,
+            maxReconsumeTimes=request.max_reconsume_times,
+            batch=request.batch,
+            brokerName=queue.broker_name,
+        )
+
     def _quietly(self, address: str, command: Command, deadline: Deadline) -> None:
         try:
             self._calls.ask(address, command, deadline.within(self._calls.request_timeout_s))
@@ -125,34 +159,6 @@ class RemotingSender:
             logger.debug("%s takes no heartbeats", address)
         except RocketMQError as e:
             logger.info("request %s to %s failed: %s", command.code, address, e)
-
-
-def _command(queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
-    # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its queue
-    # is shifted for ever.
-    if request.sys_flag & ~SENDABLE_SYS_FLAGS:
-        raise LocalProtocolError(
-            f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
-        )
-    row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
-    make = row.oneway if oneway else row.request
-    return make(
-        request.body,
-        producerGroup=request.group,
-        topic=queue.topic,
-        defaultTopic=AUTO_CREATE_TOPIC,
-        defaultTopicQueueNums=request.default_topic_queues,
-        queueId=queue.queue_id,
-        sysFlag=request.sys_flag,
-        bornTimestamp=request.born_timestamp_ms,
-        flag=request.flag,
-        properties=request.properties,
-        reconsumeTimes=request.reconsume_times,
-        unitMode=False,
-        maxReconsumeTimes=request.max_reconsume_times,
-        batch=request.batch,
-        brokerName=queue.broker_name,
-    )
 
 
 def _result(queue: MessageQueue, request: SendRequest, answer: Command, address: str) -> SendResult:

@@ -13,6 +13,8 @@ import pyarrow as pa
 from rocketmq_spark.client.ranges import Piece, Window
 from rocketmq_spark.codes import Property
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.session import NO_FILTER, Filter
+from rocketmq_spark.source import promoted
 from rocketmq_spark.source.schema import Column, arrow_schema
 from rocketmq_spark.wire.messages import decode_messages
 from rocketmq_spark.wire.properties import is_reserved
@@ -21,15 +23,23 @@ Row = tuple[MessageQueue, ReceivedMessage]
 
 _VALUES: dict[str, Callable[[MessageQueue, ReceivedMessage], Any]] = {
     "topic": lambda queue, m: queue.topic,
-    "brokerName": lambda queue, m: queue.broker_name,
-    "queueId": lambda queue, m: m.queue_id,
-    "queueOffset": lambda queue, m: m.queue_offset,
+    "brokername": lambda queue, m: queue.broker_name,
+    "queueid": lambda queue, m: m.queue_id,
+    "queueoffset": lambda queue, m: m.queue_offset,
     "body": lambda queue, m: m.body,
     "tags": lambda queue, m: m.properties.get(Property.TAGS),
     "keys": lambda queue, m: _keys(m.properties.get(Property.KEYS)),
-    "bornTimestamp": lambda queue, m: m.born_timestamp_ms * 1000,
-    "storeTimestamp": lambda queue, m: m.store_timestamp_ms * 1000,
-    "msgId": lambda queue, m: m.msg_id,
+    "borntimestamp": lambda queue, m: m.born_timestamp_ms * 1000,
+    "storetimestamp": lambda queue, m: m.store_timestamp_ms * 1000,
+    "msgid": lambda queue, m: m.msg_id,
+    "offsetmsgid": lambda queue, m: m.offset_msg_id,
+    "flag": lambda queue, m: m.flag,
+    "sysflag": lambda queue, m: m.sys_flag,
+    "reconsumetimes": lambda queue, m: m.reconsume_times,
+    "bornhost": lambda queue, m: m.born_host,
+    "storehost": lambda queue, m: m.store_host,
+    "commitlogoffset": lambda queue, m: m.commit_log_offset,
+    "storesize": lambda queue, m: m.store_size,
 }
 
 
@@ -38,18 +48,31 @@ def _keys(text: str | None) -> list[str] | None:
 
 
 def decode(
-    window: Window, queues: Sequence[MessageQueue], columns: Sequence[Column], include_properties: str
+    window: Window,
+    queues: Sequence[MessageQueue],
+    columns: Sequence[Column],
+    include_properties: str,
+    filtered: Filter = NO_FILTER,
 ) -> pa.RecordBatch:
     """The window's messages as ``columns``."""
     rows = [row for piece in window.pieces for row in _rows(window, piece, queues[piece.number])]
-    arrays = []
-    for column in columns:
-        if column.name == "properties":
-            values = [_properties(m, include_properties) for _, m in rows]
-        else:
-            values = [_VALUES[column.name](queue, m) for queue, m in rows]
-        arrays.append(pa.array(values, column.arrow))
+    if filtered and filtered.kind == "TAG":
+        wanted = set(filtered.expression.split(" || "))
+        rows = [(queue, m) for queue, m in rows if m.properties.get(Property.TAGS) in wanted]
+    arrays = [_column(rows, column, include_properties) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(tuple(columns)))
+
+
+def _column(rows: list[Row], column: Column, include_properties: str) -> pa.Array:
+    if column.property is not None:
+        texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
+        return promoted.cast(texts, column.arrow)
+    name = column.name.lower()
+    if name == "properties":
+        values = [_properties(m, include_properties) for _, m in rows]
+    else:
+        values = [_VALUES[name](queue, m) for queue, m in rows]
+    return pa.array(values, column.arrow)
 
 
 def _rows(window: Window, piece: Piece, queue: MessageQueue) -> Iterator[Row]:

@@ -1,121 +1,204 @@
-"""What exists now: the queues that a source reads and their bounds, asked as seldom as freshness allows."""
+"""What exists now: the queues that a source reads and their bounds, asked as seldom as freshness allows.
+
+A running stream outlives brokers. A broker that does not answer, or that no route names, is waited for: its queues keep
+their positions and nothing new is planned for them. Only what brokers say clearly is gone: a topic that its living
+brokers do not know any more, a queue that its broker does not read any more.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import OffsetError, RocketMQError, RouteNotFound
-from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
+from rocketmq_spark.errors import NotSupported, OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.options import Options
-from rocketmq_spark.parsing import EARLIEST, LATEST
 from rocketmq_spark.session import Client, client
-from rocketmq_spark.source.offsets import Positions
+from rocketmq_spark.source import allocation
+from rocketmq_spark.source.positions import listed
+from rocketmq_spark.wire import names
 
 logger = logging.getLogger(__name__)
 
-Bounds = dict[MessageQueue, QueueBounds]
+Bounds = Mapping[MessageQueue, QueueBounds]
 
 # While nothing new arrives the brokers are asked less and less often, down to four times a second.
 _SHORTEST_REST_S = 0.01
 _LONGEST_REST_S = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """The queues of a moment, and topics that are known to be deleted."""
+
+    bounds: Bounds = field(default_factory=dict)
+    deleted: frozenset[str] = frozenset()
+
+
 class Catalog:
-    """Queues and bounds of the subscribed topics."""
+    """Queues and bounds of what the options subscribe to."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._swept_at = 0.0
         self._rest_s = _SHORTEST_REST_S
-        self._bounds: Bounds = {}
+        self._view = View()
+        self._routes: dict[str, TopicRoute] = {}
+        self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
+        self._left_out: frozenset[MessageQueue] | None = None
 
     @property
     def client(self) -> Client:
         return client(self._options)
 
-    def queues(self) -> list[MessageQueue]:
-        """Readable queues of all topics, sorted. Raises ``RouteNotFound`` naming the nearest topics."""
-        return [queue for topic in self._options.subscribe for queue in self._queues_of(topic)]
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are read: named, assigned, or matched by the pattern now."""
+        if self._options.assign:
+            return tuple(dict.fromkeys(queue.topic for queue in self._options.assign))
+        if self._options.subscribe_pattern is None:
+            return self._options.subscribe
+        if time.monotonic() - self._matched[0] > self._options.route_refresh or not self._matched[1]:
+            self._matched = (time.monotonic(), self._matching(self._options.subscribe_pattern))
+        return self._matched[1]
 
-    def _queues_of(self, topic: str) -> list[MessageQueue]:
+    def _matching(self, pattern: str) -> tuple[str, ...]:
         routes = self.client.routes
         try:
-            route = routes.get(topic, self._options.route_refresh)
-        except RouteNotFound as e:
-            raise routes.missing_topic(e) from e
+            cluster = routes.cluster()
+            found = routes.topics()
+        except NotSupported as e:
+            raise OptionError(
+                "option 'subscribePattern' cannot be used here: the server does not list topics",
+                remedy="A Proxy does not pass that question; name the topics with option 'subscribe'",
+            ) from e
+        internal = {*cluster, *(data.cluster for data in cluster.values())}
+        matches = re.compile(pattern).fullmatch
+        return tuple(topic for topic in found if matches(topic) and self._is_for_users(topic, internal))
+
+    def _is_for_users(self, topic: str, internal: set[str]) -> bool:
+        special = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        return self._options.include_internal if special else names.is_user_topic(topic, internal)
+
+    def sweep(self) -> View:
+        """Everything now, with retries; all that is missing is an error. For starts and for batches."""
+        deadline = Deadline.after(self._options.topic_wait)
+        while True:
+            try:
+                return self._note(self.client.retry.run(self._ask))
+            except RouteNotFound as e:
+                if deadline.expired or e.topic is None:
+                    raise self.client.routes.missing_topic(e) if e.topic else e from e
+                logger.info("waiting for topic %s", e.topic)
+                time.sleep(min(1.0, max(0.05, deadline.remaining())))
+
+    def _ask(self) -> View:
+        topics = self.topics()
+        if not topics:
+            raise RouteNotFound(
+                f"no topic matches option 'subscribePattern' {self._options.subscribe_pattern!r}",
+                remedy="System, retry and dead-letter topics are left out; see option 'includeInternal'",
+            )
+        routes = {topic: self.client.routes.get(topic, self._options.route_refresh) for topic in topics}
+        return self._looked(routes, Deadline.after(10 * self._options.request_timeout), tolerant=False)
+
+    def recent(self) -> View:
+        """The last view when that was a moment ago, else a new one, as far as brokers answer."""
+        if time.monotonic() - self._swept_at < self._rest_s:
+            return self._view
+        deleted = set()
+        routes = {}
+        for topic in self.topics_or_last():
+            try:
+                routes[topic] = self.client.routes.get(topic, self._options.route_refresh)
+            except RouteNotFound:
+                if self._is_deleted(topic):
+                    deleted.add(topic)
+            except RocketMQError as e:
+                self._waits(e)
+        view = self._looked(routes, Deadline.after(self._options.request_timeout), tolerant=True)
+        return self._note(View(view.bounds, frozenset(deleted)))
+
+    def topics_or_last(self) -> tuple[str, ...]:
+        """The topics, or those of the last answer while the name server gives none."""
+        try:
+            return self.topics()
+        except RocketMQError as e:
+            self._waits(e)
+            return self._matched[1]
+
+    def _waits(self, error: RocketMQError) -> None:
+        if not error.retriable:
+            raise error
+        logger.warning("the stream waits: %s", error)
+        for topic in list(self._routes):
+            self.client.routes.forget(topic)
+
+    def _is_deleted(self, topic: str) -> bool:
+        """Whether all brokers that had the topic are up, and so know what they say."""
+        known = self._routes.get(topic)
+        try:
+            cluster = self.client.routes.cluster()
+        except RocketMQError:
+            return False
+        had = set(known.brokers) if known is not None else set(cluster)
+        return bool(had) and all(name in cluster and cluster[name].master for name in had)
+
+    def _looked(self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool) -> View:
+        self._routes.update(routes)
+        wanted = [queue for route in routes.values() for queue in self._readable(route, tolerant)]
+        wanted = self._covered(wanted)
+        bounds = self.client.brokers.bounds(wanted, deadline, self._waits if tolerant else None)
+        return View(bounds)
+
+    def _readable(self, route: TopicRoute, tolerant: bool) -> list[MessageQueue]:
+        if route.static:
+            raise OptionError(
+                f"topic {route.topic!r} is a static topic (logical queues mapped over brokers), which cannot be read",
+                remedy="Name topics with ordinary queues",
+            )
         queues = route.readable()
-        if not queues:
-            raise RouteNotFound("no queue of the topic may be read: no read permission", topic=topic)
+        if self._options.assign:
+            mine = {queue for queue in self._options.assign if queue.topic == route.topic}
+            absent = mine - set(queues)
+            if absent and not tolerant:
+                raise OptionError(f"option 'assign' names queues that do not exist: {listed(absent)}")
+            queues = sorted(mine & set(queues))
+        if not queues and not tolerant:
+            raise RouteNotFound("no queue of the topic may be read: no read permission", remedy=f"Topic: {route.topic}")
         return queues
 
-    def sweep(self) -> Bounds:
-        """Bounds of all queues now, with retries."""
+    def _covered(self, queues: list[MessageQueue]) -> list[MessageQueue]:
+        """Without the queues of other environments, and without those that the strategy gives to nobody."""
+        covered, left_out = allocation.covered(self._options, queues)
+        if left_out != self._left_out and left_out:
+            logger.warning("the allocation strategy gives these queues to no partition: %s", listed(left_out))
+        self._left_out = left_out
+        return covered
 
-        def ask() -> Bounds:
-            return self.client.brokers.bounds(self.queues(), Deadline.after(10 * self._options.request_timeout))
-
-        found = self.client.retry.run(ask)
-        self._note(found)
-        return found
-
-    def recent(self) -> Bounds:
-        """Bounds as of the last sweep when that was a moment ago, else of a new one.
-
-        A running stream outlives brokers: when they do not answer the last bounds stay, and nothing new is planned.
-        """
-        if time.monotonic() - self._swept_at < self._rest_s:
-            return self._bounds
+    def hidden(self, queues: Iterable[MessageQueue], view: View) -> dict[MessageQueue, int]:
+        """Queues that their living broker does not read any more, with the end that it still knows."""
+        gone = []
+        for queue in queues:
+            route = self._routes.get(queue.topic)
+            data = next((d for d in route.queues if d.broker_name == queue.broker_name), None) if route else None
+            if data is not None and queue not in view.bounds and queue.queue_id >= data.read_queues:
+                gone.append(queue)
+        if not gone:
+            return {}
         try:
-            found = self.client.brokers.bounds(self.queues(), Deadline.after(self._options.request_timeout))
+            return self.client.brokers.max_offsets(gone, Deadline.after(self._options.request_timeout))
         except RocketMQError as e:
-            if not e.retriable:
-                raise
-            logger.warning("brokers do not answer, the stream waits: %s", e)
-            self._swept_at = time.monotonic()
-            self._rest_s = min(2.0, max(_LONGEST_REST_S, self._rest_s * 2))
-            return self._bounds
-        self._note(found)
-        return found
+            self._waits(e)
+            return {}
 
-    def _note(self, found: Bounds) -> None:
-        quiet = found == self._bounds
+    def _note(self, view: View) -> View:
+        quiet = view.bounds == self._view.bounds
         self._rest_s = min(_LONGEST_REST_S, self._rest_s * 2) if quiet else _SHORTEST_REST_S
         self._swept_at = time.monotonic()
-        self._bounds = found
-
-
-def resolve(wanted: str | Positions, bounds: Bounds, option: str) -> dict[MessageQueue, int]:
-    """Positions for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
-
-    JSON must name every queue and no other; numbers must lie within what the queue has had. A number below the minimum
-    stays as it is: what is missing then is data loss, and reported as that.
-    """
-    if isinstance(wanted, str):
-        lowest = wanted == "earliest"
-        return {queue: b.min_offset if lowest else b.max_offset for queue, b in bounds.items()}
-    _same_queues(wanted, bounds, option)
-    found = {}
-    for queue, number in wanted.items():
-        if number > bounds[queue].max_offset:
-            raise OffsetError(
-                f"option {option!r}: {queue} is {number}, but the queue ends at {bounds[queue].max_offset}",
-                topic=queue.topic,
-                remedy="Give an offset up to the end, or -1 for the end",
-            )
-        marks = {EARLIEST: bounds[queue].min_offset, LATEST: bounds[queue].max_offset}
-        found[queue] = marks.get(number, number)
-    return found
-
-
-def _same_queues(wanted: Positions, bounds: Bounds, option: str) -> None:
-    def listed(queues: Iterable[MessageQueue]) -> str:
-        names = sorted(str(queue) for queue in queues)
-        return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-    if missing := bounds.keys() - wanted.keys():
-        raise OffsetError(f"option {option!r} must name every queue; it lacks {listed(missing)}")
-    if unknown := wanted.keys() - bounds.keys():
-        raise OffsetError(f"option {option!r} names queues that do not exist: {listed(unknown)}")
+        self._view = view
+        return view

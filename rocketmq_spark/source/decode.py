@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +19,11 @@ from rocketmq_spark import codes
 from rocketmq_spark.client.ranges import Piece, Window
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source import careful, frames, slices
+from rocketmq_spark.session import NO_FILTER, Filter
+from rocketmq_spark.source import careful, frames, header, promoted, slices
 from rocketmq_spark.source import properties as props
 from rocketmq_spark.source.frames import Frames, Malformed
-from rocketmq_spark.source.schema import BASIC, PROPERTIES, TIMESTAMP, Column, arrow_schema
+from rocketmq_spark.source.schema import BASIC, PROPERTIES, Column, arrow_schema
 from rocketmq_spark.wire import compression
 
 _INNER = codes.SysFlag.INNER_BATCH
@@ -36,15 +36,18 @@ class Decoder:
     queues: Sequence[MessageQueue]
     columns: tuple[Column, ...] = BASIC
     include_properties: str = "user"
+    filtered: Filter = NO_FILTER
     wanted: props.Wanted = field(init=False)
 
     def __post_init__(self) -> None:
-        names = {column.name for column in self.columns}
+        names = {column.name.lower() for column in self.columns if column.property is None}
+        by_tag = bool(self.filtered) and self.filtered.kind == "TAG"
         wanted = props.Wanted(
-            "tags" in names,
+            "tags" in names or by_tag,
             "keys" in names,
-            "msgId" in names,
+            "msgid" in names,
             self.include_properties if "properties" in names else "none",
+            tuple(column.property for column in self.columns if column.property is not None),
         )
         object.__setattr__(self, "wanted", wanted)
 
@@ -54,7 +57,7 @@ class Decoder:
         try:
             found = frames.read(window.buffer, pieces)
             if found.any_flags & _INNER and ((found.sys_flags & _INNER) != 0).any():
-                return careful.decode(window, self.queues, self.columns, self.include_properties)
+                return careful.decode(window, self.queues, self.columns, self.include_properties, self.filtered)
             return self._batch(_trimmed(found, pieces), pieces)
         except Malformed as e:
             raise self._decode_error(window, e.at, e.why) from e
@@ -72,32 +75,43 @@ class Decoder:
     def _batch(self, found: Frames, pieces: list[Piece]) -> pa.RecordBatch:
         wanted = self.wanted
         made = props.Columns()
-        if wanted.tags or wanted.keys or wanted.msg_id or wanted.properties != "none":
+        if wanted.anything:
             pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
             made = props.columns(pairs, wanted)
-        index_of_row = np.fromiter((piece.number for piece in pieces), np.intp, len(pieces))[found.piece_of_row]
+        number_of_row = np.fromiter((piece.number for piece in pieces), np.intp, len(pieces))[found.piece_of_row]
         build: dict[str, Callable[[], pa.Array]] = {
-            "topic": lambda: self._constant(index_of_row, lambda queue: queue.topic),
-            "brokerName": lambda: self._constant(index_of_row, lambda queue: queue.broker_name),
-            "queueId": lambda: slices.integers(found.head["queueId"].astype(np.int32), pa.int32()),
-            "queueOffset": lambda: slices.integers(found.head["queueOffset"].astype(np.int64), pa.int64()),
+            "topic": lambda: self._constant(number_of_row, lambda queue: queue.topic),
+            "brokername": lambda: self._constant(number_of_row, lambda queue: queue.broker_name),
             "body": lambda: _bodies(found),
             "tags": lambda: made.tags,
             "keys": lambda: made.keys,
-            "bornTimestamp": lambda: _timestamps(found.head["bornTimestamp"]),
-            "storeTimestamp": lambda: _timestamps(found.store_part("storeTimestamp")),
-            "msgId": lambda: _message_ids(found, made.msg_id),
+            "msgid": lambda: _message_ids(found, made.msg_id),
             "properties": lambda: _or_nulls(made.properties, len(found)),
         }
-        arrays = [build[column.name]() for column in self.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(self.columns))
+        arrays = []
+        for column in self.columns:
+            if column.property is not None:
+                arrays.append(promoted.cast(made.promoted[column.property], column.arrow))
+            elif column.name.lower() in build:
+                arrays.append(build[column.name.lower()]())
+            else:
+                arrays.append(header.column(found, column))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(self.columns))
+        return self._exact(batch, made)
 
-    def _constant(self, index_of_row: npt.NDArray[np.intp], name_of: Callable[[MessageQueue], str]) -> pa.Array:
+    def _exact(self, batch: pa.RecordBatch, made: props.Columns) -> pa.RecordBatch:
+        """Without rows whose tag merely has the hash of a wanted one."""
+        if not self.filtered or self.filtered.kind != "TAG":
+            return batch
+        mask = pc.is_in(made.tags, pa.array(self.filtered.expression.split(" || "), pa.string()))
+        return batch if pc.all(mask).as_py() else batch.filter(mask)
+
+    def _constant(self, number_of_row: npt.NDArray[np.intp], name_of: Callable[[MessageQueue], str]) -> pa.Array:
         """A text that depends on the queue alone, which in most windows means the same in every row."""
         names = [name_of(queue) for queue in self.queues]
         if len(set(names)) == 1:
-            return slices.repeated(names[0], len(index_of_row))
-        return pa.array(names, pa.string()).take(pa.array(index_of_row))
+            return slices.repeated(names[0], len(number_of_row))
+        return pa.array(names, pa.string()).take(pa.array(number_of_row))
 
 
 def _trimmed(found: Frames, pieces: list[Piece]) -> Frames:
@@ -113,10 +127,6 @@ def _trimmed(found: Frames, pieces: list[Piece]) -> Frames:
     )
     inside = found.head["queueOffset"] < limits[found.piece_of_row]
     return found if inside.all() else found.keep(inside)
-
-
-def _timestamps(milliseconds: npt.NDArray[Any]) -> pa.Array:
-    return slices.integers(milliseconds.astype(np.int64) * 1000, TIMESTAMP)
 
 
 def _or_nulls(array: pa.Array | None, count: int) -> pa.Array:
@@ -142,21 +152,4 @@ def _message_ids(found: Frames, unique: pa.Array | None) -> pa.Array:
     assert unique is not None
     if not unique.null_count:
         return unique
-    return pc.coalesce(unique, offset_message_ids(found))
-
-
-def offset_message_ids(found: Frames) -> pa.Array:
-    """Hex of store host and commit log offset: 32 characters, 56 where the store host is IPv6."""
-    host = found.store_part("storeHost")
-    rows = np.empty((len(found), 16), np.uint8)
-    rows[:, :8] = np.frombuffer(host.tobytes(), np.uint8).reshape(-1, 8)
-    rows[:, 8:] = np.frombuffer(found.head["commitLogOffset"].tobytes(), np.uint8).reshape(-1, 8)
-    short = slices.hexadecimal(rows)
-    if not found.any_flags & codes.SysFlag.STOREHOST_V6:
-        return short
-    values = short.to_pylist()
-    for row in np.flatnonzero((found.sys_flags & codes.SysFlag.STOREHOST_V6) != 0).tolist():
-        at = int(found.starts[row]) + 64 + (12 if found.sys_flags[row] & codes.SysFlag.BORNHOST_V6 else 0)
-        address = found.buffer[at : at + 20].tobytes() + found.head["commitLogOffset"][row : row + 1].tobytes()
-        values[row] = address.hex().upper()
-    return pa.array(values, pa.string())
+    return pc.coalesce(unique, header.offset_message_ids(found))

@@ -110,7 +110,9 @@ class Frames:
 
     def store_part(self, name: str) -> npt.NDArray[Any]:
         """A field that lies behind the born host, whose length varies."""
-        return _behind_born_host(self.buffer, self.starts, self.sys_flags, self.any_flags, self.head)[name]
+        late = _behind_born_host(self.buffer, self.starts, self.sys_flags, self.any_flags, self.head)
+        part: npt.NDArray[Any] = late[name]
+        return part
 
 
 def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
@@ -169,7 +171,7 @@ def _behind_born_host(
     records = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), _HEAD, buffer, strides=(1,))
     limit = len(records) - 1
     born = _V6_EXTRA * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
-    late = records[np.minimum(starts + born, limit)].copy()
+    late: npt.NDArray[Any] = records[np.minimum(starts + born, limit)].copy()
     behind_store = records[np.minimum(starts + _shift(sys_flags), limit)]
     for name in ("reconsumeTimes", "preparedOffset", "bodyLength"):
         late[name] = behind_store[name]
@@ -195,8 +197,8 @@ def _within(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
 def _at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
     """Numbers of ``kind`` at unaligned positions."""
     dtype = np.dtype(kind)
-    found: npt.NDArray[Any] = np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))[positions]
-    return found
+    numbers: npt.NDArray[Any] = np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))[positions]
+    return numbers
 
 
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:

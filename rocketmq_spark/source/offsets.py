@@ -1,8 +1,14 @@
 """Offsets as Spark's log keeps them: ``{"topics":{"t":{"broker-a":{"0":12}}},"v":1}``, one past the last message read.
 
-Keys are sorted, so that equal positions are equal texts: Spark compares texts. ``start`` holds the resolved beginning
-of queues that the previous offset does not name. Spark does not log where batch 0 began, and a query that is started
-again before its first batch was committed would otherwise resolve "latest" anew and skip what came in between.
+Keys are sorted, so that equal positions are equal texts: Spark compares texts. What else a restart must know stands
+under keys of its own:
+
+* ``start``: where queues began that the previous offset does not name, or that were made again. Spark does not log where
+  batch 0 began; a query that starts again before its first batch was committed would resolve "latest" anew and skip
+  what came in between.
+* ``marks``: store times (epoch ms) of what was the newest message, by which a topic is recognised that was deleted and
+  made again although it has grown past the old position.
+* ``filter``: the filter that made the positions, so that a changed one is noticed.
 """
 
 from __future__ import annotations
@@ -22,14 +28,20 @@ Positions = Mapping[MessageQueue, int]
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Positions by queue, and the beginning of those that are new."""
+    """Positions by queue, and what goes with them."""
 
     positions: Positions
     start: Positions = field(default_factory=dict)
+    marks: Positions = field(default_factory=dict)
+    filter: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What a reader hands to Spark; key order is canonical."""
         found: dict[str, Any] = {}
+        if self.filter:
+            found["filter"] = json.loads(json.dumps(self.filter, sort_keys=True))
+        if self.marks:
+            found["marks"] = _nested(self.marks)
         if self.start:
             found["start"] = _nested(self.start)
         found["topics"] = _nested(self.positions)
@@ -55,7 +67,12 @@ class Offsets:
                 f"the offset has version {version!r}, this package reads versions up to {VERSION}",
                 remedy="The checkpoint was written by a newer rocketmq-spark: upgrade this one",
             )
-        return cls(_flat(given["topics"]), _flat(given.get("start") or {}))
+        return cls(
+            _flat(given["topics"]),
+            _flat(given.get("start") or {}),
+            _flat(given.get("marks") or {}),
+            given.get("filter") or {},
+        )
 
 
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.source.offsets import Offsets, Positions
@@ -12,46 +12,47 @@ Bounds = Mapping[MessageQueue, QueueBounds]
 
 
 @dataclass(frozen=True, slots=True)
-class WentBack:
-    """A queue whose end lies before the position that a checkpoint holds."""
+class Limits:
+    """Bounds of one batch in offsets: at most, and not before so many are there."""
 
-    queue: MessageQueue
-    position: int
-    end: int
+    most: int | None = None
+    least: int | None = None
 
 
-def next_end(start: Offsets, ends: Positions, begins: Positions, limit: int | None) -> Offsets:
-    """Where a batch from ``start`` ends, given the ``ends`` of queues and the ``begins`` of those that are new.
+def next_end(begin: Offsets, ends: Positions, begins: Positions, most: int | None = None) -> Offsets:
+    """Where a batch from ``begin`` ends, given the ``ends`` of queues and the ``begins`` of those that are new.
 
-    Queues that stand still keep their position; a queue never moves back here. With a ``limit`` every queue gets its
-    share of it in proportion to its backlog, at least one message, as in Spark's Kafka source.
+    Queues that stand still keep their position; a queue never moves back here. With ``most`` every queue gets its share
+    of it in proportion to its backlog, at least one message, as in Spark's Kafka source. Gives ``begin`` itself when
+    nothing is new.
     """
-    positions = dict(start.positions)
+    positions = dict(begin.positions)
     fresh = {queue: begins[queue] for queue in ends if queue not in positions}
     positions.update(fresh)
-    backlog = {queue: end - positions[queue] for queue, end in ends.items() if end > positions[queue]}
-    if not backlog:
-        return start if not fresh else Offsets(positions, fresh)
-    for queue, count in shares(backlog, limit).items():
+    waiting = backlog(positions, ends)
+    if not waiting and not fresh:
+        return begin
+    for queue, count in shares(waiting, most).items():
         positions[queue] += count
     return Offsets(positions, fresh)
 
 
-def shares(backlog: Mapping[MessageQueue, int], limit: int | None) -> dict[MessageQueue, int]:
+def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
+    """Offsets to read by queue, without the queues that have none."""
+    return {q: end - positions[q] for q, end in ends.items() if q in positions and end > positions[q]}
+
+
+def shares(waiting: Mapping[MessageQueue, int], most: int | None) -> dict[MessageQueue, int]:
     """How much of its backlog each queue may read. Queues with little are not starved by those with much."""
-    total = sum(backlog.values())
-    if limit is None or total <= limit:
-        return dict(backlog)
-    given = {}
-    for queue in sorted(backlog):
-        exact = limit * backlog[queue] / total
-        given[queue] = min(backlog[queue], max(1, int(exact)))
-    return given
+    total = sum(waiting.values())
+    if most is None or total <= most:
+        return dict(waiting)
+    return {queue: min(count, max(1, most * count // total)) for queue, count in sorted(waiting.items())}
 
 
 def first_batch(initial: Offsets, end: Offsets) -> Offsets:
     """The end of the very first batch, which carries where that batch began."""
-    return end if end.start == initial.positions else Offsets(end.positions, dict(initial.positions))
+    return replace(end, start={**initial.positions, **end.start})
 
 
 def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
@@ -67,10 +68,10 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     return found
 
 
-def went_back(positions: Positions, bounds: Bounds) -> list[WentBack]:
-    """Queues that end before the position to go on from."""
+def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
+    """What lies between the end of a queue and the later position to go on from."""
     return [
-        WentBack(queue, position, bounds[queue].max_offset)
+        OffsetRange(queue, bounds[queue].max_offset, position)
         for queue, position in sorted(positions.items())
         if queue in bounds and bounds[queue].max_offset < position
     ]
@@ -83,3 +84,21 @@ def truncated(found: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]
         for r in found
         if r.queue in bounds and r.start < bounds[r.queue].min_offset
     ]
+
+
+def without(found: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """The ranges after what was lost at their beginnings."""
+    begins = {part.queue: part.end for part in lost}
+    cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in found]
+    return [r for r in cut if r.size > 0]
+
+
+def marks(positions: Positions, known: Positions, bounds: Bounds) -> dict[MessageQueue, int]:
+    """The newest store time seen of every queue that was read at all; see ``offsets``."""
+    found = {}
+    for queue, position in positions.items():
+        newest = bounds[queue].last_update_ms if queue in bounds else 0
+        mark = max(known.get(queue, 0), newest)
+        if position > 0 and mark > 0:
+            found[queue] = mark
+    return found

@@ -8,7 +8,7 @@ Strings that do not alternate cleanly are taken apart one by one, with Java's ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,10 @@ class Wanted:
     properties: str = "user"
     promoted: tuple[str, ...] = ()
 
+    @property
+    def anything(self) -> bool:
+        return self.tags or self.keys or self.msg_id or self.properties != "none" or bool(self.promoted)
+
 
 @dataclass(slots=True)
 class Columns:
@@ -142,7 +146,7 @@ class Columns:
     keys: pa.Array | None = None
     msg_id: pa.Array | None = None
     properties: pa.Array | None = None
-    promoted: dict[str, pa.Array] | None = None
+    promoted: dict[str, pa.Array] = field(default_factory=dict)
 
 
 def columns(pairs: Pairs, wanted: Wanted) -> Columns:

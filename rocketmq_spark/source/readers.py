@@ -6,76 +6,30 @@ of process, so that nothing set in one call is seen by a task; only partitions t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
-from rocketmq_spark import session
 from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import RangeReader
-from rocketmq_spark.errors import OffsetError, RocketMQError
-from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import loss, planner
-from rocketmq_spark.source.catalog import Bounds, Catalog, resolve
-from rocketmq_spark.source.decode import Decoder
+from rocketmq_spark.source import allocation, filters, loss, planner, positions, tasks
+from rocketmq_spark.source.admission import Wanted
+from rocketmq_spark.source.catalog import Bounds, Catalog
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.schema import Column
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RangePartition(InputPartition):
-    """What one task reads: ranges, and the addresses of their brokers as far as the driver knew them."""
-
-    ranges: tuple[OffsetRange, ...]
-    addresses: dict[str, str]
-
-    @property
-    def value(self) -> Any:
-        return self.ranges
-
-
-def read(options: Options, columns: tuple[Column, ...], partition: RangePartition) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition: one stream of pulls per broker, queue after queue."""
-    one = session.client(options)
-    settings = session.pull_settings(options)
-    by_broker = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue))
-    for broker_name, group in groupby(by_broker, key=lambda r: r.queue.broker_name):
-        ranges = list(group)
-        connect = one.bulk(broker_name, partition.addresses.get(broker_name), ranges[0].queue.topic)
-        templates = [one.pull_template(r.queue, options.group) for r in ranges]
-        reader = RangeReader(ranges, connect, templates, settings, lambda part, cause: _lost(options, part, cause))
-        decoder = Decoder([r.queue for r in ranges], columns)
-        for window in reader.windows():
-            yield decoder(window)
-
-
-def _lost(options: Options, part: OffsetRange, cause: Cause) -> None:
-    loss.report(options.fail_on_data_loss, [(part, cause)])
-
-
-def partitions(ranges: Sequence[OffsetRange], catalog: Catalog) -> list[RangePartition]:
-    """One partition for each queue with something to read."""
-    addresses = {}
-    for broker_name in {r.queue.broker_name for r in ranges}:
-        try:
-            addresses[broker_name] = catalog.client.routes.address(broker_name)
-        except RocketMQError as e:
-            logger.info("tasks look up broker %s themselves: %s", broker_name, e)
-    return [RangePartition((r,), {n: a for n, a in addresses.items() if n == r.queue.broker_name}) for r in ranges]
+from rocketmq_spark.source.stream import Stream
 
 
 class RocketMQReader(DataSourceReader):
@@ -86,30 +40,33 @@ class RocketMQReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        catalog = Catalog(self._options)
-        bounds = catalog.sweep()
-        start = resolve(self._options.starting_offsets, bounds, "startingOffsets")
-        end = resolve(self._options.ending_offsets, bounds, "endingOffsets")
-        backwards = sorted(str(queue) for queue in start if start[queue] > end[queue])
-        if backwards:
-            raise OffsetError(f"options 'startingOffsets' and 'endingOffsets' run backwards in {', '.join(backwards)}")
-        ranges = _readable(planner.ranges(Offsets(start), Offsets(end)), bounds, self._options)
-        return list(partitions(ranges, catalog))
+        options = self._options
+        catalog = Catalog(options)
+        bounds = catalog.sweep().bounds
+        deadline = Deadline.after(10 * options.request_timeout)
+        filters.validate(catalog.client, options, bounds, deadline)
+        start = positions.start(catalog.client, options, bounds, deadline)
+        end = positions.end(catalog.client, options, bounds, deadline)
+        backwards = sorted(queue for queue in start if start[queue] > end[queue])
+        if backwards and not _by_time(options):
+            raise OffsetError(f"the start lies behind the end in {positions.listed(backwards)}")
+        ranges = readable(planner.ranges(Offsets(start), Offsets(end)), bounds, options)
+        return list(tasks.partitions(catalog.client, allocation.tasks(options, bounds, ranges)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, RangePartition)
-        return read(self._options, self._columns, partition)
+        return tasks.read(self._options, self._columns, partition)
 
 
-def _readable(ranges: list[OffsetRange], bounds: Bounds, options: Options) -> list[OffsetRange]:
+def _by_time(options: Options) -> bool:
+    """Ends given by time may lie before a start; such a queue has nothing to read."""
+    return options.ending_timestamp is not None or options.ending_offsets_by_timestamp is not None
+
+
+def readable(ranges: list[OffsetRange], bounds: Bounds, options: Options) -> list[OffsetRange]:
     """The ranges without what retention has deleted, which is reported."""
     lost = planner.truncated(ranges, bounds)
     loss.report(options.fail_on_data_loss, [(part, Cause.TRUNCATED) for part in lost])
-    if not lost:
-        return ranges
-    begins = {part.queue: part.end for part in lost}
-    cut = [OffsetRange(r.queue, begins.get(r.queue, r.start), r.end) for r in ranges]
-    return [r for r in cut if r.size > 0]
+    return planner.without(ranges, lost)
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -118,61 +75,48 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._catalog = Catalog(options)
-        self._initial: Offsets | None = None
-        self._frozen: dict[MessageQueue, int] | None = None
+        self._stream = Stream(options)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark asks twice and plans with the second answer: what "latest" means must not change in between.
-        if self._initial is None:
-            positions = resolve(self._options.starting_offsets, self._catalog.sweep(), "startingOffsets")
-            self._initial = Offsets(positions)
-        return self._initial.to_json()
+        return self._stream.initial().to_json()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        begin = Offsets.from_json(start if start is not None else self.initialOffset())
-        bounds = self._catalog.recent()
-        lost = [
-            (OffsetRange(back.queue, back.end, back.position), Cause.WENT_BACK)
-            for back in planner.went_back(begin.positions, bounds)
-        ]
-        loss.report(self._options.fail_on_data_loss, lost)
-        ends = self._frozen if self._frozen is not None else {q: b.max_offset for q, b in bounds.items()}
-        begins = {q: bounds[q].min_offset for q in ends if q in bounds}
-        end = planner.next_end(begin, {q: e for q, e in ends.items() if q in begins}, begins, self._cap(limit))
-        if end is begin:
-            return begin.to_json() if start is None else start
-        if self._initial is not None and begin.positions == self._initial.positions and not begin.start:
-            end = planner.first_batch(self._initial, end)
-        return end.to_json()
+        begin = self._stream.initial() if start is None else Offsets.from_json(start)
+        end = self._stream.latest(begin, self._wanted(limit))
+        # Spark compares texts: where nothing is new the answer is what was given, to the letter.
+        return start if end is begin and start is not None else end.to_json()
 
-    def _cap(self, limit: ReadLimit | None) -> int | None:
-        if isinstance(limit, ReadMaxRows):
-            return int(limit.max_rows)
-        # Trigger.Once says so explicitly and means it: everything in one batch.
-        return None if isinstance(limit, ReadAllAvailable) else self._options.max_offsets_per_trigger
+    def _wanted(self, limit: ReadLimit | None) -> Wanted:
+        options = self._options
+        if isinstance(limit, ReadAllAvailable):  # Trigger.Once says so and means it
+            return Wanted()
+        return Wanted(
+            most=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
+            most_bytes=int(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else options.max_bytes_per_trigger,
+            least=int(limit.min_rows) if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger,
+        )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        bounds = self._catalog.recent()
-        return Offsets({queue: b.max_offset for queue, b in bounds.items()}).to_json()
+        return self._stream.newest().to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._frozen = {queue: b.max_offset for queue, b in self._catalog.sweep().items()}
+        self._stream.freeze()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ranges = planner.ranges(Offsets.from_json(start), Offsets.from_json(end))
-        if not ranges:
-            return []
-        ranges = _readable(ranges, self._catalog.recent(), self._options)
-        return list(partitions(ranges, self._catalog))
+        return list(self._stream.partitions(Offsets.from_json(start), Offsets.from_json(end)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, RangePartition)
-        return read(self._options, self._columns, partition)
+        return tasks.read(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: positions live in Spark's checkpoint."""
+        """Spark's checkpoint has it. The last batch of a run never gets here, so publishing waits for ``latestOffset``."""

@@ -1,7 +1,7 @@
 """Arrow columns out of byte positions: one copy per value, made by Arrow, none by Python.
 
-An Arrow binary array over the whole buffer with the offsets ``0, start, end, start, end, …`` has the wanted slices as its
-odd elements; one ``take`` extracts them. The elements between, which may run backwards, are never looked at.
+An Arrow binary array over the whole buffer with the offsets ``0, start, end, start, end, …`` has the wanted slices as
+its odd elements; one ``take`` extracts them. The elements between, which may run backwards, are never looked at.
 """
 
 from __future__ import annotations

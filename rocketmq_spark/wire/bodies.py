@@ -263,6 +263,20 @@ def _membership(member: GroupMembership) -> dict[str, Any]:
     }
 
 
+def client_config(group: str, topic: str, sql: str) -> bytes:
+    """Body of CHECK_CLIENT_CONFIG for an SQL expression."""
+    subscription = {
+        "classFilterMode": False,
+        "codeSet": [],
+        "expressionType": "SQL92",
+        "subString": sql,
+        "subVersion": 1,
+        "tagsSet": [],
+        "topic": topic,
+    }
+    return _dump({"clientId": "rocketmq-spark", "group": group, "subscriptionData": subscription})
+
+
 def subscription_group(group: str, **settings: Any) -> bytes:
     """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP; settings that are left out take the broker's defaults."""
     return _dump({"groupName": group, **settings})

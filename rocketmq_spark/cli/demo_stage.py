@@ -1,0 +1,140 @@
+"""Where the demo takes place: a folder, a broker with two topics, a quiet Spark session."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import shutil
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.localbroker import LocalBroker, distro
+
+# What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
+QUEUES = 4
+_SPARK = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.python.udf.buffer.size": str(1 << 20),
+    "spark.sql.streaming.numRecentProgressUpdates": "100000",
+    "spark.sql.streaming.stopTimeout": "10s",
+    "spark.log.level": "ERROR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A broker to use, the two topics on it, and the folder of this run; ``broker_data`` None: it is not ours."""
+
+    name_server: str
+    orders: str
+    totals: str
+    folder: Path
+    broker_data: Path | None
+
+    @property
+    def spark_log(self) -> Path:
+        return self.folder / "spark.log"
+
+
+@contextlib.contextmanager
+def stage(name_server: str | None) -> Iterator[Stage]:
+    """A broker of our own with fresh data, or new topics on one that exists."""
+    base = distro.cache_folder() / "demo"
+    with contextlib.ExitStack() as stack:
+        with distro.writing_to(base), distro.exclusive(base / "lock"):
+            folder = _free_folder(base, stack)
+            if name_server is None:
+                mq = stack.enter_context(LocalBroker(data=folder / "broker", queues=QUEUES))
+                made = Stage(mq.name_server, "orders", "order-totals", folder, folder / "broker")
+            else:
+                suffix = uuid.uuid4().hex[:6]
+                made = Stage(name_server, f"demo-orders-{suffix}", f"demo-totals-{suffix}", folder, None)
+        with Admin(made.name_server) as admin:
+            for topic in (made.orders, made.totals):
+                admin.create_topic(topic, QUEUES)
+        yield made
+
+
+def _free_folder(base: Path, stack: contextlib.ExitStack) -> Path:
+    """The first of run-1, run-2, ... that nobody uses, emptied. A broker started on its data counts as use."""
+    for number in itertools.count(1):
+        folder = base / f"run-{number}"
+        (folder / "broker").mkdir(parents=True, exist_ok=True)
+        own = (folder / "in-use").open("a")
+        if _locks(own) and _is_free(folder / "broker" / "in-use"):
+            stack.callback(own.close)
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+            return folder
+        own.close()
+    raise AssertionError
+
+
+def _is_free(path: Path) -> bool:
+    with path.open("a") as lock:
+        return _locks(lock)
+
+
+def _locks(file: object) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def spark_session(made: Stage) -> Iterator[SparkSession]:
+    """A local Spark that says nothing here: what it prints goes to a file of the run."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
+    places = {"spark.sql.warehouse.dir": str(made.folder / "warehouse"), "spark.local.dir": str(made.folder / "local")}
+    for name, value in {**_SPARK, **places}.items():
+        builder = builder.config(name, value)
+    with _printing_to(made.spark_log):
+        spark = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        # PySpark's own handler cancels jobs first, whose failures would be the last thing to be seen.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """File descriptors 1 and 2 lead to ``path``: children that start inside keep them for life."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [(fd, os.dup(fd)) for fd in (1, 2)]
+    try:
+        with path.open("ab") as log:
+            for fd, _ in saved:
+                os.dup2(log.fileno(), fd)
+        yield
+    finally:
+        for fd, copy in saved:
+            os.dup2(copy, fd)
+            os.close(copy)

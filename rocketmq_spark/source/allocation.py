@@ -1,0 +1,157 @@
+"""Queues to Spark partitions: RocketMQ's allocation strategies, then splitting as Spark's Kafka source does. Pure.
+
+The consumers of a strategy are the partitions. Java leaves it to the group's members that a queue has exactly one
+owner; here the plan sees to it: a queue given to several partitions is read by the first, one given to none is left out of the
+source altogether.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.queues.allocation import allocate_all
+from rocketmq_spark.queues.environment import Environment
+
+Task = list[OffsetRange]
+
+# What one more task must be worth: it costs 25-30 ms of latency, in which a task reads about so many messages.
+ROWS_PER_TASK = 20_000
+# Strategies that give every queue to exactly one consumer, whatever the queues are called.
+_COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash"})
+
+
+def partition_id(number: int) -> str:
+    return f"partition-{number:05d}"
+
+
+def environment(options: Options) -> Environment | None:
+    if options.environment is None:
+        if options.environments is not None:
+            raise OptionError("option 'environments' needs option 'environment', the one to use")
+        return None
+    return Environment.of(options.environment, options.environments)
+
+
+def covered(options: Options, queues: Sequence[MessageQueue]) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
+    """The queues that the source reads, and those that the strategy gives to nobody."""
+    mine = environment(options)
+    if mine is not None:
+        owned = mine.owned(queues)
+        left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
+        if left:
+            return owned, left
+        queues = owned
+    if options.allocation_strategy in _COMPLETE or not queues:
+        return sorted(queues), frozenset()
+    count = options.num_partitions or len(queues)
+    given = {queue for share in _shares(options, queues, count) for queue in share}
+    return sorted(given), frozenset(queues) - given
+
+
+def _shares(options: Options, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
+    """What each partition is given, over all topics. Java allocates topic by topic."""
+    if options.allocation_strategy == "environment":  # gives all of them to everybody
+        return [sorted(queues)]
+    consumers = [partition_id(i) for i in range(count)]
+    config = _config(options)
+    shares: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
+    for _, of_topic in groupby(sorted(queues), key=lambda queue: queue.topic):
+        for consumer, share in allocate_all(options.allocation_strategy, list(of_topic), consumers, **config).items():
+            shares[consumer] += share
+    return [shares[consumer] for consumer in consumers]
+
+
+def _config(options: Options) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "allocationConfig": options.allocation_config,
+        "machineRooms": list(options.machine_rooms) or None,
+        "partitionRooms": list(options.partition_rooms) or None,
+        "environment": options.environment,
+        "environments": options.environments,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def partition_count(options: Options, ranges: Sequence[OffsetRange]) -> int:
+    """How many partitions the strategy has: as many as the backlog is worth, one per queue at most."""
+    if options.num_partitions is not None:
+        return options.num_partitions
+    rows = sum(r.size for r in ranges)
+    return max(1, min(len(ranges), -(-rows // ROWS_PER_TASK)))
+
+
+def tasks(options: Options, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
+    """The ranges as tasks, each range exactly once and none empty."""
+    ranges = [r for r in ranges if r.size > 0]
+    if not ranges:
+        return []
+    wanted = {r.queue: r for r in ranges}
+    shares = _shares(options, sorted({*queues, *wanted}), partition_count(options, ranges))
+    found: list[Task] = []
+    left: Mapping[MessageQueue, OffsetRange] = dict(wanted)
+    for share in shares:
+        task = [left.pop(queue) for queue in dict.fromkeys(share) if queue in left]  # type: ignore[attr-defined]
+        if task:
+            found.append(task)
+    # A strategy may know fewer partitions now than when the queues were chosen: nothing planned is ever dropped.
+    if left:
+        found.append(sorted(left.values()))
+    return split(found, options.min_partitions, options.max_records_per_partition)
+
+
+def split(found: Sequence[Task], least: int | None, most_rows: int | None) -> list[Task]:
+    """Cut tasks of more than ``most_rows``, then big ones until there are ``least``.
+
+    The arithmetic is that of Spark's ``KafkaOffsetRangeCalculator``, with tasks in the place of its ranges: small tasks
+    stay whole and do not count in the shares of the large ones.
+    """
+    if most_rows is not None:
+        found = [part for task in found for part in _cut(task, -(-_rows(task) // most_rows))]
+    if least is None or least <= len(found):
+        return list(found)
+    total = sum(_rows(task) for task in found)
+    whole = [task for task in found if _parts(_rows(task), total, least) == 1]
+    rest_rows = total - sum(_rows(task) for task in whole)
+    rest_least = max(least - len(whole), 1)
+    result: list[Task] = []
+    for task in found:
+        parts = 1 if any(task is one for one in whole) else _parts(_rows(task), rest_rows, rest_least)
+        result += _cut(task, parts)
+    return result
+
+
+def _parts(rows: int, total: int, least: int) -> int:
+    return max(int(rows / total * least + 0.5), 1)
+
+
+def _rows(task: Task) -> int:
+    return sum(r.size for r in task)
+
+
+def _cut(task: Task, parts: int) -> list[Task]:
+    """``parts`` tasks of nearly equal size, in order; the last takes what rounding leaves."""
+    rows = _rows(task)
+    found: dict[int, Task] = defaultdict(list)
+    bounds, remaining, at = [], rows, 0
+    for part in range(parts):
+        size = remaining // (parts - part)
+        remaining -= size
+        at += size
+        bounds.append(at)
+    part, seen = 0, 0
+    for r in task:
+        start = r.start
+        while start < r.end:
+            while bounds[part] <= seen:
+                part += 1
+            size = min(r.end - start, bounds[part] - seen)
+            found[part].append(OffsetRange(r.queue, start, start + size))
+            start += size
+            seen += size
+    return [found[part] for part in sorted(found)]

@@ -1,0 +1,187 @@
+"""The driver's side of a stream: where it starts, how far a batch goes, what was lost on the way.
+
+Positions come in from Spark's log and go back to it; what this object remembers between calls is a cache, or can be had
+again from the brokers. Any method may be the first one called.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rocketmq_spark.client.pull import Cause
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
+from rocketmq_spark.source.admission import Admission, Wanted
+from rocketmq_spark.source.catalog import Catalog, View
+from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source.publish import Publisher
+from rocketmq_spark.source.tasks import RangePartition
+
+logger = logging.getLogger(__name__)
+
+# Whether topics were made again is asked for so many queues before each batch; for all of them at a start.
+_CHECKED_QUEUES = 256
+
+
+class Stream:
+    """One run of a streaming query."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._catalog = Catalog(options)
+        self._publisher = Publisher(options)
+        self._admission = Admission(options.max_trigger_delay)
+        self._initial: Offsets | None = None
+        self._frozen: dict[MessageQueue, int] | None = None
+        self._opened = False
+
+    def initial(self) -> Offsets:
+        """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
+        if self._initial is None:
+            bounds = self._catalog.sweep().bounds
+            client, deadline = self._catalog.client, self._deadline()
+            filters.validate(client, self._options, bounds, deadline)
+            begin = positions.start(client, self._options, bounds, deadline)
+            self._initial = Offsets(begin, filter=filters.recorded(self._options))
+            self._opened = True
+        return self._initial
+
+    def latest(self, begin: Offsets, wanted: Wanted) -> Offsets:
+        """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
+        self._open(begin)
+        self._publisher.publish(begin.positions)
+        view = self._catalog.recent()
+        moved = self._moved(begin, view)
+        ends = self._ends(view)
+        begins = {queue: view.bounds[queue].min_offset for queue in ends}
+        waiting = planner.backlog({**begins, **moved.positions}, ends)
+        most = self._admission.most(waiting, self._admitting(wanted), lambda q: self._sample(q, moved, begins[q]))
+        if most == 0:
+            return begin
+        end = planner.next_end(moved, ends, begins, most)
+        if end is moved and moved is begin:
+            return begin
+        return self._completed(begin, moved, end, view)
+
+    def _completed(self, begin: Offsets, moved: Offsets, end: Offsets, view: View) -> Offsets:
+        """The end with all that a restart must know."""
+        restarted = {} if moved is begin else dict(moved.start)
+        end = Offsets(end.positions, {**restarted, **(end.start if end is not moved else {})})
+        if self._initial is not None and begin == self._initial:
+            end = planner.first_batch(self._initial, end)
+        marks = planner.marks(end.positions, moved.marks, view.bounds)
+        return replace(end, marks=marks, filter=filters.recorded(self._options))
+
+    def _admitting(self, wanted: Wanted) -> Wanted:
+        """A run that reads what is there and ends does not wait for more."""
+        return wanted if self._frozen is None else replace(wanted, least=None)
+
+    def _ends(self, view: View) -> dict[MessageQueue, int]:
+        if self._frozen is None:
+            return {queue: bounds.max_offset for queue, bounds in view.bounds.items()}
+        # Frozen ends are checked each time: a queue may have vanished or gone back since.
+        return {
+            queue: min(end, view.bounds[queue].max_offset)
+            for queue, end in self._frozen.items()
+            if queue in view.bounds
+        }
+
+    def newest(self) -> Offsets:
+        """The ends of all queues now, for the progress of the query."""
+        return Offsets({queue: bounds.max_offset for queue, bounds in self._catalog.recent().bounds.items()})
+
+    def freeze(self) -> None:
+        """Read up to what is there now, and no further."""
+        self._frozen = {queue: bounds.max_offset for queue, bounds in self._catalog.sweep().bounds.items()}
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
+        """The tasks of a batch. May be the first call of all: a batch that was logged but not finished."""
+        ranges = planner.ranges(start, end)
+        if not ranges:
+            return []
+        bounds = self._catalog.recent().bounds if self._opened else self._catalog.sweep().bounds
+        self._open(start)
+        lost = planner.truncated(ranges, bounds)
+        loss.report(self._options.fail_on_data_loss, [(part, Cause.TRUNCATED) for part in lost])
+        ranges = planner.without(ranges, lost)
+        return tasks.partitions(self._catalog.client, allocation.tasks(self._options, bounds, ranges))
+
+    def _open(self, begin: Offsets) -> None:
+        """Once per run: what only a start can tell."""
+        if self._opened:
+            return
+        self._opened = True
+        options = self._options
+        if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
+            logger.warning("the checkpoint decides where the query goes on; the starting options have no effect")
+        if dict(begin.filter) != filters.recorded(options):
+            logger.warning(
+                "the filter changed from %s to %s since the last run", begin.filter, filters.recorded(options)
+            )
+        bounds = self._catalog.sweep().bounds
+        filters.validate(self._catalog.client, options, bounds, self._deadline())
+        added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
+        if added:
+            logger.warning("topics that the checkpoint does not know start at their minimum: %s", ", ".join(added))
+
+    def _moved(self, begin: Offsets, view: View) -> Offsets:
+        """``begin`` after what happened to its queues: dropped topics, losses that the user allows to be stepped over."""
+        found = self._subscribed(begin)
+        lost: list[tuple[OffsetRange, Cause]] = []
+        restart: dict[MessageQueue, int] = {}
+        for part in planner.went_back(found.positions, view.bounds):
+            lost.append((part, Cause.WENT_BACK))
+            restart[part.queue] = view.bounds[part.queue].min_offset
+        for queue in self._recreated(found, view):
+            position = found.positions[queue]
+            lost.append((OffsetRange(queue, position, position), Cause.WENT_BACK))
+            restart[queue] = view.bounds[queue].min_offset
+        dropped = {queue for queue in found.positions if queue.topic in view.deleted}
+        lost += [(OffsetRange(q, found.positions[q], found.positions[q]), Cause.TOPIC_DELETED) for q in sorted(dropped)]
+        skipped = self._hidden(found, view)
+        lost += [(part, Cause.QUEUE_GONE) for part in skipped]
+        loss.report(self._options.fail_on_data_loss, lost)
+        if not restart and not dropped and not skipped:
+            return found
+        kept = {queue: p for queue, p in found.positions.items() if queue not in dropped}
+        kept.update(restart)
+        kept.update({part.queue: part.end for part in skipped})
+        marks = {queue: mark for queue, mark in found.marks.items() if queue not in restart and queue in kept}
+        return Offsets(kept, {**restart, **{part.queue: part.end for part in skipped}}, marks, found.filter)
+
+    def _subscribed(self, begin: Offsets) -> Offsets:
+        topics = set(self._catalog.topics_or_last())
+        gone = sorted({queue.topic for queue in begin.positions if queue.topic not in topics})
+        if not topics or not gone or self._options.subscribe_pattern is not None:
+            return begin
+        logger.warning("topics that are not subscribed to any more leave the offsets: %s", ", ".join(gone))
+        kept = {queue: position for queue, position in begin.positions.items() if queue.topic in topics}
+        return Offsets(kept, {}, {q: m for q, m in begin.marks.items() if q in kept}, begin.filter)
+
+    def _hidden(self, found: Offsets, view: View) -> list[OffsetRange]:
+        """Unread parts of queues that their broker does not read any more; finished ones keep their position quietly."""
+        ends = self._catalog.hidden((queue for queue in found.positions if queue not in view.bounds), view)
+        return [
+            OffsetRange(queue, found.positions[queue], end)
+            for queue, end in sorted(ends.items())
+            if end > found.positions[queue]
+        ]
+
+    def _recreated(self, found: Offsets, view: View) -> Iterable[MessageQueue]:
+        moving = {q for q, b in view.bounds.items() if b.max_offset > found.positions.get(q, b.max_offset)}
+        suspected = recreation.suspects(found, view.bounds, moving)
+        if self._initial is not None and len(suspected) > _CHECKED_QUEUES:
+            return []
+        group = self._options.group
+        return recreation.recreated(self._catalog.client, group, found.positions, suspected, self._deadline())
+
+    def _sample(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
+        offset = max(begin.positions.get(queue, minimum), minimum)
+        return self._catalog.client.brokers.sample(self._options.group, queue, offset, self._deadline())
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(10 * self._options.request_timeout)

@@ -1,0 +1,82 @@
+"""What runs in a task: the ranges of one partition as record batches. Only the partition travels there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from rocketmq_spark import session
+from rocketmq_spark.client.pull import Cause
+from rocketmq_spark.client.ranges import RangeReader
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.source import filters, loss
+from rocketmq_spark.source.decode import Decoder
+from rocketmq_spark.source.schema import Column
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RangePartition(InputPartition):
+    """What one task reads: ranges, and the addresses of their brokers as far as the driver knew them."""
+
+    ranges: tuple[OffsetRange, ...]
+    addresses: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def value(self) -> Any:
+        return self.ranges
+
+
+def partitions(client: session.Client, tasks: Sequence[Iterable[OffsetRange]]) -> list[RangePartition]:
+    """The tasks of a batch, each with the addresses that it needs."""
+    known: dict[str, str] = {}
+    for broker_name in {r.queue.broker_name for task in tasks for r in task}:
+        try:
+            known[broker_name] = client.routes.address(broker_name)
+        except RocketMQError as e:
+            logger.info("tasks look up broker %s themselves: %s", broker_name, e)
+    found = []
+    for task in tasks:
+        names = sorted({r.queue.broker_name for r in task} & known.keys())
+        found.append(RangePartition(tuple(task), tuple((name, known[name]) for name in names)))
+    return found
+
+
+def read(options: Options, columns: tuple[Column, ...], partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    """The messages of a partition: one stream of pulls per broker, queue after queue.
+
+    Where nothing was planned Spark runs one task without a partition.
+    """
+    if not isinstance(partition, RangePartition):
+        return
+    one = session.client(options)
+    addresses = dict(partition.addresses)
+    by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
+    for (broker_name, filtered), group in groupby(by_place, key=lambda r: _stream_of(options, r)):
+        ranges = list(group)
+        connect = one.bulk(broker_name, addresses.get(broker_name), ranges[0].queue.topic, options.read_from)
+        templates = [one.pull_template(r.queue, options.group, filtered) for r in ranges]
+        settings = session.pull_settings(options, bool(filtered))
+        reader = RangeReader(ranges, connect, templates, settings, lambda part, cause: _lost(options, part, cause))
+        decoder = Decoder([r.queue for r in ranges], columns, options.include_properties, filtered)
+        for window in reader.windows():
+            batch = decoder(window)
+            if len(batch):
+                yield batch
+
+
+def _stream_of(options: Options, r: OffsetRange) -> tuple[str, session.Filter]:
+    return r.queue.broker_name, filters.of_topic(options, r.queue.topic)
+
+
+def _lost(options: Options, part: OffsetRange, cause: Cause) -> None:
+    loss.report(options.fail_on_data_loss, [(part, cause)])
