@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WINDOW = "5 seconds"
 WATERMARK = "5 seconds"
 # How long the query may stand still before its last orders are called missing.
-_STILL_S = 120.0
+_STILL_S = 180.0
 
 
 @click.command(cls=Command)
