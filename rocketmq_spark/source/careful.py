@@ -15,7 +15,7 @@ from rocketmq_spark.codes import Property
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.session import NO_FILTER, Filter
 from rocketmq_spark.source import promoted
-from rocketmq_spark.source.schema import Column, arrow_schema
+from rocketmq_spark.source.schema import EARLIEST_MS, LATEST_MS, Column, arrow_schema
 from rocketmq_spark.wire.messages import decode_messages
 from rocketmq_spark.wire.properties import is_reserved
 
@@ -29,8 +29,8 @@ _VALUES: dict[str, Callable[[MessageQueue, ReceivedMessage], Any]] = {
     "body": lambda queue, m: m.body,
     "tags": lambda queue, m: m.properties.get(Property.TAGS),
     "keys": lambda queue, m: _keys(m.properties.get(Property.KEYS)),
-    "borntimestamp": lambda queue, m: m.born_timestamp_ms * 1000,
-    "storetimestamp": lambda queue, m: m.store_timestamp_ms * 1000,
+    "borntimestamp": lambda queue, m: _microseconds(m.born_timestamp_ms),
+    "storetimestamp": lambda queue, m: _microseconds(m.store_timestamp_ms),
     "msgid": lambda queue, m: m.msg_id,
     "offsetmsgid": lambda queue, m: m.offset_msg_id,
     "flag": lambda queue, m: m.flag,
@@ -41,6 +41,10 @@ _VALUES: dict[str, Callable[[MessageQueue, ReceivedMessage], Any]] = {
     "commitlogoffset": lambda queue, m: m.commit_log_offset,
     "storesize": lambda queue, m: m.store_size,
 }
+
+
+def _microseconds(ms: int) -> int:
+    return min(max(ms, EARLIEST_MS), LATEST_MS) * 1000
 
 
 def _keys(text: str | None) -> list[str] | None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rocketmq_spark import codes
 from rocketmq_spark.source import slices
 from rocketmq_spark.source.frames import Frames
-from rocketmq_spark.source.schema import Column
+from rocketmq_spark.source.schema import EARLIEST_MS, LATEST_MS, Column
 from rocketmq_spark.wire.identifiers import host_text
 
 # Column to field, and whether the field lies behind the born host, whose length varies.
@@ -39,7 +39,7 @@ def column(found: Frames, wanted: Column) -> pa.Array:
     field, late = _FIELDS[name]
     values = found.store_part(field) if late else found.head[field]
     if pa.types.is_timestamp(wanted.arrow):
-        return slices.integers(values.astype(np.int64) * 1000, wanted.arrow)
+        return slices.integers(np.clip(values.astype(np.int64), EARLIEST_MS, LATEST_MS) * 1000, wanted.arrow)
     return slices.integers(values.astype(wanted.arrow.to_pandas_dtype()), wanted.arrow)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+# The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may be anything.
+EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 KEYS = pa.list_(pa.string())
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
