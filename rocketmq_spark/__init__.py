@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.model import Message, MessageQueue
     from rocketmq_spark.session import Producer
+    from rocketmq_spark.source.listener import GroupOffsetListener
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "GroupOffsetListener": "source.listener",
     "LocalBroker": "localbroker",
     "Message": "model",
     "MessageQueue": "model",
@@ -26,7 +28,7 @@ _HOMES = {
     "RocketMQError": "errors",
 }
 
-__all__ = ["LocalBroker", "Message", "MessageQueue", "Producer", "RocketMQError", "register"]
+__all__ = ["GroupOffsetListener", "LocalBroker", "Message", "MessageQueue", "Producer", "RocketMQError", "register"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,9 +37,11 @@ class RocketMQDataSource(DataSource):
         return ddl(columns_of(self._parsed))
 
     def reader(self, schema: StructType) -> RocketMQReader:
-        from rocketmq_spark.source.readers import RocketMQReader
+        from rocketmq_spark.source import pushdown
+        from rocketmq_spark.source.readers import PrunedReader, RocketMQReader
 
-        return RocketMQReader(*self._source("batch source", schema))
+        kind = PrunedReader if pushdown.enabled() else RocketMQReader
+        return kind(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         from rocketmq_spark.source.readers import RocketMQStreamReader

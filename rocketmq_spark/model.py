@@ -106,13 +106,18 @@ class BrokerData:
     def master(self) -> str | None:
         return self.addresses.get(MASTER_ID)
 
-    def replica(self, read_from: str) -> str | None:
-        """Where to read: the master, unless ``slave`` is wanted and there is one, or there is no master."""
-        slaves = [address for number, address in sorted(self.addresses.items()) if number != MASTER_ID]
-        first = slaves[0] if slaves else None
+    def replica(self, read_from: str, suggested: int = MASTER_ID) -> str | None:
+        """Where to read: the master; a slave where one is wanted or suggested, or where the master is missing.
+
+        ``read_from`` is the option: only ``master`` never leads to a slave.
+        """
+        slaves = {number: address for number, address in sorted(self.addresses.items()) if number != MASTER_ID}
+        first = next(iter(slaves.values()), None)
         if read_from == "slave":
             return first or self.master
-        return self.master or (first if read_from == "hint" else None)
+        if read_from == "hint":
+            return slaves.get(suggested) or self.master or first
+        return self.master
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from rocketmq_spark.client.route import NameServers, Retry, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, OptionError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MASTER_ID, MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.faults import tables as fault_tables
@@ -61,29 +61,9 @@ class Client:
     retry: Retry
     tls: TlsSettings | None
 
-    def bulk(
-        self, broker_name: str, hint: str | None, topic: str, read_from: str = "master"
-    ) -> Callable[[Deadline], BulkStream]:
+    def bulk(self, broker_name: str, topic: str, known: str | None = None, read_from: str = "master") -> Dial:
         """Opens pull streams to a broker: first to the address that the plan knew, then to what the route says."""
-        tried = [hint if read_from != "slave" else None]
-
-        def connect(deadline: Deadline) -> BulkStream:
-            address = tried.pop() if tried else None
-            if address is None:
-                address = self._current_address(broker_name, topic, read_from, deadline)
-            dialling = self.calls.pool.dialling
-            within = deadline.within(dialling.connect_timeout_s)
-            return BulkStream(dialling.reachable(address), within, self.tls)
-
-        return connect
-
-    def _current_address(self, broker_name: str, topic: str, read_from: str, deadline: Deadline) -> str:
-        route = self.routes.get(topic, 0.0, deadline.within(self.calls.request_timeout_s))
-        data = route.brokers.get(broker_name)
-        address = data.replica(read_from) if data is not None else None
-        if address is None:
-            raise BrokerNotFound(f"no address of broker {broker_name!r} is registered", topic=topic)
-        return address
+        return Dial(self, broker_name, topic, read_from, None if read_from == "slave" else known)
 
     def pull_template(self, queue: MessageQueue, group: str, filtered: Filter = NO_FILTER) -> PullTemplate:
         """Pulls of one queue that leave nothing behind on the broker."""
@@ -103,6 +83,44 @@ class Client:
         )
         keys = self.calls.credentials.current() if self.calls.credentials else None
         return PullTemplate(pull, (keys.access_key, keys.secret_key, keys.security_token) if keys else None)
+
+
+@dataclass(slots=True)
+class Dial:
+    """Where one task pulls from; follows what brokers suggest when it may."""
+
+    client: Client
+    broker_name: str
+    topic: str
+    read_from: str
+    known: str | None
+    suggested: int = MASTER_ID
+
+    def __call__(self, deadline: Deadline) -> BulkStream:
+        address, self.known = self.known, None
+        calls = self.client.calls
+        dialling = calls.pool.dialling
+        return BulkStream(
+            dialling.reachable(address or self._from_route(deadline)),
+            deadline.within(dialling.connect_timeout_s),
+            self.client.tls,
+        )
+
+    def hint(self, broker_id: int) -> bool:
+        """A broker suggests a replica; whether to connect anew."""
+        if self.read_from != "hint" or broker_id == self.suggested:
+            return False
+        self.suggested = broker_id
+        return True
+
+    def _from_route(self, deadline: Deadline) -> str:
+        client = self.client
+        route = client.routes.get(self.topic, 0.0, deadline.within(client.calls.request_timeout_s))
+        data = route.brokers.get(self.broker_name)
+        address = data.replica(self.read_from, self.suggested) if data is not None else None
+        if address is None:
+            raise BrokerNotFound(f"no address of broker {self.broker_name!r} is registered", topic=self.topic)
+        return address
 
 
 _clients: dict[object, Client] = {}

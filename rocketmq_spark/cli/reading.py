@@ -98,7 +98,7 @@ class TopicReader:
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
         for broker_name, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
-            connect = self._client.bulk(broker_name, None, self._topic)
+            connect = self._client.bulk(broker_name, self._topic)
             templates = [self._client.pull_template(r.queue, self._options.group) for r in part]
             settings = session.pull_settings(self._options)
             for r in part:

@@ -44,6 +44,7 @@ class Brokers:
         queues: Iterable[MessageQueue],
         deadline: Deadline,
         on_error: Callable[[RocketMQError], None] | None = None,
+        read_from: str = "master",
     ) -> dict[MessageQueue, QueueBounds]:
         """Minimum and maximum offset of each queue: one question per topic and broker, all at once.
 
@@ -58,7 +59,7 @@ class Brokers:
             for broker, topic in pairs
         ]
         found: dict[MessageQueue, QueueBounds] = {}
-        for question, answer in zip(questions, self.ask_each(questions, deadline), strict=True):
+        for question, answer in zip(questions, self.ask_each(questions, deadline, read_from=read_from), strict=True):
             if isinstance(answer, NotSupported):
                 return self._bounds_by_queue(wanted, deadline)
             if not isinstance(answer, RocketMQError):
@@ -155,6 +156,12 @@ class Brokers:
         (answer,) = self.ask_all([pull], deadline, (Response.SUCCESS, *nothing))
         return answer.body if answer.code == Response.SUCCESS else b""
 
+    def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
+        """Whether a Proxy answers for a broker: it does not know statistics."""
+        command = rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker_name)
+        (answer,) = self.ask_each([Question(broker_name, command, topic)], deadline)
+        return isinstance(answer, NotSupported)
+
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> None:
         """Let a broker compile an SQL expression: sent with a pull, an invalid one is answered with every message."""
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
@@ -180,7 +187,11 @@ class Brokers:
         return answers
 
     def ask_each(
-        self, questions: Sequence[Question], deadline: Deadline, accept: Container[int] = (Response.SUCCESS,)
+        self,
+        questions: Sequence[Question],
+        deadline: Deadline,
+        accept: Container[int] = (Response.SUCCESS,),
+        read_from: str = "master",
     ) -> list[Command | RocketMQError]:
         """Answers and errors in order, asked at once."""
         results: list[Command | RocketMQError | None] = [None] * len(questions)
@@ -188,7 +199,7 @@ class Brokers:
         for i, question in enumerate(questions):
             done = _keep(results, i, left)
             try:
-                address = self.routes.address(question.broker_name)
+                address = self.routes.address(question.broker_name, read_from)
             except RocketMQError as e:
                 done(e)
                 continue

@@ -80,12 +80,15 @@ class RangeReader:
         settings: PullSettings,
         on_loss: Callable[[OffsetRange, Cause], None],
         clock: Clock | None = None,
+        on_hint: Callable[[int], bool] | None = None,
     ) -> None:
         self._ranges = ranges
         self._connect = connect
         self._templates = templates
         self._settings = settings
         self._on_loss = on_loss
+        self._on_hint = on_hint
+        self._hinted: int | None = None
         self._clock = clock or Clock()
         self._pacing = Pacing(settings)
         self._backlog = Backlog(ranges)
@@ -132,14 +135,19 @@ class RangeReader:
             raise self._timeout(stream.address)
 
     def _issue(self, stream: BulkStream) -> None:
+        if self._reroute:  # what is under way is awaited first
+            return
         depth = self._pacing.depth()
         # While the first missing offset keeps us waiting, no more is collected behind it than may be in flight.
         if stream.filled > WINDOW_BYTES + self._settings.max_bytes_in_flight:
             depth = 0 if self._backlog.next_due is not None else 1
         frames = []
         while self._backlog.todo and self._backlog.in_flight < depth:
+            count = self._pacing.next_count()
+            if self._backlog.in_flight and not self._pacing.fits(self._backlog.asked + count):
+                break
             self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-            number, start, limit = self._backlog.send(self._opaque, self._pacing.next_count())
+            number, start, limit = self._backlog.send(self._opaque, count)
             self._pacing.asked(limit - start)
             # A filtered pull scans as many offsets as it is asked for; the count never falls short of the slot.
             frames.append(self._templates[number].frame(self._opaque, start, limit - start))
@@ -162,7 +170,9 @@ class RangeReader:
             self._refuse(opaque, other)
 
     def _take(self, answer: Found) -> None:
-        opaque, next_offset, _, begin, end = answer
+        opaque, next_offset, suggested, begin, end = answer
+        if suggested != self._hinted:
+            self._follow(suggested)
         slot = self._backlog.answered(opaque)
         if slot is None:
             return
@@ -182,6 +192,8 @@ class RangeReader:
         slot = self._backlog.answered(opaque)
         if slot is None:
             return
+        if answer.suggested_broker != self._hinted:
+            self._follow(answer.suggested_broker)
         self._last_refusal = f"{answer.code} {answer.remark}".strip()
         match judge(slot.start, answer):
             case BrokerError() as error:
@@ -190,6 +202,7 @@ class RangeReader:
                 raise error
             case Continue(at):
                 self._progress(slot)
+                self._pacing.passed()
                 self._backlog.put(slot._replace(start=at))
             case Again(reroute):
                 self._reroute = self._reroute or reroute
@@ -202,11 +215,19 @@ class RangeReader:
             case Suspect(cause, until):
                 self._suspect(slot, until, cause)
 
+    def _follow(self, suggested: int) -> None:
+        """The broker suggests a replica for the next pulls; ``on_hint`` says whether to go there."""
+        self._hinted = suggested
+        if self._on_hint is not None and self._on_hint(suggested):
+            self._reroute = True
+
     def _suspect(self, slot: Slot, until: int | None, cause: Cause) -> None:
         trial, now = self._trial(slot), self._clock.now()
         if trial.suspected_at is None:
             trial.suspected_at = now
-        if now - trial.suspected_at >= min(self._settings.grace_s, self._settings.read_deadline_s):
+        grace = min(self._settings.grace_s, self._settings.read_deadline_s / 2)
+        # What comes before it in the same range has the first word, so that a loss is told once and as a whole.
+        if now - trial.suspected_at >= grace and not self._backlog.misses_before(slot):
             self._lose(slot, until, cause)
             return
         self._reroute = self._reroute or cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE)

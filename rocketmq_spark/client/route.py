@@ -17,6 +17,7 @@ from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
     ConnectionLost,
+    NotSupported,
     OptionError,
     RemoteProtocolError,
     RocketMQError,
@@ -149,13 +150,17 @@ class Routes:
         with self._lock:
             return sorted(self._routes)
 
-    def address(self, broker_name: str) -> str:
-        """The master of a broker, as the newest route at hand that names it says. Raises ``BrokerNotFound``."""
+    def address(self, broker_name: str, read_from: str = "master") -> str:
+        """A broker's master (``replica`` with another ``read_from``), as the newest route that names it says.
+
+        Raises ``BrokerNotFound``.
+        """
         for route in self._newest_first():
             data = route.brokers.get(broker_name)
             if data is not None:
-                if data.master:
-                    return data.master
+                address = data.replica(read_from)
+                if address:
+                    return address
                 break
         raise BrokerNotFound(
             f"no address of broker {broker_name!r} is known: its master is down or it left the cluster"
@@ -188,6 +193,13 @@ class Routes:
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Brokers by name."""
         return dict(bodies.cluster(self._name_servers.ask(rpc.GET_BROKER_CLUSTER_INFO.request, deadline).body).brokers)
+
+    def any_broker(self) -> bool:
+        """Whether a broker is registered; a Proxy, which does not say, stands for some."""
+        try:
+            return bool(self.cluster())
+        except NotSupported:
+            return True
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         """The same error with the nearest existing names, as far as the name server tells them."""

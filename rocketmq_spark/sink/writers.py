@@ -169,7 +169,7 @@ def check_topic(one: Client, topic: str, options: Options) -> None:
             one.retry.run(lambda: one.sender.publish_queues(topic, deadline), deadline)
             return
         except RouteNotFound as e:
-            if e.broker_code is None or deadline.expired or one.routes.cluster():
+            if e.broker_code is None or deadline.expired or one.routes.any_broker():
                 raise one.routes.missing_topic(e) if e.broker_code is not None else e from e
             logger.warning("no broker is up; waiting to write to %s", topic)
             threading.Event().wait(min(next(pauses), deadline.remaining()))

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from rocketmq_spark.client.ranges import Piece, Window
-from rocketmq_spark.codes import Property
+from rocketmq_spark.codes import Property, SysFlag
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.session import NO_FILTER, Filter
 from rocketmq_spark.source import promoted
@@ -83,8 +83,9 @@ def _rows(window: Window, piece: Piece, queue: MessageQueue) -> Iterator[Row]:
     body = window.buffer.data[piece.begin : piece.end]
     beyond = piece.limit if piece.next_offset > piece.limit else None
     for message in decode_messages(body, queue.broker_name):
-        # A pull inside an inner batch gives the whole batch.
-        if message.queue_offset >= piece.start and (beyond is None or message.queue_offset < beyond):
+        # A pull inside an inner batch gives the whole batch. Only there do offsets before the start mean what they say.
+        before = message.queue_offset < piece.start and message.sys_flag & SysFlag.INNER_BATCH
+        if not before and (beyond is None or message.queue_offset < beyond):
             yield queue, message
 
 

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
@@ -34,10 +34,14 @@ _LONGEST_REST_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The queues of a moment, and topics that are known to be deleted."""
+    """The queues of a moment, topics that are known to be deleted, and brokers that only have slaves now.
+
+    A slave may lack what its master has: its bounds say what can be read there, and nothing of what is lost.
+    """
 
     bounds: Bounds = field(default_factory=dict)
     deleted: frozenset[str] = frozenset()
+    orphans: frozenset[str] = frozenset()
 
 
 class Catalog:
@@ -121,7 +125,7 @@ class Catalog:
             except RocketMQError as e:
                 self._waits(e)
         view = self._looked(routes, Deadline.after(self._options.request_timeout), tolerant=True)
-        return self._note(View(view.bounds, frozenset(deleted)))
+        return self._note(replace(view, deleted=frozenset(deleted)))
 
     def topics_or_last(self) -> tuple[str, ...]:
         """The topics, or those of the last answer while the name server gives none."""
@@ -152,8 +156,11 @@ class Catalog:
         self._routes.update(routes)
         wanted = [queue for route in routes.values() for queue in self._readable(route, tolerant)]
         wanted = self._covered(wanted)
-        bounds = self.client.brokers.bounds(wanted, deadline, self._waits if tolerant else None)
-        return View(bounds)
+        # Statistics are the master's as long as there is one, wherever messages are read.
+        read_from = "master" if self._options.read_from == "master" else "hint"
+        bounds = self.client.brokers.bounds(wanted, deadline, self._waits if tolerant else None, read_from)
+        brokers = (data for route in routes.values() for data in route.brokers.values())
+        return View(bounds, orphans=frozenset(data.broker_name for data in brokers if not data.master))
 
     def _readable(self, route: TopicRoute, tolerant: bool) -> list[MessageQueue]:
         if route.static:

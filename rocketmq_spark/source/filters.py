@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import BrokerError, NotSupported, OptionError
+from rocketmq_spark.errors import BrokerError, OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import NO_FILTER, Client, Filter
@@ -45,14 +45,14 @@ def validate(client: Client, options: Options, queues: Iterable[MessageQueue], d
         sql = of_topic(options, topic)
         if not sql:
             continue
+        if client.brokers.is_proxy(topic, broker, deadline):
+            raise OptionError(
+                "option 'sql' cannot be used here: a Proxy does not compile the expression, and an invalid one would "
+                "be answered with every message",
+                remedy="Connect to the brokers, or filter with option 'tags'",
+            )
         try:
             client.brokers.check_filter(broker, options.group, topic, sql.expression, deadline)
-        except NotSupported as e:
-            raise OptionError(
-                "option 'sql' cannot be used here: the server cannot check the expression, and an invalid one would "
-                "be answered with every message",
-                remedy="A Proxy does not pass that question; connect to the brokers, or filter with option 'tags'",
-            ) from e
         except BrokerError as e:
             raise OptionError(
                 f"option 'sql' is {sql.expression!r}; the broker refuses it",

@@ -62,15 +62,15 @@ def end(client: Client, options: Options, bounds: Bounds, deadline: Deadline) ->
     """Positions to end at, each one past the last message to be read."""
     if options.ending_timestamp is not None:
         times = dict.fromkeys(bounds, options.ending_timestamp)
-        return _at(client, bounds, times, deadline)
+        return at(client, bounds, times, deadline)
     if options.ending_offsets_by_timestamp is not None:
         times = options.ending_offsets_by_timestamp
         same_queues(times, bounds, "endingOffsetsByTimestamp")
-        return _at(client, bounds, times, deadline)
+        return at(client, bounds, times, deadline)
     return resolve(options.ending_offsets, bounds, "endingOffsets")
 
 
-def _at(
+def at(
     client: Client, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
     """First offset stored at or after each time, within bounds: a broker may answer below its minimum."""
@@ -86,7 +86,7 @@ def _started_at(
     option: str,
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
-    found = _at(client, bounds, times, deadline)
+    found = at(client, bounds, times, deadline)
     none_that_young = sorted(queue for queue, offset in found.items() if offset >= bounds[queue].max_offset)
     if none_that_young and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(

@@ -6,10 +6,11 @@ of process, so that nothing set in one call is seen by a task; only partitions t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -24,7 +25,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import allocation, filters, loss, planner, positions, tasks
+from rocketmq_spark.source import allocation, filters, loss, planner, positions, pushdown, tasks
 from rocketmq_spark.source.admission import Wanted
 from rocketmq_spark.source.catalog import Bounds, Catalog
 from rocketmq_spark.source.offsets import Offsets
@@ -38,6 +39,7 @@ class RocketMQReader(DataSourceReader):
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = options
         self._columns = columns
+        self._predicates: pushdown.Predicates | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -51,10 +53,44 @@ class RocketMQReader(DataSourceReader):
         if backwards and not _by_time(options):
             raise OffsetError(f"the start lies behind the end in {positions.listed(backwards)}")
         ranges = readable(planner.ranges(Offsets(start), Offsets(end)), bounds, options)
+        if self._predicates is not None:
+            ranges = _pruned(ranges, self._predicates, catalog, bounds, deadline)
         return list(tasks.partitions(catalog.client, allocation.tasks(options, bounds, ranges)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition)
+
+
+class PrunedReader(RocketMQReader):
+    """The same with Spark's predicates; made only where Spark's conf lets it push them."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._predicates = pushdown.understand(filters)
+        tags = self._predicates.tags
+        if tags and self._options.tags is None and self._options.sql is None:
+            self._options = replace(self._options, tags=" || ".join(sorted(tags)))
+        return filters  # Spark applies all of them again
+
+
+def _pruned(
+    ranges: list[OffsetRange],
+    predicates: pushdown.Predicates,
+    catalog: Catalog,
+    bounds: Bounds,
+    deadline: Deadline,
+) -> list[OffsetRange]:
+    kept = [part for r in ranges if (part := predicates.keep(r)) is not None]
+    if not kept or not predicates.by_time:
+        return kept
+    mine = {r.queue: bounds[r.queue] for r in kept}
+    low, high = predicates.time_from_ms, predicates.time_to_ms
+    starts = {} if low is None else positions.at(catalog.client, mine, dict.fromkeys(mine, max(0, low)), deadline)
+    ends = {} if high is None else positions.at(catalog.client, mine, dict.fromkeys(mine, max(0, high)), deadline)
+    cut = [
+        OffsetRange(r.queue, max(r.start, starts.get(r.queue, r.start)), min(r.end, ends.get(r.queue, r.end)))
+        for r in kept
+    ]
+    return [r for r in cut if r.size > 0]
 
 
 def _by_time(options: Options) -> bool:

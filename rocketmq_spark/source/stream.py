@@ -54,7 +54,7 @@ class Stream:
         """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
         self._open(begin)
         self._publisher.publish(begin.positions)
-        view = self._catalog.recent()
+        view = _trusted(self._catalog.recent(), begin)
         moved = self._moved(begin, view)
         ends = self._ends(view)
         begins = {queue: view.bounds[queue].min_offset for queue in ends}
@@ -185,3 +185,16 @@ class Stream:
 
     def _deadline(self) -> Deadline:
         return Deadline.after(10 * self._options.request_timeout)
+
+
+def _trusted(view: View, begin: Offsets) -> View:
+    """Without queues of slaves that have not what lies at our position: their master is waited for."""
+    if not view.orphans:
+        return view
+    kept = {
+        queue: bounds
+        for queue, bounds in view.bounds.items()
+        if queue.broker_name not in view.orphans
+        or bounds.min_offset <= begin.positions.get(queue, bounds.min_offset) <= bounds.max_offset
+    }
+    return replace(view, bounds=kept)

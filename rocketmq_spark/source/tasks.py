@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,10 +64,11 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
     by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
     for (broker_name, filtered), group in groupby(by_place, key=lambda r: _stream_of(options, r)):
         ranges = list(group)
-        connect = one.bulk(broker_name, addresses.get(broker_name), ranges[0].queue.topic, options.read_from)
+        dial = one.bulk(broker_name, ranges[0].queue.topic, addresses.get(broker_name), options.read_from)
         templates = [one.pull_template(r.queue, options.group, filtered) for r in ranges]
         settings = session.pull_settings(options, bool(filtered))
-        reader = RangeReader(ranges, connect, templates, settings, lambda part, cause: _lost(options, part, cause))
+        lost = functools.partial(_lost, options)
+        reader = RangeReader(ranges, dial, templates, settings, lost, on_hint=dial.hint)
         decoder = Decoder([r.queue for r in ranges], columns, options.include_properties, filtered)
         for window in reader.windows():
             batch = decoder(window)

@@ -1,0 +1,60 @@
+"""Publishes a group's offsets the moment a query makes progress or ends, from the driver program.
+
+The source itself publishes finished positions when Spark asks for the next ones, which after the last batch of a run is
+at the next start. A listener hears of that batch at once.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
+from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source.publish import Publisher
+
+logger = logging.getLogger(__name__)
+
+
+class GroupOffsetListener(StreamingQueryListener):
+    """``spark.streams.addListener(GroupOffsetListener(name_server=…, group=…, subscribe=…))``.
+
+    Takes the options of the source. Sources of other formats, and topics that ``subscribe`` does not name, are left
+    alone; without ``subscribe`` every rocketmq source of the session is published.
+    """
+
+    def __init__(self, **options: object) -> None:
+        parsed = options_table.parse(options).for_role("stream source")
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the group whose offsets are published")
+        self._topics = set(parsed.subscribe)
+        self._publisher = Publisher(parsed)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is finished yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        for source in event.progress.sources:
+            try:
+                end = Offsets.from_json(source.endOffset)
+            except OffsetError:
+                continue  # another format's source
+            mine = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
+            try:
+                self._publisher.publish(mine)
+            except RocketMQError:
+                logger.exception("the offsets of a finished batch are not published")
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing new is finished."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """The last progress was heard before."""

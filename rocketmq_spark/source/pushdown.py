@@ -1,0 +1,157 @@
+"""Spark's predicates as fewer and shorter ranges, or as a filter on the broker. Pure.
+
+Nothing is taken off Spark's hands: it applies every predicate again, so that pruning may only ever be too generous.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from rocketmq_spark.model import OffsetRange
+
+# Masters' clocks differ a little, so store times inside a queue may run backwards after a fail-over.
+CLOCK_MARGIN_MS = 60_000
+_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+_Test = Callable[[Any], bool]
+
+
+def enabled() -> bool:
+    """Whether Spark is about to push filters: it refuses readers that could when its conf says no.
+
+    The conf cannot be asked in a planner process, but which worker module runs there can.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _WORKER in sys.modules or getattr(main, "name", None) == _WORKER
+
+
+@dataclass(slots=True)
+class Predicates:
+    """What the predicates, all of which must hold, say of each column; None says nothing."""
+
+    tests: dict[str, list[_Test]]
+    offset_from: int | None = None
+    offset_to: int | None = None
+    time_from_ms: int | None = None
+    time_to_ms: int | None = None
+    tags: frozenset[str] | None = None
+
+    @property
+    def by_time(self) -> bool:
+        return self.time_from_ms is not None or self.time_to_ms is not None
+
+    def keep(self, r: OffsetRange) -> OffsetRange | None:
+        """The part of a range where rows may match; None for nothing."""
+        facts = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
+        if not all(test(facts[name]) for name, tests in self.tests.items() for test in tests):
+            return None
+        start = r.start if self.offset_from is None else max(r.start, self.offset_from)
+        end = r.end if self.offset_to is None else min(r.end, self.offset_to)
+        return OffsetRange(r.queue, start, end) if end > start else None
+
+
+def understand(filters: Iterable[Filter]) -> Predicates:
+    """What can be used of ``filters``."""
+    found = Predicates({})
+    for one in filters:
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+        if len(attribute) == 1:
+            _take(found, attribute[0].lower(), one)
+    return found
+
+
+def _take(found: Predicates, name: str, one: Filter) -> None:
+    if name in ("topic", "brokername", "queueid"):
+        test = _test(one)
+        if test is not None:
+            found.tests.setdefault(name, []).append(test)
+    elif name == "tags":
+        tags = _values(one)
+        if tags is not None and all(_is_plain_tag(tag) for tag in tags):
+            found.tags = frozenset(tags) if found.tags is None else found.tags & frozenset(tags)
+    elif name == "queueoffset":
+        low, high = _interval(one, 1)
+        found.offset_from = _later(found.offset_from, low)
+        found.offset_to = _earlier(found.offset_to, high)
+    elif name == "storetimestamp":
+        low, high = _interval(one, 1)
+        found.time_from_ms = _later(found.time_from_ms, None if low is None else low - CLOCK_MARGIN_MS)
+        found.time_to_ms = _earlier(found.time_to_ms, None if high is None else high + CLOCK_MARGIN_MS)
+
+
+def _values(one: Filter) -> tuple[Any, ...] | None:
+    match one:
+        case EqualTo(_, value) | EqualNullSafe(_, value):
+            return (value,)
+        case In(_, values):
+            return tuple(values)
+    return None
+
+
+def _test(one: Filter) -> _Test | None:
+    values = _values(one)
+    if values is not None:
+        return lambda value: value in values
+    match one:
+        case GreaterThan(_, bound):
+            return lambda value: bool(value > bound)
+        case GreaterThanOrEqual(_, bound):
+            return lambda value: bool(value >= bound)
+        case LessThan(_, bound):
+            return lambda value: bool(value < bound)
+        case LessThanOrEqual(_, bound):
+            return lambda value: bool(value <= bound)
+    return None
+
+
+def _interval(one: Filter, step: int) -> tuple[int | None, int | None]:
+    """Whole numbers ``[low, high)`` that can match; times as epoch ms."""
+    match one:
+        case EqualTo(_, value) | EqualNullSafe(_, value):
+            number = _number(value)
+            return (number, None if number is None else number + step)
+        case In(_, values) if values:
+            numbers = [_number(value) for value in values]
+            known = [number for number in numbers if number is not None]
+            return (min(known), max(known) + step) if len(known) == len(numbers) else (None, None)
+        case GreaterThan(_, value) | GreaterThanOrEqual(_, value):
+            return (_number(value), None)  # one offset too many does no harm
+        case LessThan(_, value) | LessThanOrEqual(_, value):
+            number = _number(value)
+            return (None, None if number is None else number + step)
+    return (None, None)
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, datetime):
+        # Spark hands times over with a zone; one without could be local or UTC, and is not used.
+        return int(value.timestamp() * 1000) if value.tzinfo else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _later(known: int | None, new: int | None) -> int | None:
+    return known if new is None else new if known is None else max(known, new)
+
+
+def _earlier(known: int | None, new: int | None) -> int | None:
+    return known if new is None else new if known is None else min(known, new)
+
+
+def _is_plain_tag(tag: object) -> bool:
+    """A text that the broker's expression reads as exactly this tag."""
+    return isinstance(tag, str) and tag != "" and tag != "*" and "|" not in tag and tag == tag.strip()
