@@ -28,6 +28,7 @@ class Backlog:
         self._todo = [Slot(i, r.start, r.end) for i, r in enumerate(ranges) if r.size > 0]
         self._parked: list[tuple[float, Slot]] = []
         self._in_flight: dict[int, Slot] = {}
+        self._asked = 0
 
     def __bool__(self) -> bool:
         return bool(self._todo or self._parked or self._in_flight)
@@ -42,6 +43,11 @@ class Backlog:
         return len(self._in_flight)
 
     @property
+    def asked(self) -> int:
+        """How many offsets are under way."""
+        return self._asked
+
+    @property
     def next_due(self) -> float | None:
         """When the first parked slot may be tried again."""
         return self._parked[0][0] if self._parked else None
@@ -52,11 +58,15 @@ class Backlog:
         limit = min(end, start + count)
         self.put(Slot(number, limit, end))
         slot = self._in_flight[opaque] = Slot(number, start, limit)
+        self._asked += limit - start
         return slot
 
     def answered(self, opaque: int) -> Slot | None:
         """What was asked with this number; None when nobody waits for it."""
-        return self._in_flight.pop(opaque, None)
+        slot = self._in_flight.pop(opaque, None)
+        if slot is not None:
+            self._asked -= slot.end - slot.start
+        return slot
 
     def put(self, slot: Slot) -> None:
         """To be asked for at once. An empty slot is nothing."""
@@ -75,6 +85,7 @@ class Backlog:
         for slot in self._in_flight.values():
             self.put(slot)
         self._in_flight.clear()
+        self._asked = 0
 
     def cut(self, gone: Slot) -> list[Slot]:
         """Give up what is missing within ``gone``; the parts that were, in order, neighbours joined."""
@@ -95,19 +106,26 @@ class Backlog:
         for opaque, slot in list(self._in_flight.items()):
             left = list(rest(slot))
             if left != [slot]:
-                del self._in_flight[opaque]
+                self.answered(opaque)
                 self._todo += left
         heapq.heapify(self._todo)
         heapq.heapify(self._parked)
         return _joined(cut)
 
+    def misses_before(self, slot: Slot) -> bool:
+        """Whether something of the same range and below ``slot`` is missing."""
+        at = slot[:2]
+        return any(other[0] == at[0] and other[:2] < at for other in (*self._todo, *self._missing()))
+
     def frontier(self) -> tuple[int, int]:
         """Range and offset of the first that is missing; everything before it is there or lost."""
-        missing = [slot[:2] for slot in self._in_flight.values()]
-        missing += [slot[:2] for _, slot in self._parked]
-        if self._todo:
-            missing.append(self._todo[0][:2])
-        return min(missing, default=(self._ranges, 0))
+        return min((slot[:2] for slot in self._missing()), default=(self._ranges, 0))
+
+    def _missing(self) -> Iterator[Slot]:
+        """Of what is to be asked for only the lowest: enough to find the first of all."""
+        yield from self._todo[:1]
+        yield from self._in_flight.values()
+        yield from (slot for _, slot in self._parked)
 
 
 def _joined(slots: list[Slot]) -> list[Slot]:

@@ -14,6 +14,7 @@ STOCK_BYTES = 256 << 10
 PULL_BYTES = 1 << 20
 DEPTH = 64
 ADAPTIVE_BYTES_IN_FLIGHT = 2 << 20
+FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict what it said when the batch was planned, before that is called loss.
 GRACE_S = 15.0
 _PROBE_AFTER = 64
@@ -44,6 +45,7 @@ class Pacing:
         self._full_answers = 0
         self._patience = 1
         self._probing = False
+        self._seen = False
 
     def next_count(self) -> int:
         """Messages to ask for in the next pull, at most."""
@@ -61,10 +63,22 @@ class Pacing:
         """What was asked will not be answered."""
         self._probing = False
 
+    def fits(self, messages: int) -> bool:
+        """Whether so many messages under way are within the bound of bytes, as far as their size is known."""
+        return messages * self._bytes_per_message <= self._settings.max_bytes_in_flight
+
+    def passed(self) -> None:
+        """The broker looked through what was asked for and nothing matched."""
+        self._seen = True
+        self._bytes_per_message *= _INERTIA
+        self._answer_bytes *= _INERTIA
+
     def depth(self) -> int:
-        if not self._bytes_per_message:
+        if not self._seen:
             return self._settings.depth or 1
-        answer = max(1.0, self._answer_bytes, 0 if self._settings.filtered else self._bytes_per_message * self.count)
+        # The next filtered answer may be full although the last ones were empty.
+        full = FILTERED_ANSWER_BYTES if self._settings.filtered else self._bytes_per_message * self.count
+        answer = max(1.0, self._answer_bytes, full)
         most = int(self._settings.max_bytes_in_flight / answer)
         if self._settings.depth:
             return max(1, min(self._settings.depth, most))
@@ -73,6 +87,7 @@ class Pacing:
     def learn(self, asked: int, covered: int, size: int) -> None:
         """An answer covered ``covered`` of the ``asked`` offsets with ``size`` bytes."""
         first = not self._bytes_per_message
+        self._seen = True
         self._bytes_per_message = _follow(self._bytes_per_message, size / max(1, covered))
         self._answer_bytes = _follow(self._answer_bytes, size)
         if self._settings.filtered:

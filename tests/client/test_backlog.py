@@ -1,0 +1,141 @@
+"""What is still missing: every offset stands in one place, is given out in order, and is lost or received once."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rocketmq_spark.client.backlog import Backlog, Slot
+from rocketmq_spark.model import MessageQueue, OffsetRange
+
+
+def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
+    return [OffsetRange(MessageQueue("t", "b", i), start, end) for i, (start, end) in enumerate(bounds)]
+
+
+def test_lowest_first_and_cut_to_the_count() -> None:
+    backlog = Backlog(ranges((5, 20), (0, 3), (7, 7)))
+    assert [backlog.send(i, 8) for i in range(3)] == [Slot(0, 5, 13), Slot(0, 13, 20), Slot(1, 0, 3)]
+    assert (backlog.todo, backlog.in_flight, bool(backlog)) == (False, 3, True)
+    assert backlog.answered(0) == Slot(0, 5, 13)
+    assert backlog.answered(0) is None
+    assert backlog.frontier() == (0, 13)
+
+
+def test_nothing_to_read_is_nothing_missing() -> None:
+    backlog = Backlog(ranges((7, 7), (9, 3)))
+    assert not backlog
+    assert backlog.frontier() == (2, 0)
+
+
+def test_parked_slots_come_back_when_they_are_due() -> None:
+    backlog = Backlog(ranges((0, 20)))
+    late, soon = backlog.send(1, 10), backlog.send(2, 10)
+    for opaque in (1, 2):
+        backlog.answered(opaque)
+    backlog.park(late, 5.0)
+    backlog.park(soon, 3.0)
+    assert (backlog.next_due, backlog.todo) == (3.0, False)
+    backlog.unpark(4.0)
+    assert (backlog.next_due, backlog.send(3, 10)) == (5.0, soon)
+    backlog.unpark(5.0)
+    assert (backlog.next_due, backlog.send(4, 10)) == (None, late)
+
+
+def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
+    backlog = Backlog(ranges((0, 100), (0, 100)))
+    for i in range(4):
+        backlog.send(i, 10)  # 0-40 under way, 40-100 to do
+    backlog.answered(1)  # 10-20 is there
+    parked = backlog.answered(2)
+    assert parked is not None
+    backlog.park(parked, 9.0)
+    assert backlog.cut(Slot(0, 5, 60)) == [Slot(0, 5, 10), Slot(0, 20, 60)]
+    assert backlog.answered(0) is None  # was cut: its answer is of no use
+    assert backlog.answered(3) is None
+    assert [backlog.send(i, 1000) for i in range(9, 12)] == [Slot(0, 0, 5), Slot(0, 60, 100), Slot(1, 0, 100)]
+    assert backlog.next_due is None
+    assert backlog.cut(Slot(0, 5, 60)) == []
+
+
+class Missing(RuleBasedStateMachine):
+    """Against a set of (range, offset) pairs."""
+
+    @initialize(bounds=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), min_size=1, max_size=3))
+    def start(self, bounds: list[tuple[int, int]]) -> None:
+        self.backlog = Backlog(ranges(*bounds))
+        self.missing = {(i, n) for i, (start, end) in enumerate(bounds) for n in range(start, end)}
+        self.opaque = 0
+        self.out: dict[int, Slot] = {}
+        self.now = 0.0
+
+    @rule(count=st.integers(1, 20))
+    @precondition(lambda self: self.backlog.todo)
+    def send(self, count: int) -> None:
+        self.opaque += 1
+        slot = self.backlog.send(self.opaque, count)
+        assert 0 < slot.end - slot.start <= count
+        for other in self.out.values():
+            assert slot[0] != other[0] or slot.end <= other.start or other.end <= slot.start
+        self.out[self.opaque] = slot
+
+    def pick(self, data: st.DataObject) -> Slot:
+        opaque = data.draw(st.sampled_from(sorted(self.out)))
+        slot = self.backlog.answered(opaque)
+        assert slot == self.out.pop(opaque)
+        return slot
+
+    @rule(data=st.data(), share=st.floats(0, 1))
+    @precondition(lambda self: self.out)
+    def receive(self, data: st.DataObject, share: float) -> None:
+        slot = self.pick(data)
+        until = slot.start + int((slot.end - slot.start) * share)
+        received = {(slot[0], n) for n in range(slot.start, until)}
+        assert received <= self.missing
+        self.missing -= received
+        self.backlog.put(slot._replace(start=until))
+
+    @rule(data=st.data(), pause=st.floats(0, 5))
+    @precondition(lambda self: self.out)
+    def refuse(self, data: st.DataObject, pause: float) -> None:
+        self.backlog.park(self.pick(data), self.now + pause)
+
+    @rule(step=st.floats(0, 5))
+    def time_goes_on(self, step: float) -> None:
+        self.now += step
+        self.backlog.unpark(self.now)
+        assert self.backlog.next_due is None or self.backlog.next_due > self.now
+
+    @rule()
+    def connection_breaks(self) -> None:
+        self.backlog.recall()
+        self.out.clear()
+
+    @rule(number=st.integers(0, 2), start=st.integers(0, 60), size=st.integers(0, 60))
+    def lose(self, number: int, start: int, size: int) -> None:
+        cut = self.backlog.cut(Slot(number, start, start + size))
+        gone = {(slot[0], n) for slot in cut for n in range(slot.start, slot.end)}
+        assert gone == {(i, n) for i, n in self.missing if i == number and start <= n < start + size}
+        assert all(a.end < b.start for a, b in itertools.pairwise(cut))
+        self.missing -= gone
+        self.out = {
+            opaque: slot
+            for opaque, slot in self.out.items()
+            if slot[0] != number or slot.end <= start or start + size <= slot.start
+        }
+
+    @invariant()
+    def nothing_is_forgotten(self) -> None:
+        if not hasattr(self, "backlog"):
+            return
+        assert bool(self.backlog) == bool(self.missing)
+        assert self.backlog.in_flight == len(self.out)
+        if self.missing:
+            assert self.backlog.frontier() == min(self.missing)
+
+
+Missing.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMissing = Missing.TestCase
