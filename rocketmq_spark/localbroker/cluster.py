@@ -203,7 +203,7 @@ class LocalBroker:
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
         """Start it again on the same data and ports, killed before if it runs; ``conf`` changes broker.conf lines."""
-        with self._lock:
+        with self._lock, distro.writing_to(self.data):
             server, deadline = self._server(broker), Deadline.after(self._start_timeout_s)
             server.kill()
             if conf:
@@ -220,7 +220,7 @@ class LocalBroker:
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
         """One more broker (without slaves), registered when this returns; its name."""
-        with self._lock:
+        with self._lock, distro.writing_to(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
             self._bring_up_broker(spec, Deadline.after(self._start_timeout_s), conf)
             self._specs.append(spec)
@@ -240,7 +240,10 @@ class LocalBroker:
         )
         self._registration = Registration(self.name_server, self._conf)
         with ThreadPoolExecutor(len(self._specs)) as pool:
-            list(pool.map(lambda spec: self._bring_up_broker(spec, deadline), self._specs))
+            # A slave that registers before its master learns only ten seconds later where that is.
+            for wave in (self.brokers, self.slaves):
+                specs = [spec for spec in self._specs if spec.name in wave]
+                list(pool.map(lambda spec: self._bring_up_broker(spec, deadline), specs))
         if self._with_proxy:
             site.bring_up(
                 PROXY,
@@ -262,7 +265,7 @@ class LocalBroker:
 
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
         """How to see that a server is up: a broker registers only after its store and its ports are open."""
-        if spec is None:
+        if spec is None or self.pid(NAME_SERVER) is None:
             return lambda server: "success" in server.printed() and all(map(loopback.accepts, server.program.ports))
         return functools.partial(self._registered().shows_or_nudges, spec)
 

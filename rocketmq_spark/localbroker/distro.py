@@ -98,8 +98,9 @@ def writing_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
+        inside = e.filename is None or Path(os.fsdecode(e.filename)).is_relative_to(folder)
         raise LocalBrokerError(
-            f"Could not write to {folder}: {e.strerror or e}",
+            f"Could not write to {folder if inside else e.filename}: {e.strerror or e}",
             remedy=f"Free some space, or name another folder ({CACHE_VARIABLE} for the cache, data= for the data)",
         ) from e
 

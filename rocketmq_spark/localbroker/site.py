@@ -88,15 +88,15 @@ class Site:
 
     def stop(self, servers: Iterable[Server], gently: bool) -> None:
         """All at once: gently they write down what they hold in memory, otherwise they are just killed."""
-        servers = list(servers)
-        if gently:
-            deadline = Deadline.after(_STOP_WITHIN_S)
-            for server in servers:
+        servers, deadline = list(servers), Deadline.after(_STOP_WITHIN_S if gently else 0.0)
+        try:
+            for server in servers if gently else ():
                 server.ask_to_stop()
-            for server in servers:
+            for server in servers if gently else ():
                 server.wait_stopped(deadline)
-        for server in servers:
-            server.kill()
+        finally:  # an impatient user's second Ctrl-C too
+            for server in servers:
+                server.kill()
 
     def close(self, keep: bool) -> None:
         """End every child and give the folder back; a folder that is not kept needs no gentle end."""

@@ -135,6 +135,16 @@ def test_a_restarted_name_server_knows_all_brokers(cluster: LocalBroker) -> None
     assert len(cluster.admin.route("remembered").readable()) == 16
 
 
+def test_all_down_and_up_again_in_any_order(cluster: LocalBroker) -> None:
+    cluster.create_topic("resurrected")
+    for name in ("namesrv", *cluster.brokers):
+        cluster.kill(name)
+    cluster.restart("broker-b")
+    cluster.restart("namesrv")
+    cluster.restart("broker-a")
+    assert len(cluster.admin.route("resurrected").readable()) == 16
+
+
 def test_add_broker(cluster: LocalBroker) -> None:
     name = cluster.add_broker(conf={"maxMessageSize": 200_000})
     assert name == cluster.brokers[-1] == "broker-c"

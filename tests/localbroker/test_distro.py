@@ -251,6 +251,13 @@ def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, monkeypatch
         distro.fetch(["small"])
 
 
+def test_the_file_that_could_not_be_written_is_named(tmp_path: Path) -> None:
+    for missing, named in ((tmp_path / "a" / "b", tmp_path / "a"), (Path("/nowhere/b"), Path("/nowhere/b"))):
+        sentence = pytest.raises(LocalBrokerError, match=rf"Could not write to {named}: No such file or directory")
+        with sentence, distro.writing_to(tmp_path / "a"):
+            missing.touch()
+
+
 _FETCH = """
 import functools, pathlib, sys
 from rocketmq_spark.localbroker import distro
