@@ -8,6 +8,8 @@ import pytest
 
 # What a test needs, by the fixture that gives it; tests that need less come first.
 NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
+# Folders and files whose tests start processes of their own come after the quick ones too.
+PROCESSES = {"broker", "cli", "localbroker", "notebooks", "spark", "witness", "test_packaging.py"}
 _seen = pytest.StashKey[Counter[str]]()
 
 
@@ -24,8 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
+    items.sort(key=_weight)
+
+
+def _weight(item: pytest.Item) -> tuple[int, bool]:
     order = list(NEEDS.values())
-    items.sort(key=lambda item: max((order.index(what) + 1 for _, what in item.user_properties), default=0))
+    needs = max((order.index(what) + 1 for _, what in item.user_properties), default=0)
+    return needs, not PROCESSES.isdisjoint(item.path.parts)
 
 
 class _Reports:
