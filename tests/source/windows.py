@@ -121,15 +121,26 @@ _HOSTS = st.tuples(st.binary(min_size=4, max_size=4) | st.binary(min_size=16, ma
 _TIMES = st.integers(0, 1 << 42) | strategies.int64
 
 
+@dataclass(frozen=True)
+class Style:
+    """What the messages of a window have in common: ``plain`` ones differ in body and properties only."""
+
+    properties: st.SearchStrategy[bytes]
+    plain: bool
+    inner: bool
+    beyond: int
+
+
 @st.composite
-def messages(draw: st.DrawFn, offset: int, properties: st.SearchStrategy[bytes], plain: bool, inner: bool) -> bytes:
+def messages(draw: st.DrawFn, offset: int, style: Style) -> bytes:
+    properties = style.properties
     body = draw(st.binary(max_size=40))
-    if plain:
+    if style.plain:
         return stored(
             body, draw(properties), queue_id=3, queue_offset=offset, log_offset=offset * 100, born_ms=1, store_ms=2
         )
     flags = draw(st.sampled_from([0, 0, 4, SysFlag.NEED_UNWRAP]))
-    if inner and draw(st.booleans()):
+    if style.inner and draw(st.booleans()):
         body = encode_batch(draw(st.lists(strategies.batch_items(), max_size=3)))
         flags = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
     if draw(st.booleans()):
@@ -153,15 +164,15 @@ def messages(draw: st.DrawFn, offset: int, properties: st.SearchStrategy[bytes],
 
 
 @st.composite
-def answers(draw: st.DrawFn, first: int, number: int, plain: bool, inner: bool, beyond: int, properties: Any) -> Answer:
+def answers(draw: st.DrawFn, first: int, number: int, style: Style) -> Answer:
     """Messages from about ``first`` on, with gaps, perhaps more than were asked for."""
     count = draw(st.integers(0, 4))
     gaps = draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
     offsets = [first + sum(gaps[: i + 1]) for i in range(count)]
-    made = [draw(messages(offset, properties, plain, inner)) for offset in offsets]
+    made = [draw(messages(offset, style)) for offset in offsets]
     next_offset = (offsets[-1] if offsets else first) + 1
-    limit = next_offset + draw(st.integers(-beyond, 1))
-    begins_inside = inner and made and made[0][39] & SysFlag.INNER_BATCH
+    limit = next_offset + draw(st.integers(-style.beyond, 1))
+    begins_inside = style.inner and made and made[0][39] & SysFlag.INNER_BATCH
     start = offsets[0] + draw(st.integers(0, 2)) if begins_inside else first
     return Answer(made, number, start, limit, next_offset)
 
@@ -174,5 +185,5 @@ def windows(draw: st.DrawFn, most: int = 6, inner: bool = False, beyond: int = 2
     alike = clean_properties(names)
     properties = draw(st.sampled_from([alike, alike, alike | odd_properties(), odd_properties()]))
     numbers = sorted(draw(st.lists(st.integers(0, len(QUEUES) - 1), min_size=1, max_size=most)))
-    made = [draw(answers(20 * i, number, plain, inner, beyond, properties)) for i, number in enumerate(numbers)]
+    made = [draw(answers(20 * i, number, Style(properties, plain, inner, beyond))) for i, number in enumerate(numbers)]
     return window(*made, order=draw(st.permutations(range(len(made)))))
