@@ -23,7 +23,7 @@ from rocketmq_spark.client.pacing import PullSettings as PullSettings
 from rocketmq_spark.client.pull import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RocketMQError
-from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.model import MASTER_ID, OffsetRange
 from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, BulkStream, Found, PullTemplate
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class RangeReader:
         slot = self._backlog.answered(opaque)
         if slot is None:
             return
-        if answer.suggested_broker != self._hinted:
+        if answer.suggested_broker is not None and answer.suggested_broker != self._hinted:
             self._follow(answer.suggested_broker)
         self._last_refusal = f"{answer.code} {answer.remark}".strip()
         match judge(slot.start, answer):
@@ -217,6 +217,8 @@ class RangeReader:
 
     def _follow(self, suggested: int) -> None:
         """The broker suggests a replica for the next pulls; ``on_hint`` says whether to go there."""
+        if suggested != MASTER_ID and any(trial.suspected_at is not None for trial in self._trials.values()):
+            return  # first the master has to say what is lost
         self._hinted = suggested
         if self._on_hint is not None and self._on_hint(suggested):
             self._reroute = True
@@ -225,6 +227,10 @@ class RangeReader:
         trial, now = self._trial(slot), self._clock.now()
         if trial.suspected_at is None:
             trial.suspected_at = now
+        if self._on_hint is not None and self._on_hint(MASTER_ID):  # a slave may just not have it yet
+            self._hinted, self._reroute = MASTER_ID, True
+            self._again(slot)
+            return
         grace = min(self._settings.grace_s, self._settings.read_deadline_s / 2)
         # What comes before it in the same range has the first word, so that a loss is told once and as a whole.
         if now - trial.suspected_at >= grace and not self._backlog.misses_before(slot):

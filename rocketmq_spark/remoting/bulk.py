@@ -49,7 +49,7 @@ class Answer:
     next_offset: int | None
     min_offset: int | None
     max_offset: int | None
-    suggested_broker: int
+    suggested_broker: int | None
 
 
 class PullTemplate:
@@ -176,7 +176,8 @@ class BulkStream:
         if not command.is_response:
             return  # a broker asks registered clients only, and this connection is none
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
-            found.append((command.opaque, answer.next_offset, answer.suggested_broker, end - len(command.body), end))
+            suggested = answer.suggested_broker or 0
+            found.append((command.opaque, answer.next_offset, suggested, end - len(command.body), end))
         else:
             others.append((command.opaque, answer))
 
@@ -238,5 +239,5 @@ def _answer(command: Command) -> Answer:
         number("nextBeginOffset"),
         number("minOffset"),
         number("maxOffset"),
-        number("suggestWhichBrokerId") or 0,
+        number("suggestWhichBrokerId"),
     )

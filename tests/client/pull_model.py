@@ -113,6 +113,8 @@ class Model:
         self.most_in_flight = 0
         self.most_filled = 0
         self.latency: Callable[[int, int], float] = lambda queue, start: 0.001
+        self.on_hint: Callable[[int], bool] | None = None
+        self.suggests = 0
 
     def connect(self, deadline: Deadline) -> Stream:
         if self.chance(self.accidents.no_connection):
@@ -137,7 +139,8 @@ class Model:
         self, ranges: Sequence[OffsetRange], settings: PullSettings, on_loss: Callable[[OffsetRange, Cause], None]
     ) -> RangeReader:
         templates = [PullTemplate(_pull(r.queue)) for r in ranges]
-        return RangeReader(ranges, self.connect, templates, settings, on_loss, self.time.clock)  # type: ignore[arg-type]
+        clock, hint = self.time.clock, self.on_hint
+        return RangeReader(ranges, self.connect, templates, settings, on_loss, clock, hint)  # type: ignore[arg-type]
 
 
 def _pull(queue: MessageQueue) -> header.Command:
@@ -217,7 +220,7 @@ class Stream:
             body = b"".join(_OFFSET.pack(n).ljust(self.model.queues[queue].message_bytes, b"\0") for n in answer[0])
             begin, self.filled = self.filled, self.filled + len(body)
             self.buffer[begin : self.filled] = np.frombuffer(body, np.uint8)
-            found.append((opaque, answer[1], 0, begin, self.filled))
+            found.append((opaque, answer[1], self.model.suggests, begin, self.filled))
         self._arrived.clear()
         self.model.most_filled = max(self.model.most_filled, self.filled)
         return found, others

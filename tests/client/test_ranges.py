@@ -264,6 +264,67 @@ def test_a_broker_that_drains_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert len(model.streams) == 2
 
 
+class TestReplicas:
+    """A slave may be read where the broker suggests it; what is lost only the master knows."""
+
+    def model(self, slave_has: int, size: int = 3000) -> Model:
+        """Number 1 is a slave that has the queue up to ``slave_has``; the master always suggests it."""
+        model = Model([Queue(0, size)])
+        model.suggests = 1
+        at = {"replica": 0}
+        self.moves = [0]
+        slave = Queue(0, slave_has)
+        real = model.answer
+
+        def hint(broker: int) -> bool:
+            if broker == at["replica"]:
+                return False
+            at["replica"] = broker
+            self.moves.append(broker)
+            return True
+
+        def connect(deadline: object) -> object:
+            stream = model_connect(deadline)  # type: ignore[arg-type]
+            stream.address = f"h:{at['replica']}"
+            return stream
+
+        def answer(queue: int, start: int, count: int) -> object:
+            if model.streams[-1].address == "h:1":
+                return slave.pull(model.time.now, start, count)
+            return real(queue, start, count)
+
+        model_connect = model.connect
+        model.on_hint, model.connect, model.answer = hint, connect, answer  # type: ignore[assignment,method-assign]
+        return model
+
+    def test_a_suggestion_is_followed(self) -> None:
+        model = self.model(3000)
+        assert read(model, [(0, 3000)], FAST).of(0) == list(range(3000))
+        assert self.moves == [0, 1]
+
+    @pytest.mark.parametrize("slave_has", [0, 500, 2999])
+    def test_what_a_slave_lacks_the_master_is_asked_for(self, slave_has: int) -> None:
+        model = self.model(slave_has)
+        result = read(model, [(0, 3000)], FAST)
+        assert (result.of(0), result.lost) == (list(range(3000)), [])
+        assert model.time.now - 1000 < 5
+
+    def test_what_the_master_lacks_too_is_lost(self) -> None:
+        model = self.model(500, 600)
+        result = read(model, [(0, 700)], FAST)
+        assert result.of(0) == list(range(600))
+        assert [(part.start, part.end) for part, _ in result.lost] == [(600, 700)]
+
+    def test_a_busy_answer_suggests_nothing(self) -> None:
+        model = self.model(3000)
+        model.accidents.busy = 0.5
+        real = model.answer
+        busy = Answer(2, "busy", None, None, None, None)
+        model.answer = lambda *a: busy if model.rng.random() < 0.3 else real(*a)  # type: ignore[method-assign]
+        assert read(model, [(0, 3000)], FAST).of(0) == list(range(3000))
+        assert self.moves == [0, 1]
+
+
 # --- everything together
 
 

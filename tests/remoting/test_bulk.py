@@ -177,7 +177,7 @@ def test_answers_without_messages(wire: Wire) -> None:
     assert (first, told.code, told.remark, told.next_offset, told.min_offset, told.max_offset) == (
         5, 21, "OFFSET_TOO_SMALL", 4, 4, 9,
     )  # fmt: skip
-    assert (second, busy.code, busy.next_offset, busy.suggested_broker) == (6, Response.SYSTEM_BUSY, None, 0)
+    assert (second, busy.code, busy.next_offset, busy.suggested_broker) == (6, Response.SYSTEM_BUSY, None, None)
 
 
 def test_rule_2_requests_of_the_broker_are_passed_over(wire: Wire) -> None:
