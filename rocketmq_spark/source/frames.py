@@ -232,9 +232,8 @@ def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.ND
     """Sizes chain inside an answer but answers are independent: one cursor each, all advanced together."""
     sizes_at = np.ndarray((len(buffer) - 3,), ">i4", buffer, strides=(1,))
     steps: list[Ints] = []
-    cursors = begins.copy()
-    columns = np.arange(len(begins))
-    active, stops = columns, ends
+    active = np.flatnonzero(begins < ends)
+    cursors, stops = begins[active], ends[active]
     rows_of: list[npt.NDArray[np.intp]] = []
     while len(active):
         steps.append(cursors)
