@@ -195,27 +195,29 @@ class Brokers:
     ) -> list[Command | RocketMQError]:
         """Answers and errors in order, asked at once."""
         results: list[Command | RocketMQError | None] = [None] * len(questions)
+        addresses = [""] * len(questions)
         left = threading.Semaphore(0)
         for i, question in enumerate(questions):
             done = _keep(results, i, left)
             try:
-                address = self.routes.address(question.broker_name, read_from)
+                addresses[i] = self.routes.address(question.broker_name, read_from)
             except RocketMQError as e:
                 done(e)
                 continue
-            self.calls.ask_async(address, question.command, deadline, done)
+            self.calls.ask_async(addresses[i], question.command, deadline, done)
         for _ in questions:
             left.acquire()
-        return [self._accepted(result, question, accept) for result, question in zip(results, questions, strict=True)]
+        return [_accepted(*outcome, accept) for outcome in zip(results, questions, addresses, strict=True)]
 
-    def _accepted(
-        self, result: Command | RocketMQError | None, question: Question, accept: Container[int]
-    ) -> Command | RocketMQError:
-        assert result is not None
-        if isinstance(result, RocketMQError) or result.code in accept:
-            return result
-        queue = str(question.queue) if question.queue else None
-        return refused(result, question.broker_name, question.topic or None, queue)
+
+def _accepted(
+    result: Command | RocketMQError | None, question: Question, address: str, accept: Container[int]
+) -> Command | RocketMQError:
+    assert result is not None
+    if isinstance(result, RocketMQError) or result.code in accept:
+        return result
+    queue = str(question.queue) if question.queue else None
+    return refused(result, address, question.topic or None, queue)
 
 
 def _keep(
