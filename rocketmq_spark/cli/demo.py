@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -46,9 +44,9 @@ def demo(output: Output, seconds: float, rate: float, name_server: str | None) -
     find_java()  # its error must be the first thing that is said
     began = time.monotonic()
     say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
-    from rocketmq_spark.cli.demo_stage import spark_session, stage
+    from rocketmq_spark.cli.demo_stage import one_ctrl_c, spark_session, stage
 
-    with _undisturbed_end(), stage(name_server) as made:
+    with one_ctrl_c(), stage(name_server) as made:
         say(output, f"Name server {made.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
         with spark_session(made) as spark, _query(spark, made) as query:
             started_s = time.monotonic() - began
@@ -78,16 +76,6 @@ class _Result:
 
 
 @contextlib.contextmanager
-def _undisturbed_end() -> Iterator[None]:
-    """A second Ctrl-C does not disturb the tidying up after the first."""
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextlib.contextmanager
 def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -105,8 +93,6 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
     try:
         yield query
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
         # The session ends next, which stops what did not stop in time; and what went wrong before must be told instead.
         with contextlib.suppress(PySparkException, Py4JError):
             query.stop()

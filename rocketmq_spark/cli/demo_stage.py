@@ -11,9 +11,11 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import IO
 
 from pyspark.sql import SparkSession
 
@@ -95,9 +97,9 @@ def _is_free(path: Path) -> bool:
         return _locks(lock)
 
 
-def _locks(file: object) -> bool:
+def _locks(file: IO[str]) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -114,13 +116,32 @@ def spark_session(made: Stage) -> Iterator[SparkSession]:
         builder = builder.config(name, value)
     with _printing_to(made.spark_log):
         spark = builder.getOrCreate()
-    if threading.current_thread() is threading.main_thread():
-        # PySpark's own handler cancels jobs first, whose failures would be the last thing to be seen.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _handle_ctrl_c(_stop_once)  # PySpark's own handler cancels jobs, whose failures would be the last thing to be seen
     try:
         yield spark
     finally:
         spark.stop()
+
+
+@contextlib.contextmanager
+def one_ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises ``KeyboardInterrupt`` once; a second one does not disturb the tidying up after the first."""
+    _handle_ctrl_c(_stop_once)
+    try:
+        yield
+    finally:
+        _handle_ctrl_c(signal.default_int_handler)
+
+
+def _stop_once(number: int, frame: FrameType | None) -> None:
+    _handle_ctrl_c(signal.SIG_IGN)
+    print("Stopping ...", file=sys.stderr)
+    raise KeyboardInterrupt
+
+
+def _handle_ctrl_c(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager

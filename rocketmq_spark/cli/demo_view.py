@@ -105,13 +105,15 @@ def _picture(title: str, sight: Sight) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """The newest batches as little bars, and the last in numbers."""
+    """The newest batches as little bars, and the last in numbers. The first one starts Python and would dwarf all."""
     if not times_ms:
         return "batches: none yet"
-    shown = times_ms[-_SHOWN_BATCHES:]
-    top = max(*shown, 1)
-    bars = "".join(_BARS[min(len(_BARS) - 1, t * len(_BARS) // (top + 1))] for t in shown)
-    return f"batches: {len(times_ms)}, last {times_ms[-1]} ms  {bars}  (top {top} ms)"
+    shown = times_ms[1:][-_SHOWN_BATCHES:]
+    top = max(shown, default=0)
+    bars = "".join(_BARS[t * len(_BARS) // (top + 1)] for t in shown)
+    return (
+        f"batches: {len(times_ms)}, last {times_ms[-1]} ms  {bars}  (longest {top} ms after a first of {times_ms[0]})"
+    )
 
 
 def say(output: Output, text: str) -> None:
