@@ -88,7 +88,7 @@ class Admin:
 
     def _await_route(self, topic: str, wanted: Mapping[str, tuple[int, int, int]], deadline: Deadline) -> TopicRoute:
         while True:
-            route = self._route_or_none(topic, deadline)
+            route = self._route_or_none(topic)
             counts = {d.broker_name: (d.read_queues, d.write_queues, d.perm) for d in route.queues} if route else {}
             if route is not None and all(counts.get(name) == count for name, count in wanted.items()):
                 return route
@@ -153,9 +153,9 @@ class Admin:
             )
         return {name: address for name, address in masters.items() if address}
 
-    def _route_or_none(self, topic: str, deadline: Deadline) -> TopicRoute | None:
+    def _route_or_none(self, topic: str) -> TopicRoute | None:
         try:
-            return self.routes.get(topic, 0.0, deadline)
+            return self.routes.get(topic, 0.0)
         except (RouteNotFound, TopicNotFound):
             return None
 

@@ -9,11 +9,20 @@ import pytest
 
 from rocketmq_spark.client.broker import Question
 from rocketmq_spark.codes import Request, Response
-from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, GroupNotFound, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerBusy,
+    BrokerNotFound,
+    ConnectionLost,
+    GroupNotFound,
+    RocketMQError,
+)
 from rocketmq_spark.model import MessageQueue, QueueBounds, SendRequest
 from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
+from tests.harness import store
 from tests.mockbroker import Call, MockBroker, eventually, offsets, ok, refuse, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
@@ -125,6 +134,89 @@ class TestGroupOffsets:
         assert told == [("0", "5"), ("1", "6")]
         with pytest.raises(GroupNotFound, match="not exist"):
             routed.brokers.commit("g", {QUEUES[0]: 5}, routed.soon)
+
+
+class TestSomeBrokersDoNotAnswer:
+    @pytest.fixture
+    def routed(self, broker: MockBroker, parts: Parts) -> Parts:
+        broker.on(ROUTE, route(1, {"broker-a": broker.address, "broker-b": "127.0.0.1:1"}))
+        broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((1, 9))))
+        parts.routes.get("t")
+        return parts
+
+    queues = (QUEUES[0], MessageQueue("t", "broker-b", 0), MessageQueue("t", "broker-c", 0))
+
+    def test_their_errors_are_told_and_the_others_answer(self, routed: Parts) -> None:
+        errors: list[RocketMQError] = []
+        found = routed.brokers.bounds(self.queues, routed.soon, errors.append)
+        assert found == {QUEUES[0]: QueueBounds(1, 9, 5)}
+        assert [type(error) for error in errors] == [ConnectionLost, BrokerNotFound]
+
+    def test_without_somebody_to_tell_they_are_raised(self, routed: Parts) -> None:
+        with pytest.raises(ConnectionLost):
+            routed.brokers.bounds(self.queues, routed.soon)
+
+    def test_what_will_not_pass_is_raised_all_the_same(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_TOPIC_STATS_INFO, refuse(16, "no"))
+        with pytest.raises(AccessDenied) as caught:
+            routed.brokers.bounds(self.queues[:1], routed.soon, lambda _: None)
+        assert (caught.value.addr, caught.value.topic) == (broker.address, "t")
+
+
+class TestSingleQuestions:
+    def message(self, offset: int = 5, stored_ms: int = 777) -> bytes:
+        return store("t", b"body", queue_offset=offset, store_ms=stored_ms)
+
+    @pytest.mark.parametrize(
+        ("answer", "time_ms"),
+        [
+            (ok(nextBeginOffset=6), None),
+            (refuse(19, "OFFSET_OVERFLOW_ONE"), None),
+            (refuse(20, "NO_MATCHED_MESSAGE"), None),
+            (refuse(21, "OFFSET_TOO_SMALL"), None),
+        ],
+    )
+    def test_the_store_time_of_nothing(
+        self, answer: Command, time_ms: int | None, broker: MockBroker, routed: Parts
+    ) -> None:
+        broker.on(Request.PULL_MESSAGE, answer)
+        assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) is time_ms
+
+    def test_the_store_time_of_a_message_and_not_of_a_later_one(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.PULL_MESSAGE, [ok(self.message()), ok(self.message(6))])
+        assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) == 777
+        assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) is None
+        ext = broker.seen(Request.PULL_MESSAGE)[0].ext
+        assert (ext["sysFlag"], ext["maxMsgNums"], ext["queueOffset"]) == ("4", "1", "5")
+
+    def test_a_sample_of_sizes(self, broker: MockBroker, routed: Parts) -> None:
+        body = self.message() + self.message(6)
+        broker.on(Request.PULL_MESSAGE, [ok(body), refuse(19)])
+        assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (len(body), 2)
+        assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (0, 0)
+
+    def test_members_of_a_group(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(
+            Request.GET_CONSUMER_LIST_BY_GROUP,
+            [ok(b'{"consumerIdList":["b","a"]}'), refuse(1, "no consumer"), refuse(2)],
+        )
+        assert routed.brokers.members("g", "broker-a", routed.soon) == ["a", "b"]
+        assert routed.brokers.members("g", "broker-a", routed.soon) == []
+        with pytest.raises(BrokerBusy):
+            routed.brokers.members("g", "broker-a", routed.soon)
+
+    def test_rule_9_filters_are_compiled_by_the_broker_before_they_are_used(
+        self, broker: MockBroker, routed: Parts
+    ) -> None:
+        broker.on(Request.CHECK_CLIENT_CONFIG, [ok(), refuse(23, "ParseException: a >>> 1")])
+        routed.brokers.check_filter("broker-a", "g", "t", "a > 1", routed.soon)
+        assert b'"SQL92"' in bytes(broker.seen(Request.CHECK_CLIENT_CONFIG)[0].body)
+        with pytest.raises(RocketMQError, match="ParseException"):
+            routed.brokers.check_filter("broker-a", "g", "t", "a >>> 1", routed.soon)
+
+    def test_a_proxy_is_recognised(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_TOPIC_STATS_INFO, [refuse(3), ok(stats()), refuse(2)])
+        assert [routed.brokers.is_proxy("t", "broker-a", routed.soon) for _ in range(3)] == [True, False, False]
 
 
 def test_search_asks_for_the_lower_boundary(broker: MockBroker, routed: Parts) -> None:

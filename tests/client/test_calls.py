@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rocketmq_spark.client.calls import Credentials, refused
+from rocketmq_spark.client.calls import Calls, Credentials, RotatingCredentials, refused
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import (
@@ -139,3 +139,16 @@ def test_a_busy_server_is_told_apart(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, refuse(2, "[PCBUSY_CLEAN_QUEUE]broker busy"))
     with pytest.raises(BrokerBusy):
         parts.calls.ask(broker.address, ping(), Deadline.after(5.0))
+
+
+def test_credentials_that_rotate_are_fetched_again_when_they_are_old() -> None:
+    fetched = (Credentials(f"key-{i}", "secret") for i in range(9))
+    often, seldom = (RotatingCredentials(lambda: next(fetched), age) for age in (-1.0, 60.0))
+    assert [often.sign(ping()).ext["AccessKey"] for _ in range(2)] == ["key-0", "key-1"]
+    assert [seldom.current().access_key for _ in range(2)] == ["key-2", "key-2"]
+
+
+def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Parts) -> None:
+    calls = Calls(parts.pool, namespace="ns")
+    assert (calls.on_wire("t"), calls.on_wire("%RETRY%g")) == ("ns%t", "%RETRY%ns%g")
+    assert parts.calls.on_wire("t") == "t"

@@ -196,6 +196,23 @@ class TestRoutes:
         known = parts.routes.get("t", 0.0)
         assert (len(known.readable()), len(known.writable())) == (2, 0)
 
+    def test_with_a_namespace_only_its_topics_are_seen_by_the_names_of_users(self, broker: MockBroker) -> None:
+        parts = Parts(broker.address, namespace="ns")
+        topics = ["ns%orders", "other%orders", "orders", "%RETRY%ns%g", "TBW102"]
+        broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(json.dumps({"topicList": topics}).encode()))
+        assert parts.routes.topics() == ["%RETRY%g", "orders"]
+        known = parts.routes.get("orders")
+        assert broker.seen(ROUTE)[0].ext["topic"] == "ns%orders"
+        assert known.readable()[0].topic == "orders"
+        parts.pool.close()
+
+    def test_whether_there_is_any_broker(self, broker: MockBroker, parts: Parts) -> None:
+        table = (
+            '{"brokerAddrTable":{"b":{"brokerName":"b","cluster":"c","brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{}}'
+        )
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, [ok(table.encode()), ok(b"{}"), refuse(3)])
+        assert [parts.routes.any_broker() for _ in range(3)] == [True, False, True]
+
     def test_routes_of_a_real_name_server(self, real: Parts, topic: str) -> None:
         known = real.routes.get(topic)
         assert len(known.readable()) == len(known.writable()) == 8

@@ -1,0 +1,170 @@
+"""Administration: what is asked of whom, and the whole of it on a real broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.codes import Request
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RocketMQError, RouteNotFound, ServerFault
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import SendRequest
+from tests.client.conftest import Parts
+from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok, refuse, route
+
+ROUTE, CLUSTER = Request.GET_ROUTEINFO_BY_TOPIC, Request.GET_BROKER_CLUSTER_INFO
+
+
+def cluster(**masters: str) -> bytes:
+    """Bare numeric keys, as name servers write them."""
+    items = [
+        f'"{name}":{{"brokerName":"{name}","cluster":"c","brokerAddrs":{{{0 if address else 1}:"{address or "h:2"}"}}}}'
+        for name, address in masters.items()
+    ]
+    return ('{"brokerAddrTable":{' + ",".join(items) + '},"clusterAddrTable":{}}').encode()
+
+
+@pytest.fixture
+def admin(broker: MockBroker, parts: Parts) -> Admin:
+    broker.on(CLUSTER, ok(cluster(a=broker.address)))
+    broker.on(ROUTE, route(8, {"a": broker.address}))
+    return Admin(broker.address, parts.calls)
+
+
+@pytest.fixture
+def real_admin(broker_cluster: LocalBroker) -> Admin:
+    return broker_cluster.admin
+
+
+class TestTopics:
+    def test_every_master_is_told_and_the_route_awaited(self, broker: MockBroker, admin: Admin) -> None:
+        with MockBroker({Request.UPDATE_AND_CREATE_TOPIC: ok()}) as other:
+            broker.on(CLUSTER, ok(cluster(a=broker.address, b=other.address)))
+            both = {"a": broker.address, "b": other.address}
+            broker.on(ROUTE, [NO_ROUTE, route(8, {"a": broker.address}), route(4, both), route(8, both)])
+            broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+            assert len(admin.create_topic("t", attributes={"message.type": "FIFO"}).readable()) == 16
+            assert len(broker.seen(ROUTE)) == 4
+            for name, server in (("a", broker), ("b", other)):
+                (command,) = server.seen(Request.UPDATE_AND_CREATE_TOPIC)
+                assert command.ext["bname"] == name
+                assert command.ext["attributes"] == "+message.type=FIFO"
+
+    def test_a_route_that_never_comes(self, broker: MockBroker, admin: Admin) -> None:
+        broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+        with pytest.raises(CallTimeout) as caught:
+            admin.create_topic("t", 3, timeout_s=0.1)
+        assert caught.value.topic == "t"
+
+    @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
+    def test_names_that_no_broker_takes(self, name: str, broker: MockBroker, admin: Admin) -> None:
+        with pytest.raises(OptionError, match=r"[Tt]opic"):
+            admin.create_topic(name)
+        with pytest.raises(OptionError, match=r"[Gg]roup"):
+            admin.create_group(name)
+        assert broker.requests == []
+
+    def test_brokers_that_are_not_there(self, broker: MockBroker, admin: Admin) -> None:
+        broker.on(CLUSTER, [ok(cluster(a=broker.address, down="")), ok(cluster(down="")), ok(b"{}")])
+        with pytest.raises(BrokerNotFound, match="no master of x, down") as caught:
+            admin.create_topic("t", brokers=["x", "a", "down"])
+        assert "Known brokers: a, down" in str(caught.value)
+        with pytest.raises(BrokerNotFound, match="down"):
+            admin.create_topic("t")
+        with pytest.raises(BrokerNotFound, match="Known brokers: none"):
+            admin.create_topic("t")
+
+    def test_deleting_goes_to_brokers_first_and_then_to_all_name_servers(
+        self, broker: MockBroker, parts: Parts, admin: Admin
+    ) -> None:
+        codes = (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV)
+        for code in codes:
+            broker.on(code, ok())
+        admin.delete_topic("t")
+        assert [c.code for c in broker.requests if c.code in codes] == list(codes)
+        assert admin.routes.known() == []
+        broker.on(ROUTE, NO_ROUTE)
+        with pytest.raises(RouteNotFound):
+            admin.delete_topic("t")
+
+
+def test_every_request_to_a_broker_names_it(broker: MockBroker, admin: Admin) -> None:
+    to_brokers = (
+        Request.UPDATE_AND_CREATE_TOPIC,
+        Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        Request.UPDATE_BROKER_CONFIG,
+        Request.DELETE_TOPIC_IN_BROKER,
+        Request.DELETE_TOPIC_IN_NAMESRV,
+    )
+    for code in to_brokers:
+        broker.on(code, ok())
+    broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
+    broker.on(Request.GET_CONSUME_STATS, ok(b'{"offsetTable":{}}'))
+    config = b'{"topicName":"t","readQueueNums":1,"writeQueueNums":1,"perm":6}'
+    broker.on(Request.GET_TOPIC_CONFIG, ok(config))
+    admin.create_topic("t")
+    admin.create_group("g")
+    admin.update_broker_config("a", {"x": "1"})
+    assert admin.broker_config("a") == {"a": "1"}
+    assert admin.topic_config("t", "a").read_queues == 1
+    assert admin.consume_stats("g", "t") == {}
+    admin.delete_topic("t")
+    asked = [c for c in broker.requests if c.code not in (ROUTE, CLUSTER, Request.DELETE_TOPIC_IN_NAMESRV)]
+    assert len(asked) == 7
+    assert {c.ext.get("bname") for c in asked} == {"a"}
+
+
+def test_refusals_are_told(broker: MockBroker, admin: Admin) -> None:
+    broker.on(Request.UPDATE_AND_CREATE_TOPIC, refuse(1, "unknown attribute\nmore"))
+    with pytest.raises(ServerFault, match=r"unknown attribute$") as caught:
+        admin.create_topic("t")
+    assert caught.value.addr == broker.address
+
+
+def test_connections_that_were_lent_are_not_closed(broker: MockBroker, parts: Parts) -> None:
+    broker.on(CLUSTER, ok(cluster(a="h:1")))
+    with Admin(f" {broker.address} ; ", parts.calls) as lent:
+        assert set(lent.cluster()) == {"a"}
+    assert set(parts.routes.cluster()) == {"a"}
+    with Admin([broker.address]) as own:
+        own.cluster()
+    with pytest.raises(RocketMQError, match="closed"):
+        own.cluster()
+
+
+class TestRealBroker:
+    def test_the_life_of_a_topic(self, real: Parts, real_admin: Admin, broker_cluster: LocalBroker) -> None:
+        (broker,) = broker_cluster.brokers
+        name = "life-of-a-topic"
+        route = real_admin.create_topic(name, 3, attributes={"message.type": "FIFO"})
+        assert [len(route.readable()), len(route.writable())] == [3, 3]
+        config = real_admin.topic_config(name, broker)
+        assert (config.read_queues, config.attributes["message.type"]) == (3, "FIFO")
+        queue = route.writable()[1]
+        real.routes.get(name)
+        real.sender.send(queue, SendRequest("g", b"x"), real.soon)
+        eventually(lambda: real_admin.describe_topic(name)[queue].max_offset == 1)
+        assert len(real_admin.create_topic(name, read_queues=4, write_queues=2).writable()) == 2
+        assert name in real_admin.topics()
+        real_admin.delete_topic(name)
+        with pytest.raises(RouteNotFound):
+            real_admin.route(name)
+
+    def test_groups_and_their_progress(self, real: Parts, real_admin: Admin, topic: str) -> None:
+        group = f"group-{topic}"
+        real_admin.create_group(group)
+        queues = real_admin.route(topic).readable()
+        real.routes.get(topic)
+        real.brokers.commit(group, {queues[0]: 5}, real.soon)
+        assert real.brokers.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}
+        assert real_admin.consume_stats(group, topic)[queues[0]].consumer_offset == 5
+
+    def test_settings_of_a_broker(self, real_admin: Admin, broker_cluster: LocalBroker) -> None:
+        (broker,) = broker_cluster.brokers
+        before = real_admin.broker_config(broker)["traceTopicEnable"]
+        real_admin.update_broker_config(broker, {"traceTopicEnable": before})
+        assert real_admin.broker_config(broker)["brokerName"] == broker
+
+    def test_names_that_the_broker_refuses(self, real_admin: Admin) -> None:
+        with pytest.raises(RocketMQError, match="conflict with system topic"):
+            real_admin.create_topic("SELF_TEST_TOPIC")
