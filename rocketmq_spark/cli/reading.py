@@ -20,9 +20,10 @@ from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.subscription import ALL, parse_subscription
 
-# Messages of one queue that are held to be merged with those of the others.
-_CHUNK = 256
+# How far one queue is read ahead, its messages held to be merged with the others'; further when a filter drops most.
+_CHUNK, _FILTERED_CHUNK = 256, 8192
 _REST_S = 0.1
 _ROUTE_AGE_S = 10.0
 
@@ -32,13 +33,19 @@ Start = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
 
 
 class TopicReader:
-    """Reads one topic from a position in each queue; ``messages`` goes on where it was left."""
+    """Reads one topic from a position in each queue; ``messages`` goes on where it was left.
 
-    def __init__(self, options: Options, topic: str, on_loss: OnLoss) -> None:
+    ``tags`` (``a || b``) are filtered on the broker and, since that compares hashes, here again.
+    """
+
+    def __init__(self, options: Options, topic: str, on_loss: OnLoss, tags: str | None = None) -> None:
         self._options = options
         self._client = session.client(options)
         self._topic = topic
         self._on_loss = on_loss
+        self._wanted = parse_subscription(tags)
+        self._filter = session.Filter(" || ".join(self._wanted.tags) or ALL)
+        self._chunk = _FILTERED_CHUNK if self._filter else _CHUNK
         self._next: dict[MessageQueue, int] = {}
         self._held: dict[MessageQueue, deque[ReceivedMessage]] = {}
 
@@ -89,7 +96,7 @@ class TopicReader:
         """Read on in ``queues`` until each has something to show or has come to its end."""
         hungry = [q for q in queues if self._next[q] < ends[q]]
         while hungry:
-            self._read([OffsetRange(q, self._next[q], min(self._next[q] + _CHUNK, ends[q])) for q in hungry])
+            self._read([OffsetRange(q, self._next[q], min(self._next[q] + self._chunk, ends[q])) for q in hungry])
             hungry = [q for q in hungry if not self._held[q] and self._next[q] < ends[q]]
         for queue in queues:
             if self._held.get(queue):
@@ -98,17 +105,19 @@ class TopicReader:
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
         for broker_name, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
-            connect = self._client.bulk(broker_name, self._topic)
-            templates = [self._client.pull_template(r.queue, self._options.group) for r in part]
-            settings = session.pull_settings(self._options)
+            dial = self._client.bulk(broker_name, self._topic)
+            templates = [self._client.pull_template(r.queue, self._options.group, self._filter) for r in part]
+            settings = session.pull_settings(self._options, bool(self._filter))
             for r in part:
                 self._held[r.queue] = deque()
-            for window in RangeReader(part, connect, templates, settings, self._on_loss).windows():
+            for window in RangeReader(part, dial, templates, settings, self._on_loss).windows():
                 for piece in window.pieces:
                     body = window.buffer[piece.begin : piece.end].tobytes()
-                    found = decode_messages(body, broker_name)
-                    wanted = (m for m in found if piece.start <= m.queue_offset < piece.limit)
-                    self._held[part[piece.number].queue].extend(wanted)
+                    self._held[part[piece.number].queue].extend(
+                        m
+                        for m in decode_messages(body, broker_name)
+                        if piece.start <= m.queue_offset < piece.limit and self._wanted.accepts(m.tags)
+                    )
             for r in part:
                 self._next[r.queue] = r.end
 

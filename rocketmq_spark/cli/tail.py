@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -36,6 +35,16 @@ def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
+def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    from rocketmq_spark.wire.subscription import parse_subscription
+
+    try:
+        parse_subscription(value)
+    except ValueError as e:
+        raise click.BadParameter(str(e)) from e
+    return value
+
+
 @click.command(cls=Command)
 @click.argument("topic")
 @click.option(
@@ -46,7 +55,7 @@ def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     help="earliest, latest, an offset (in every queue), or a time: 2026-01-31T12:00:00Z (UTC without a zone), "
     "@1769860800000 (milliseconds). [default: latest; with --no-follow earliest]",
 )
-@click.option("--tags", help="Only messages with one of these tags: 'a || b'.")
+@click.option("--tags", callback=_tags, help="Only messages with one of these tags: 'a || b'.")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages, or stop at the end. [default: follow]")
 @connected
@@ -66,11 +75,11 @@ def tail(
     def lost(part: OffsetRange, cause: Cause) -> None:
         output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
-    reader = TopicReader(target.options(), topic, lost)
+    reader = TopicReader(target.options(), topic, lost, tags)
     if begin is None:
         begin = "latest" if follow else "earliest"
     _seek(reader, begin)
-    for message in islice(_tagged(reader.messages(follow), tags), count):
+    for message in islice(reader.messages(follow), count):
         output.item(document(message), line(message))
 
 
@@ -83,16 +92,6 @@ def _seek(reader: TopicReader, begin: str | int | datetime) -> None:
         reader.seek(reading.at_offset(begin))
     else:
         reader.seek(reading.earliest if begin == "earliest" else reading.latest)
-
-
-def _tagged(messages: Iterator[ReceivedMessage], tags: str | None) -> Iterator[ReceivedMessage]:
-    from rocketmq_spark.wire.subscription import parse_subscription
-
-    try:
-        wanted = parse_subscription(tags)
-    except ValueError as e:
-        raise click.BadParameter(str(e), param_hint="--tags") from e
-    return (message for message in messages if wanted.accepts(message.tags))
 
 
 def document(message: ReceivedMessage) -> dict[str, object]:
