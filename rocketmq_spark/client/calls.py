@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import AccessDenied, LocalProtocolError, RocketMQError, error_for
+from rocketmq_spark.errors import AccessDenied, LocalProtocolError, OptionError, RocketMQError, error_for
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import acl, names
@@ -52,8 +52,19 @@ class RotatingCredentials:
     def current(self) -> Credentials:
         known = self._known
         if known is None or time.monotonic() - known[0] > self._max_age_s:
-            known = self._known = (time.monotonic(), self._fetch())
+            known = self._known = (time.monotonic(), self._fetched())
         return known[1]
+
+    def _fetched(self) -> Credentials:
+        try:
+            return self._fetch()
+        except RocketMQError:
+            raise
+        except Exception as e:  # somebody else's code; callers are told errors of ours only
+            raise OptionError(
+                f"credentials cannot be had: {type(e).__name__}",
+                remedy="Look at option 'credentialsProvider' or 'credentialsFile'",
+            ) from e
 
     def sign(self, command: Command) -> Command:
         return self.current().sign(command)

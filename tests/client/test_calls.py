@@ -19,6 +19,7 @@ from rocketmq_spark.errors import (
     ConnectionLost,
     GoAway,
     LocalProtocolError,
+    OptionError,
     RocketMQError,
 )
 from rocketmq_spark.wire import acl
@@ -146,6 +147,20 @@ def test_credentials_that_rotate_are_fetched_again_when_they_are_old() -> None:
     often, seldom = (RotatingCredentials(lambda: next(fetched), age) for age in (-1.0, 60.0))
     assert [often.sign(ping()).ext["AccessKey"] for _ in range(2)] == ["key-0", "key-1"]
     assert [seldom.current().access_key for _ in range(2)] == ["key-2", "key-2"]
+
+
+def test_credentials_that_cannot_be_fetched_are_an_error_of_ours_and_asynchronous_calls_are_told() -> None:
+    def fetch() -> Credentials:
+        raise KeyError("hunter2")
+
+    broken = RotatingCredentials(fetch)
+    with pytest.raises(OptionError, match="KeyError") as caught:
+        broken.sign(ping())
+    assert "hunter2" not in str(caught.value)
+    parts = Parts("127.0.0.1:1", credentials=broken)
+    results: list[object] = []
+    parts.calls.ask_async("127.0.0.1:1", ping(), parts.soon, results.append)
+    assert isinstance(results[0], OptionError)
 
 
 def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Parts) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,14 +112,15 @@ def test_who_waits_for_another_s_dialling_keeps_its_own_deadline(pool: Pool, mon
         assert isinstance(first.exception(5), ConnectionLost)
 
 
-def test_a_dead_address_rests_for_a_moment_that_grows(pool: Pool, dead: str) -> None:
-    rests = []
-    for _ in range(3):
+def test_a_dead_address_rests_for_a_moment_that_grows(pool: Pool, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=slept.append))
+    for _ in range(9):
         with pytest.raises(ConnectionLost, match="refused"):
-            pool.get(dead, soon())
-        rests.append(pool._slots[dead].rest_until - time.monotonic())
-    assert 0 < rests[0] <= 0.05
-    assert rests[0] < rests[1] < rests[2] <= 0.2
+            pool.get(dead, soon(60))
+    assert 0.025 <= slept[0] <= 0.05
+    assert slept[0] < slept[1] < slept[2]
+    assert 1.0 <= slept[-1] <= 2.0
 
 
 def test_when_there_is_no_time_to_rest_the_earlier_error_is_told(
