@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import Any
 
 from rocketmq_spark.errors import OptionError
@@ -59,7 +59,7 @@ def _shares(options: Options, queues: Sequence[MessageQueue], count: int) -> lis
     if options.allocation_strategy == "environment":  # gives all of them to everybody
         return [sorted(queues)]
     consumers = [partition_id(i) for i in range(count)]
-    config = _config(options)
+    config = _config(options, consumers)
     shares: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
     for _, of_topic in groupby(sorted(queues), key=lambda queue: queue.topic):
         for consumer, share in allocate_all(options.allocation_strategy, list(of_topic), consumers, **config).items():
@@ -67,11 +67,12 @@ def _shares(options: Options, queues: Sequence[MessageQueue], count: int) -> lis
     return [shares[consumer] for consumer in consumers]
 
 
-def _config(options: Options) -> dict[str, Any]:
+def _config(options: Options, consumers: Sequence[str]) -> dict[str, Any]:
+    rooms = options.partition_rooms
     given: dict[str, Any] = {
         "allocationConfig": options.allocation_config,
         "machineRooms": list(options.machine_rooms) or None,
-        "partitionRooms": list(options.partition_rooms) or None,
+        "partitionRooms": dict(zip(consumers, cycle(rooms), strict=False)) if rooms else None,
         "environment": options.environment,
         "environments": options.environments,
     }

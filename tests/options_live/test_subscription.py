@@ -1,0 +1,168 @@
+"""What is read: topics, queues and filters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import OptionError, RouteNotFound
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message
+from rocketmq_spark.wire import rpc
+from tests.reading import bodies, feed, names, plan, post, read
+
+MakeTopic = Callable[..., str]
+
+
+@pytest.fixture
+def two(rocketmq: LocalBroker, make_topic: MakeTopic) -> tuple[tuple[str, set[str]], tuple[str, set[str]]]:
+    """Two topics with what is in them."""
+    first, second = make_topic(queues=2), make_topic(queues=2)
+    return (first, set(feed(rocketmq, first, 6))), (second, set(feed(rocketmq, second, 4)))
+
+
+def tagged(mq: LocalBroker, topic: str, *tags: str | None) -> dict[str, str | None]:
+    """A message per tag; tags by body."""
+    made = dict(zip(names(len(tags)), tags, strict=True))
+    post(mq, [Message(topic, body.encode(), tags=tag) for body, tag in made.items()])
+    return made
+
+
+def test_subscribe__names_the_topics_and_no_others(rocketmq, two):
+    (first, in_first), (second, in_second) = two
+    assert set(bodies(read(rocketmq, subscribe=first))) == in_first
+    assert set(bodies(read(rocketmq, subscribe=f"{first}, {second}"))) == in_first | in_second
+    assert set(bodies(read(rocketmq, subscribe=[second]))) == in_second
+
+
+def test_subscribe__a_missing_topic_is_an_error_with_the_nearest_names(rocketmq, topic):
+    with pytest.raises(RouteNotFound) as e:
+        read(rocketmq, subscribe=topic + "x")
+    assert e.value.topic == topic + "x"
+    assert topic in str(e.value)
+    assert rocketmq.name_server in str(e.value)
+
+
+def test_subscribe_pattern__matches_whole_names_of_user_topics(rocketmq, two):
+    (first, in_first), (second, in_second) = two
+    assert set(bodies(read(rocketmq, subscribePattern=f"{first}|{second}"))) == in_first | in_second
+    assert set(bodies(read(rocketmq, subscribePattern=f"{first[:-1]}."))) == in_first
+    with pytest.raises(RouteNotFound):
+        read(rocketmq, subscribePattern=first[:-1])
+    everything = {r.queue.topic for task in plan(rocketmq, subscribePattern=".*") for r in task}
+    assert {first, second} <= everything
+    assert not {t for t in everything if t.startswith(("%RETRY%", "%DLQ%", "rmq_", "RMQ_", "SCHEDULE_", "TBW102"))}
+    assert not everything & {"DefaultCluster", "broker-a", "BenchmarkTest", "OFFSET_MOVED_EVENT"}
+
+
+def test_assign__reads_only_these_queues(rocketmq, make_topic):
+    topic = make_topic(queues=4)
+    there = {queue: set(feed(rocketmq, topic, 3, queues=[queue])) for queue in range(4)}
+    assert set(bodies(read(rocketmq, assign={topic: {"broker-a": [1, 3]}}))) == there[1] | there[3]
+    with pytest.raises(OptionError, match=f"{topic}/broker-a/4"):
+        read(rocketmq, assign={topic: {"broker-a": [3, 4]}})
+
+
+def internal(mq: LocalBroker, name: str) -> None:
+    """A retry or dead-letter topic, as a broker makes them."""
+    command = rpc.UPDATE_AND_CREATE_TOPIC.request(
+        topic=name,
+        defaultTopic="TBW102",
+        readQueueNums=1,
+        writeQueueNums=1,
+        perm=6,
+        topicFilterType="SINGLE_TAG",
+        topicSysFlag=0,
+        order=False,
+    )
+    mq.admin.brokers.calls.ask(mq.address("broker-a"), command)
+    deadline = Deadline.after(20)
+    while name not in mq.admin.topics():
+        assert not deadline.expired
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("prefix", ["%RETRY%", "%DLQ%"])
+def test_include_internal__lets_a_pattern_match_retry_and_dead_letter_topics(rocketmq, make_topic, prefix):
+    plain = make_topic(queues=1)
+    special = f"{prefix}g-{plain}"
+    internal(rocketmq, special)
+    pattern = f".*{plain}"
+    ours = set(feed(rocketmq, plain, 2))
+    theirs = set(feed(rocketmq, special, 2))
+    assert set(bodies(read(rocketmq, subscribePattern=pattern))) == ours
+    assert set(bodies(read(rocketmq, subscribePattern=pattern, includeInternal=True))) == ours | theirs
+    assert set(bodies(read(rocketmq, subscribe=special))) == theirs
+
+
+def test_tags__filter_on_the_broker(rocketmq, topic):
+    made = tagged(rocketmq, topic, "vip", "new", "old", None)
+    assert set(bodies(read(rocketmq, subscribe=topic, tags="vip || new"))) == {
+        b for b, t in made.items() if t in ("vip", "new")
+    }
+    assert set(bodies(read(rocketmq, subscribe=topic, tags="*"))) == set(made)
+
+
+def test_tags__with_the_same_hash_are_told_apart(rocketmq, topic):
+    made = tagged(rocketmq, topic, "Aa", "BB", "Aa", "BB")
+    found = read(rocketmq, subscribe=topic, tags="Aa")
+    assert {row["tags"] for row in found} == {"Aa"}
+    assert set(bodies(found)) == {b for b, t in made.items() if t == "Aa"}
+    found = read(rocketmq, subscribe=topic, tags="BB", columns="body")
+    assert set(bodies(found)) == {b for b, t in made.items() if t == "BB"}
+
+
+def test_tags__per_topic(rocketmq, make_topic):
+    first, second = make_topic(queues=2), make_topic(queues=2)
+    a, b = tagged(rocketmq, first, "x", "y"), tagged(rocketmq, second, "x", "y")
+    found = read(rocketmq, subscribe=[first, second], tags={first: "x"})
+    assert set(bodies(found)) == {body for body, tag in a.items() if tag == "x"} | set(b)
+
+
+def numbered(mq: LocalBroker, topic: str, count: int) -> list[str]:
+    made = names(count)
+    post(mq, [Message(topic, body.encode(), properties={"n": str(n)}) for n, body in enumerate(made)])
+    return made
+
+
+def test_sql__filters_on_the_broker(rocketmq, topic):
+    made = numbered(rocketmq, topic, 20)
+    assert set(bodies(read(rocketmq, subscribe=topic, sql="n >= 15"))) == set(made[15:])
+    assert set(bodies(read(rocketmq, subscribe=topic, sql="n BETWEEN 3 AND 5 OR n = 7"))) == {*made[3:6], made[7]}
+
+
+def test_sql__that_is_invalid_is_refused_and_not_answered_with_everything(rocketmq, topic):
+    numbered(rocketmq, topic, 5)
+    with pytest.raises(OptionError, match="n >") as e:
+        read(rocketmq, subscribe=topic, sql="n >")
+    assert "sql" in str(e.value)
+    with pytest.raises(OptionError):
+        read(rocketmq, subscribe=topic, sql={topic: "n BETWEEN"})
+
+
+def test_sql__per_topic(rocketmq, make_topic):
+    first, second = make_topic(queues=2), make_topic(queues=2)
+    a, b = numbered(rocketmq, first, 4), numbered(rocketmq, second, 4)
+    found = read(rocketmq, subscribe=[first, second], sql={first: "n < 2", second: "n = 3"})
+    assert set(bodies(found)) == {*a[:2], b[3]}
+
+
+def test_sql__and_tags_exclude_each_other(rocketmq, topic):
+    with pytest.raises(OptionError, match="exclude each other"):
+        read(rocketmq, subscribe=topic, sql="n = 1", tags="x")
+
+
+def test_topic_wait__for_a_topic_that_does_not_exist_yet(rocketmq):
+    late, never = f"late-{names(1)[0]}", f"never-{names(1)[0]}"
+    started = time.monotonic()
+    with pytest.raises(RouteNotFound):
+        read(rocketmq, subscribe=never, topicWait="1s")
+    assert time.monotonic() - started >= 1.0
+    creation = threading.Timer(0.5, rocketmq.create_topic, (late, 2))
+    creation.start()
+    assert read(rocketmq, subscribe=late, topicWait="60s") == []
+    creation.join()

@@ -1,0 +1,224 @@
+"""Sources driven without Spark: the readers that the data source makes, called in Spark's order, offsets as JSON text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.datasource import RocketMQDataSource
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.source.readers import RocketMQReader, RocketMQStreamReader
+from tests.mockbroker import eventually
+
+Row = dict[str, Any]
+_numbers = itertools.count()
+_pause = threading.Event()
+_TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "binary": BinaryType(),
+    "boolean": BooleanType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "array<string>": ArrayType(StringType()),
+    "map<string,string>": MapType(StringType(), StringType()),
+}
+
+
+def text(value: object) -> str:
+    """An option as Spark hands it over."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def data_source(options: Mapping[str, object]) -> tuple[RocketMQDataSource, StructType]:
+    source = RocketMQDataSource({name: text(value) for name, value in options.items()})
+    schema = StructType()
+    for column in source.schema().split(", "):
+        name, kind = column.replace("`", "").rsplit(" ", 1)
+        schema.add(name, _TYPES[kind])
+    return source, schema
+
+
+def batch_reader(mq: LocalBroker | str, **options: object) -> RocketMQReader:
+    source, schema = data_source({"nameServer": _server(mq), "routeRefresh": 0, **options})
+    return source.reader(schema)
+
+
+def stream_reader(mq: LocalBroker | str, **options: object) -> RocketMQStreamReader:
+    source, schema = data_source({"nameServer": _server(mq), "routeRefresh": 0, **options})
+    return source.streamReader(schema)
+
+
+def _server(mq: LocalBroker | str) -> str:
+    return mq if isinstance(mq, str) else mq.name_server
+
+
+def plan(mq: LocalBroker | str, **options: object) -> list[list[OffsetRange]]:
+    """The tasks of a batch read."""
+    return ranges_of(batch_reader(mq, **options).partitions())
+
+
+def ranges_of(partitions: Iterable[InputPartition]) -> list[list[OffsetRange]]:
+    return [list(partition.value) for partition in partitions]
+
+
+def read(mq: LocalBroker | str, **options: object) -> list[Row]:
+    """The rows of a batch read."""
+    reader = batch_reader(mq, **options)
+    return rows(reader, reader.partitions())
+
+
+def rows(reader: RocketMQReader | RocketMQStreamReader, partitions: Iterable[InputPartition]) -> list[Row]:
+    """What tasks give; reader and partitions travel as they do in Spark."""
+    found: list[Row] = []
+    for partition in partitions:
+        sent = pickle.loads(pickle.dumps(partition))
+        for batch in reader.read(sent):
+            found += batch.to_pylist()
+    return found
+
+
+def bodies(found: Iterable[Row]) -> list[str]:
+    return [row["body"].decode() for row in found]
+
+
+def positions(offset: str) -> dict[MessageQueue, int]:
+    """The next offsets to read that an offset text names."""
+    return {
+        MessageQueue(topic, broker, int(queue)): value
+        for topic, brokers in json.loads(offset)["topics"].items()
+        for broker, queues in brokers.items()
+        for queue, value in queues.items()
+    }
+
+
+def canonical(offset: Mapping[str, Any]) -> str:
+    """As Spark's runner writes it: in the order of the dict."""
+    return json.dumps(offset, separators=(",", ":"))
+
+
+class Run:
+    """One run of a streaming query. ``offset`` is the last line of its log; give it to the next run."""
+
+    def __init__(
+        self, mq: LocalBroker | str, offset: str | None = None, *, available_now: bool = False, **options: object
+    ) -> None:
+        self.reader = stream_reader(mq, **options)
+        if available_now:
+            self.reader.prepareForTriggerAvailableNow()
+        self.limit = self.reader.getDefaultReadLimit()
+        self.offset = canonical(self.reader.initialOffset()) if offset is None else offset
+        self.read: list[str] = []
+
+    def latest(self, limit: ReadLimit | None = None) -> str:
+        return canonical(self.reader.latestOffset(json.loads(self.offset), limit or self.limit))
+
+    def plan(self, end: str) -> list[InputPartition]:
+        return list(self.reader.partitions(json.loads(self.offset), json.loads(end)))
+
+    def batch(self, limit: ReadLimit | None = None) -> list[Row]:
+        """The next batch; empty when there is none."""
+        end = self.latest(limit)
+        if end == self.offset:
+            return []
+        found = rows(self.reader, self.plan(end))
+        self.offset = end
+        self.read += bodies(found)
+        return found
+
+    def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
+        """Batches until ``condition`` holds."""
+        deadline = Deadline.after(seconds)
+        while not condition():
+            assert not deadline.expired, f"not in time; {len(self.read)} read, now at {self.offset}"
+            if not self.batch():
+                _pause.wait(0.02)
+
+    def drain(self, expected: Iterable[str], seconds: float = 60.0) -> None:
+        """Batches until all that is expected was read."""
+        wanted = set(expected)
+        self.until(lambda: wanted <= set(self.read), seconds)
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        return positions(self.offset)
+
+
+def names(count: int, prefix: str = "m") -> list[str]:
+    """Bodies that no other message of this session has."""
+    return [f"{prefix}-{next(_numbers)}" for _ in range(count)]
+
+
+def feed(
+    mq: LocalBroker | str,
+    topic: str,
+    count: int = 10,
+    queues: Sequence[int | MessageQueue] | None = None,
+    **message: Any,
+) -> list[str]:
+    """Send ``count`` messages, in equal parts to the queues of the topic (or those ids); returns when all can be read."""
+    made = names(count)
+    post(mq, [Message(topic, body.encode(), **message) for body in made], queues)
+    return made
+
+
+def post(
+    mq: LocalBroker | str, messages: Sequence[Message], queues: Sequence[int | MessageQueue] | None = None
+) -> None:
+    """Send messages of one topic, in slices to its queues in their order; returns when all can be read."""
+    topic = messages[0].topic
+    ends: dict[MessageQueue, int] = {}
+    with Producer(name_server=_server(mq), group="feed", send_timeout="30s") as producer:
+        targets = [q for q in sorted(producer.queues(topic)) if queues is None or q in queues or q.queue_id in queues]
+        step = -(-len(messages) // len(targets))
+        for number, queue in enumerate(targets):
+            most = 1 if topic.startswith("%RETRY%") else 500  # those cannot be batched
+            for at in range(number * step, min((number + 1) * step, len(messages)), most):
+                part = messages[at : min(at + most, (number + 1) * step)]
+                result = producer.send_batch(part, queue) if most > 1 else producer.send(part[0], queue=queue)
+                assert result.queue_offset is not None
+                ends[queue] = result.queue_offset + len(part)
+    await_indexed(mq, ends)
+
+
+def await_indexed(mq: LocalBroker | str, ends: Mapping[MessageQueue, int], seconds: float = 30.0) -> None:
+    """The index is made a moment after the acknowledgement."""
+    if not isinstance(mq, LocalBroker):
+        return
+    brokers = mq.admin.brokers
+
+    def indexed() -> bool:
+        found = brokers.bounds(ends, Deadline.after(5.0))
+        return all(queue in found and found[queue].max_offset >= end for queue, end in ends.items())
+
+    eventually(indexed, seconds)
