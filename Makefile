@@ -12,16 +12,16 @@ demo: java $(READY)
 
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java check
-	@$(PYTEST) --complete
+	@$(PYTEST) --complete $(OPTIONS)
 
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
 soak: java $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=full $(PYTEST) -rP
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark
 
 bench: java $(READY)
-	@for benchmark in benchmarks/[a-z]*.py; do $(BIN)/python $$benchmark || exit 1; done
+	@$(BIN)/python -m benchmarks
 
 docs: $(READY)
 	@$(BIN)/python docs/write_options.py && $(BIN)/python -m rocketmq_spark.localbroker conf

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import settings
+
+from tests.scale import SCALE
 
 # What a test needs, by the fixture that gives it; tests that need less come first.
 NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
 # Folders and files whose tests start processes of their own come after the quick ones too.
-PROCESSES = {"broker", "cli", "localbroker", "notebooks", "spark", "witness", "test_packaging.py"}
+PROCESSES = {"broker", "cli", "localbroker", "notebooks", "spark", "witness", "test_packaging.py", "test_testing.py"}
+# A busy machine takes its time: examples have no deadline of their own, tests have pytest's. What has passed passes again
+# tomorrow; new examples are looked for with full counts.
+settings.register_profile("house", deadline=None, derandomize=SCALE < 1)
+settings.load_profile("house")
+
 _seen = pytest.StashKey[Counter[str]]()
 
 

@@ -97,6 +97,7 @@ MANY_ARGUMENTS = {
     "rocketmq_spark.localbroker.cluster.__init__": 12,
     "rocketmq_spark.options._row": 7,
     "tests.harness.store": 14,
+    "tests.source.windows.answers": 7,
     "tests.witness.java_send": 8,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ def test_fixtures_and_the_log_of_a_failed_test(tmp_path: Path) -> None:
         str(tmp_path),
         str(tmp_path),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    env = {**os.environ, "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120, check=False)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "RocketMQ log" in done.stdout
     assert "create new topic" in done.stdout
