@@ -1,0 +1,249 @@
+import java.util.ArrayList;
+import java.util.BitSet;
+import java.util.Collection;
+import java.util.List;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.atomic.AtomicReference;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/** RocketMQ's own Java client, timed. Written for Janino: no lambdas, no inferred type arguments. */
+public class Bench {
+    public static void main(String[] args) throws Exception {
+        String mode = args[0];
+        String nameServer = args[1];
+        String topic = args[2];
+        long count = Long.parseLong(args[3]);
+        if (mode.equals("lite")) {
+            lite(nameServer, topic, count, Integer.parseInt(args[4]), Integer.parseInt(args[5]));
+        } else if (mode.equals("pull")) {
+            pull(nameServer, topic, count, Integer.parseInt(args[4]), Integer.parseInt(args[5]));
+        } else if (mode.equals("batch")) {
+            batch(nameServer, topic, count, Integer.parseInt(args[4]), Integer.parseInt(args[5]), Integer.parseInt(args[6]));
+        } else {
+            auto(nameServer, topic, count, Integer.parseInt(args[4]));
+        }
+        System.exit(0);
+    }
+
+    /** Which offsets of each queue were seen: a reader that reads a message twice is fast and wrong. */
+    static final class Seen {
+        final BitSet[] byQueue = new BitSet[64];
+        long messages;
+        long distinct;
+        long bytes;
+
+        synchronized void take(List messages) {
+            for (int i = 0; i < messages.size(); i++) {
+                MessageExt m = (MessageExt) messages.get(i);
+                if (byQueue[m.getQueueId()] == null) {
+                    byQueue[m.getQueueId()] = new BitSet();
+                }
+                if (!byQueue[m.getQueueId()].get((int) m.getQueueOffset())) {
+                    byQueue[m.getQueueId()].set((int) m.getQueueOffset());
+                    distinct++;
+                }
+                // All that a user would touch, as the Spark source does.
+                bytes += m.getBody().length + m.getProperties().size();
+                this.messages++;
+            }
+        }
+
+        void print(long nanos) {
+            System.out.println("{\"messages\":" + messages + ",\"distinct\":" + distinct + ",\"seconds\":" + nanos / 1e9 + "}");
+        }
+    }
+
+    static void lite(String nameServer, String topic, long count, int batchSize, int threads) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("bench_" + System.nanoTime());
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setAutoCommit(false);
+        consumer.setPullBatchSize(batchSize);
+        consumer.setPullThreadNums(threads);
+        consumer.start();
+        Collection queues = consumer.fetchMessageQueues(topic);
+        long begin = System.nanoTime();
+        consumer.assign(queues);
+        for (java.util.Iterator it = queues.iterator(); it.hasNext();) {
+            consumer.seekToBegin((MessageQueue) it.next());
+        }
+        Seen seen = new Seen();
+        long last = System.nanoTime();
+        while (seen.distinct < count && System.nanoTime() - last < 20000000000L) {
+            List messages = consumer.poll(100);
+            if (!messages.isEmpty()) {
+                seen.take(messages);
+                last = System.nanoTime();
+            }
+        }
+        seen.print(System.nanoTime() - begin);
+    }
+
+    static void pull(final String nameServer, final String topic, long count, final int maxNums, final int threads) throws Exception {
+        final DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("bench_" + System.nanoTime());
+        consumer.setNamesrvAddr(nameServer);
+        consumer.start();
+        final List all = new ArrayList(consumer.fetchSubscribeMessageQueues(topic));
+        final AtomicInteger next = new AtomicInteger();
+        final Seen total = new Seen();
+        final AtomicReference failure = new AtomicReference();
+        final CountDownLatch done = new CountDownLatch(threads);
+        long begin = System.nanoTime();
+        for (int t = 0; t < threads; t++) {
+            new Thread() {
+                public void run() {
+                    try {
+                        for (int i = next.getAndIncrement(); i < all.size(); i = next.getAndIncrement()) {
+                            MessageQueue queue = (MessageQueue) all.get(i);
+                            long end = consumer.maxOffset(queue);
+                            long at = consumer.minOffset(queue);
+                            while (at < end) {
+                                PullResult result = consumer.pull(queue, "*", at, maxNums);
+                                if (result.getMsgFoundList() != null) {
+                                    total.take(result.getMsgFoundList());
+                                }
+                                at = result.getNextBeginOffset();
+                            }
+                        }
+                    } catch (Throwable e) {
+                        failure.set(e);
+                    } finally {
+                        done.countDown();
+                    }
+                }
+            }.start();
+        }
+        done.await();
+        if (failure.get() != null) {
+            throw new RuntimeException((Throwable) failure.get());
+        }
+        total.print(System.nanoTime() - begin);
+    }
+
+    static byte[] body(int size) {
+        byte[] bytes = new byte[size];
+        ThreadLocalRandom.current().nextBytes(bytes);
+        return bytes;
+    }
+
+    static Message message(String topic, byte[] body, long i) {
+        Message m = new Message(topic, "tag" + i % 4, "key-" + i, body);
+        m.putUserProperty("region", "eu-west");
+        m.putUserProperty("amount", Long.toString(i));
+        return m;
+    }
+
+    static DefaultMQProducer producer(String nameServer) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("bench_" + System.nanoTime());
+        producer.setNamesrvAddr(nameServer);
+        producer.setSendMsgTimeout(60000);
+        producer.setRetryTimesWhenSendFailed(20);
+        producer.setMaxMessageSize(4 * 1024 * 1024);
+        return producer;
+    }
+
+    static void batch(String nameServer, final String topic, final long count, final int size, final int batchBytes, final int threads) throws Exception {
+        final DefaultMQProducer producer = producer(nameServer);
+        producer.start();
+        final List queues = producer.fetchPublishMessageQueues(topic);
+        final AtomicLong sent = new AtomicLong();
+        final AtomicInteger turn = new AtomicInteger();
+        final AtomicReference failure = new AtomicReference();
+        final CountDownLatch done = new CountDownLatch(threads);
+        final int perBatch = Math.max(1, batchBytes / (size + 150));
+        long begin = System.nanoTime();
+        for (int t = 0; t < threads; t++) {
+            final long share = count / threads + (t < count % threads ? 1 : 0);
+            new Thread() {
+                public void run() {
+                    try {
+                        byte[] body = body(size);
+                        long mine = 0;
+                        while (mine < share) {
+                            List batch = new ArrayList();
+                            for (int i = 0; i < perBatch && mine < share; i++, mine++) {
+                                batch.add(message(topic, body, mine));
+                            }
+                            MessageQueue queue = (MessageQueue) queues.get(turn.getAndIncrement() % queues.size());
+                            send(producer, batch, queue);
+                            sent.addAndGet(batch.size());
+                        }
+                    } catch (Throwable e) {
+                        failure.set(e);
+                    } finally {
+                        done.countDown();
+                    }
+                }
+            }.start();
+        }
+        done.await();
+        if (failure.get() != null) {
+            throw new RuntimeException((Throwable) failure.get());
+        }
+        print(sent.get(), System.nanoTime() - begin);
+    }
+
+    /** A busy broker says so, and did not store the batch: ask again, as our sink does. */
+    static void send(DefaultMQProducer producer, List batch, MessageQueue queue) throws Exception {
+        for (int attempt = 0;; attempt++) {
+            try {
+                SendResult result = producer.send((Collection) batch, queue);
+                if (result.getSendStatus() != SendStatus.SEND_OK) {
+                    throw new RuntimeException(result.toString());
+                }
+                return;
+            } catch (org.apache.rocketmq.client.exception.MQBrokerException e) {
+                if (e.getResponseCode() != 2 || attempt > 200) {
+                    throw e;
+                }
+                Thread.sleep(20);
+            }
+        }
+    }
+
+    static void auto(String nameServer, String topic, long count, int size) throws Exception {
+        DefaultMQProducer producer = producer(nameServer);
+        producer.setAutoBatch(true);
+        producer.start();
+        final AtomicLong sent = new AtomicLong();
+        final AtomicReference failure = new AtomicReference();
+        byte[] body = body(size);
+        long begin = System.nanoTime();
+        for (long i = 0; i < count && failure.get() == null; i++) {
+            while (i - sent.get() > 50000) {
+                Thread.sleep(1);
+            }
+            producer.send(message(topic, body, i), new SendCallback() {
+                public void onSuccess(SendResult result) {
+                    sent.incrementAndGet();
+                }
+
+                public void onException(Throwable e) {
+                    failure.set(e);
+                }
+            });
+        }
+        while (sent.get() < count && failure.get() == null) {
+            Thread.sleep(1);
+        }
+        if (failure.get() != null) {
+            throw new RuntimeException((Throwable) failure.get());
+        }
+        print(sent.get(), System.nanoTime() - begin);
+    }
+
+    static void print(long sent, long nanos) {
+        System.out.println("{\"messages\":" + sent + ",\"distinct\":" + sent + ",\"seconds\":" + nanos / 1e9 + "}");
+    }
+}

@@ -1,0 +1,66 @@
+"""The Java client as a timed peer (``Bench.java``), compiled by the Janino inside PySpark."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker.java import find_java
+
+SOURCE = Path(__file__).with_name("Bench.java")
+
+
+@functools.cache
+def class_path() -> str:
+    return os.pathsep.join(map(str, distro.fetch(["core"], quiet=True)))
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="rocketmq-bench-", ignore_cleanup_errors=True)
+
+
+@functools.cache
+def compiled() -> Path:
+    folder = Path(_scratch().name)
+    jars = Path(pyspark.__file__).parent / "jars"
+    compiler = os.pathsep.join(
+        str(jar) for name in ("janino", "commons-compiler") for jar in jars.glob(f"{name}-*.jar")
+    )
+    command = [
+        str(find_java().path), "-cp", compiler, "org.codehaus.commons.compiler.samples.CompilerDemo",
+        "-encoding", "UTF-8", "-d", str(folder), "-classpath", class_path(), str(SOURCE),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode or not (folder / "Bench.class").exists():
+        raise RuntimeError(f"{SOURCE.name} does not compile:\n{done.stdout}{done.stderr}")
+    return folder
+
+
+def run(mode: str, name_server: str, topic: str, count: int, *arguments: int) -> dict[str, Any]:
+    """One timed run in a JVM of its own: messages, distinct messages, seconds, CPU seconds of that JVM.
+
+    The JVM's start is not in the seconds, but its warm-up is, as it is for every peer.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [
+        str(find_java().path), "-Xmx2g", f"-Duser.home={compiled()}",
+        "-cp", os.pathsep.join([str(compiled()), class_path()]),
+        "Bench", mode, name_server, topic, str(count), *map(str, arguments),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"Bench {mode} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {**json.loads(lines[-1]), "cpu_client": cpu}

@@ -1,0 +1,78 @@
+"""The Spark session of the benchmarks, and what is read and written with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from rocketmq_spark import LocalBroker
+
+
+def session(slots: int = 2) -> SparkSession:
+    """A quiet local session with the settings that docs/performance.md recommends."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.execution.python.udf.buffer.size": "1048576",
+        "spark.log.level": "ERROR",
+    }
+    builder = SparkSession.builder.master(f"local[{slots}]").appName("rocketmq-spark-bench")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def source(spark: SparkSession, broker: LocalBroker, topic: str, **options: str) -> DataFrame:
+    reader = spark.read.format("rocketmq").option("nameServer", broker.name_server).option("subscribe", topic)
+    return reader.options(**options).load()
+
+
+def counted(frame: DataFrame, name: str) -> tuple[DataFrame, Any]:
+    """``frame`` with a count observed on the way: a second pass would be a second read."""
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import count, lit
+
+    seen = Observation(name)
+    return frame.observe(seen, count(lit(1)).alias("rows")), seen
+
+
+def available_now(spark: SparkSession, broker: LocalBroker, topic: str, **options: str) -> int:
+    """Read everything as a stream that ends; rows read."""
+    reader = spark.readStream.format("rocketmq").option("nameServer", broker.name_server).option("subscribe", topic)
+    stream = reader.option("startingOffsets", "earliest").options(**options).load()
+    with tempfile.TemporaryDirectory() as folder:
+        writer = stream.writeStream.format("noop").option("checkpointLocation", folder)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+def rows(spark: SparkSession, count: int, size: int, slots: int = 2) -> DataFrame:
+    """``count`` rows to write, generated in the JVM."""
+    filler = f"rpad(cast(id as string), {size}, 'x')"
+    return spark.range(0, count, 1, slots).selectExpr(
+        f"cast({filler} as binary) body",
+        "concat('tag', id % 4) tags",
+        "concat('key-', id) keys",
+        "map('region', 'eu-west', 'amount', cast(id as string)) properties",
+    )
+
+
+def chunks(total: int, size: int) -> Iterator[int]:
+    while total > 0:
+        yield min(size, total)
+        total -= size
