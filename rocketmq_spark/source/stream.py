@@ -7,11 +7,13 @@ again from the brokers. Any method may be the first one called.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import BrokerNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
@@ -38,6 +40,7 @@ class Stream:
         self._initial: Offsets | None = None
         self._frozen: dict[MessageQueue, int] | None = None
         self._opened = False
+        self._compared = False
 
     def initial(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
@@ -54,7 +57,7 @@ class Stream:
         """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
         self._open(begin)
         self._publisher.publish(begin.positions)
-        view = _trusted(self._catalog.recent(), begin)
+        view = self._view(begin)
         moved = self._moved(begin, view)
         ends = self._ends(view)
         begins = {queue: view.bounds[queue].min_offset for queue in ends}
@@ -66,6 +69,26 @@ class Stream:
         if end is moved and moved is begin:
             return begin
         return self._completed(begin, moved, end, view)
+
+    def _view(self, begin: Offsets) -> View:
+        """What exists now. A run that ends with what was there at its start waits for brokers that have some of it."""
+        deadline = Deadline.after(self._options.read_deadline)
+        while True:
+            view = _trusted(self._catalog.recent(), begin)
+            missing = [
+                queue
+                for queue, end in (self._frozen or {}).items()
+                if queue not in view.bounds and queue.topic not in view.deleted and end > begin.positions.get(queue, 0)
+            ]
+            missing = [queue for queue in missing if queue not in self._catalog.hidden(missing, view)]
+            if not missing:
+                return view
+            if deadline.expired:
+                raise BrokerNotFound(
+                    f"no broker answers for {positions.listed(missing)}, which this run has to read to its end",
+                    remedy="Look at the brokers, or raise option 'readDeadline'",
+                )
+            time.sleep(0.2)
 
     def _completed(self, begin: Offsets, moved: Offsets, end: Offsets, view: View) -> Offsets:
         """The end with all that a restart must know."""
@@ -103,12 +126,24 @@ class Stream:
         ranges = planner.ranges(start, end)
         if not ranges:
             return []
-        bounds = self._catalog.recent().bounds if self._opened else self._catalog.sweep().bounds
+        view = self._catalog.recent() if self._opened else self._catalog.sweep()
+        bounds = view.bounds
+        if not self._opened:
+            ranges = self._same_topics(start, view, ranges)
         self._open(start)
         lost = planner.truncated(ranges, bounds)
         loss.report(self._options.fail_on_data_loss, [(part, Cause.TRUNCATED) for part in lost])
         ranges = planner.without(ranges, lost)
         return tasks.partitions(self._catalog.client, allocation.tasks(self._options, bounds, ranges))
+
+    def _same_topics(self, start: Offsets, view: View, ranges: list[OffsetRange]) -> list[OffsetRange]:
+        """Without the ranges of topics that were made again while the query was down: their offsets mean other messages."""
+        suspected = recreation.suspects(start, view.bounds, {r.queue for r in ranges})
+        group, client = self._options.group, self._catalog.client
+        gone = set(recreation.recreated(client, group, start.positions, suspected, self._deadline()))
+        lost = [(r, Cause.WENT_BACK) for r in ranges if r.queue in gone]
+        loss.report(self._options.fail_on_data_loss, lost)
+        return [r for r in ranges if r.queue not in gone]
 
     def _open(self, begin: Offsets) -> None:
         """Once per run: what only a start can tell."""
@@ -136,6 +171,8 @@ class Stream:
         for part in planner.went_back(found.positions, view.bounds):
             lost.append((part, Cause.WENT_BACK))
             restart[part.queue] = view.bounds[part.queue].min_offset
+        if self._frozen is not None:
+            lost += [(part, Cause.WENT_BACK) for part in self._shrunk(self._frozen, found, view)]
         for queue in self._recreated(found, view):
             position = found.positions[queue]
             lost.append((OffsetRange(queue, position, position), Cause.WENT_BACK))
@@ -152,6 +189,16 @@ class Stream:
         kept.update({part.queue: part.end for part in skipped})
         marks = {queue: mark for queue, mark in found.marks.items() if queue not in restart and queue in kept}
         return Offsets(kept, {**restart, **{part.queue: part.end for part in skipped}}, marks, found.filter)
+
+    def _shrunk(self, frozen: dict[MessageQueue, int], found: Offsets, view: View) -> list[OffsetRange]:
+        """What was there when the run began and is not any more: the end of a queue went back. Told once."""
+        parts = []
+        for queue, end in sorted(frozen.items()):
+            bounds = view.bounds.get(queue)
+            if bounds is not None and found.positions.get(queue, 0) <= bounds.max_offset < end:
+                parts.append(OffsetRange(queue, bounds.max_offset, end))
+                frozen[queue] = bounds.max_offset
+        return parts
 
     def _subscribed(self, begin: Offsets) -> Offsets:
         topics = set(self._catalog.topics_or_last())
@@ -174,7 +221,8 @@ class Stream:
     def _recreated(self, found: Offsets, view: View) -> Iterable[MessageQueue]:
         moving = {q for q, b in view.bounds.items() if b.max_offset > found.positions.get(q, b.max_offset)}
         suspected = recreation.suspects(found, view.bounds, moving)
-        if self._initial is not None and len(suspected) > _CHECKED_QUEUES:
+        first, self._compared = not self._compared, True
+        if len(suspected) > _CHECKED_QUEUES and not (first and self._initial is None):
             return []
         group = self._options.group
         return recreation.recreated(self._catalog.client, group, found.positions, suspected, self._deadline())
