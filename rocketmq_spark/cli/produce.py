@@ -71,8 +71,8 @@ def produce(
             replace(order, tags=tags or order.tags, keys=keys or order.keys, properties=properties)
             for order in _orders(topic, rate, count, stop)
         )
+    _check_topic(target, topic)
     with target.producer() as producer:
-        _check_topic(producer, target, topic)
         _send(producer, islice(messages, count), _Report(output, topic))
 
 
@@ -95,14 +95,15 @@ def _orders(topic: str, rate: float, count: int | None, stop: threading.Event) -
             yield supply.next().message(topic)
 
 
-def _check_topic(producer: Producer, target: Target, topic: str) -> None:
-    """A misspelt name is told with the nearest ones, before anything is read."""
+def _check_topic(target: Target, topic: str) -> None:
+    """A misspelt name is told with the nearest ones. Brokers that create topics on demand would make it a topic."""
     from rocketmq_spark.errors import RouteNotFound
 
+    routes = target.client().routes
     try:
-        producer.queues(topic)
+        routes.get(topic)
     except RouteNotFound as e:
-        raise target.client().routes.missing_topic(e) from e
+        raise routes.missing_topic(e) from e
 
 
 class _Report:

@@ -1,0 +1,118 @@
+"""Commands in this process against the shared broker, and commands as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rocketmq_spark.cli.app import app
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.localbroker import LocalBroker, distro
+
+T = TypeVar("T")
+COMMAND = (sys.executable, "-m", "rocketmq_spark")
+
+
+@pytest.fixture
+def run(rocketmq: LocalBroker) -> Callable[..., Result]:
+    """A command in this process; the name server of the shared broker comes from the environment."""
+
+    def invoke(*arguments: str, **kwargs: Any) -> Result:
+        return CliRunner(env={"ROCKETMQ_NAMESRV": rocketmq.name_server}).invoke(app, arguments, **kwargs)
+
+    return invoke
+
+
+@pytest.fixture
+def no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache and no name server in the environment; the cache."""
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.delenv("ROCKETMQ_NAMESRV", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of our own with the user's jars and archives, so that nothing is fetched and no local broker is met."""
+    distro.fetch()
+    shared = distro.cache_folder()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for name in ("jars", "archives"):
+        (shared / name).mkdir(exist_ok=True)
+        (cache / name).symlink_to(shared / name)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    monkeypatch.delenv("ROCKETMQ_NAMESRV", raising=False)
+    return cache
+
+
+class Process:
+    """A command as a process of its own session, so that a signal reaches all of it, as Ctrl-C on a terminal does."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.child = subprocess.Popen(
+            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def lines(self) -> Iterator[str]:
+        assert self.child.stdout is not None
+        return iter(self.child.stdout)
+
+    def until(self, text: str) -> list[str]:
+        """What it prints, up to the line that holds ``text``."""
+        seen = []
+        for line in self.lines():
+            seen.append(line)
+            if text in line:
+                return seen
+        pytest.fail(f"it ended without {text!r}: {seen} {self.child.stderr.read() if self.child.stderr else ''}")
+
+    def ctrl_c(self) -> tuple[str, str]:
+        os.killpg(self.child.pid, signal.SIGINT)
+        return self.end()
+
+    def end(self, timeout_s: float = 120.0) -> tuple[str, str]:
+        return self.child.communicate(timeout=timeout_s)
+
+    @property
+    def code(self) -> int:
+        return self.child.wait()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def begin(*arguments: str) -> Process:
+        started.append(Process(*arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.child.poll() is None:
+            os.killpg(process.child.pid, signal.SIGKILL)
+        process.child.communicate()
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def eventually(ask: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 30.0) -> T:
+    """The first good answer: what a broker says may lag behind what it acknowledged. The last one when time is over."""
+    deadline = Deadline.after(timeout_s)
+    while True:
+        answer = ask()
+        if enough(answer) or deadline.expired:
+            return answer
+        time.sleep(0.02)

@@ -1,0 +1,103 @@
+import os
+import signal
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from rocketmq_spark.cli import background
+from rocketmq_spark.cli.app import app
+from tests.cli.conftest import documents, eventually
+
+
+@pytest.fixture
+def cli(own_cache):
+    """Commands with a cache of their own; a broker that was started in the background is stopped at the end."""
+
+    def invoke(*arguments, **kwargs):
+        return CliRunner().invoke(app, arguments, **kwargs)
+
+    yield invoke
+    if background.running() is not None:
+        background.stop()
+
+
+def test_a_life_in_the_background(cli, own_cache):
+    (started,) = documents(cli("broker", "start", "--json").stdout)
+    assert [server["name"] for server in started["servers"]] == ["namesrv", "broker-a"]
+    assert started["data"] == str(own_cache / "background" / "data")
+
+    # Commands find it by themselves, and it has no parent that waits for it.
+    assert cli("topic", "create", "kept", "--queues", "1").exit_code == 0
+    assert cli("produce", "kept", input="still here\n").exit_code == 0
+    assert os.getpgid(started["pid"]) == started["pid"]
+
+    again = cli("broker", "start")
+    assert (again.exit_code, "running already: " + started["nameServer"] in again.stderr) == (1, True)
+    (status,) = documents(cli("broker", "status", "--json").stdout)
+    assert {server["name"]: server["up"] for server in status["servers"]} == {"namesrv": True, "broker-a": True}
+    assert f"Name server  {started['nameServer']}" in cli("broker", "status").stdout
+    assert "boot success" in cli("broker", "logs", "broker-a", "--lines", "0").stdout
+    assert len(documents(cli("broker", "logs", "broker-a", "--lines", "3", "--json").stdout)) == 3
+    unknown = cli("broker", "logs", "broker-b")
+    assert (unknown.exit_code, "Known: namesrv, broker-a" in unknown.stderr) == (1, True)
+
+    assert cli("broker", "stop").stdout == f"RocketMQ has stopped; its data stays in {started['data']}\n"
+    assert cli("broker", "status").exit_code == 1
+
+    # The data was kept, and so was the address.
+    (second,) = documents(cli("broker", "start", "--json").stdout)
+    assert second["nameServer"] == started["nameServer"]
+    tailed = eventually(lambda: cli("tail", "kept", "--no-follow").stdout, bool)
+    assert tailed.endswith("still here\n")
+
+
+def test_a_killed_process_leaves_nothing_that_disturbs(cli):
+    (first,) = documents(cli("broker", "start", "--json").stdout)
+    os.kill(first["pid"], signal.SIGKILL)
+    eventually(background.running, lambda found: found is None)
+    assert cli("broker", "status", "--json").stdout == '{"running": false}\n'
+    assert cli("broker", "start").exit_code == 0
+
+
+def test_a_server_that_died_is_down(cli):
+    (started,) = documents(cli("broker", "start", "--json").stdout)
+    os.kill(next(s["pid"] for s in started["servers"] if s["name"] == "broker-a"), signal.SIGKILL)
+    text = eventually(lambda: cli("broker", "status").stdout, lambda text: "down" in text)
+    assert [line.split()[-1] for line in text.splitlines()[-2:]] == ["up", "down"]
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(cli):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = cli("broker", "start", "--port", str(taken.getsockname()[1]))
+    assert done.exit_code == 1
+    assert "in use" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert background.running() is None
+
+
+def test_settings_reach_the_broker(cli, tmp_path):
+    data = tmp_path / "elsewhere"
+    (started,) = documents(
+        cli("broker", "start", "--json", "--brokers", "2", "--data", str(data), "--conf", "fileReservedTime=7").stdout
+    )
+    assert [server["name"] for server in started["servers"]] == ["namesrv", "broker-a", "broker-b"]
+    assert "fileReservedTime=7" in (data / "broker-b" / "broker.conf").read_text().replace(" ", "")
+
+
+def test_without_java_the_first_line_says_how_to_get_it(cli, monkeypatch, tmp_path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = cli("broker", "start")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "Java 17 or newer is needed" in done.stderr
+    assert "openjdk" in done.stderr
+
+
+def test_nothing_to_stop_or_to_log(no_broker):
+    for arguments in (["broker", "stop"], ["broker", "logs", "broker-a"]):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 1
+        assert "Start one with: rocketmq-spark broker start" in done.stderr

@@ -1,0 +1,84 @@
+import os
+import subprocess
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from rocketmq_spark.cli.command import Command
+from rocketmq_spark.errors import OptionError
+from tests.cli.conftest import COMMAND
+
+NOWHERE = ("topic", "list", "--name-server", "127.0.0.1:1", "-o", "numRetries=0")
+
+
+def command(body):
+    @click.command(cls=Command)
+    @click.pass_obj
+    def one(output):
+        output.item({"ok": True}, "fine")
+        body()
+
+    return one
+
+
+def raising(error):
+    def body():
+        raise error
+
+    return body
+
+
+def test_success_is_0_and_json_is_a_choice():
+    assert CliRunner().invoke(command(lambda: None)).stdout == "fine\n"
+    assert CliRunner().invoke(command(lambda: None), ["--json"]).stdout == '{"ok": true}\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OptionError("bad", remedy="Do this"), "Error: [ROCKETMQ_OPTION] bad. Do this\n"),
+        (PermissionError(13, "Permission denied", "/x"), "Error: [ROCKETMQ_ERROR] /x: Permission denied\n"),
+        (
+            KeyError("x"),
+            "Error: [ROCKETMQ_ERROR] KeyError: 'x'. This was not foreseen: --debug shows where it happened\n",
+        ),
+    ],
+)
+def test_a_failure_is_one_line_and_exit_code_1(error, text):
+    done = CliRunner().invoke(command(raising(error)))
+    assert (done.exit_code, done.stderr) == (1, text)
+
+
+def test_debug_raises():
+    done = CliRunner().invoke(command(raising(OptionError("bad"))), ["--debug"])
+    assert isinstance(done.exception, OptionError)
+
+
+def test_ctrl_c_is_130_and_usage_is_2():
+    assert CliRunner().invoke(command(raising(KeyboardInterrupt()))).exit_code == 130
+    assert CliRunner().invoke(command(lambda: None), ["--bad"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error_lines"),
+    [((), 1, 1), (("--json",), 1, 1), (("--colour",), 2, 4), (("--debug",), 1, 20)],
+)
+def test_exit_codes_of_the_process(arguments, code, error_lines):
+    done = subprocess.run([*COMMAND, *NOWHERE, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    lines = done.stderr.splitlines()
+    assert len(lines) == error_lines if code == 2 or error_lines == 1 else len(lines) >= error_lines
+    assert ("Traceback" in done.stderr) == ("--debug" in arguments)
+
+
+def test_a_reader_that_leaves_is_no_failure(rocketmq, topic, run):
+    run("produce", topic, input="line\n" * 3000)
+    reading, writing = os.pipe()
+    tail = ("tail", topic, "--no-follow", "--name-server", rocketmq.name_server)
+    with subprocess.Popen([*COMMAND, *tail], stdout=writing, stderr=subprocess.PIPE, text=True) as child:
+        os.close(writing)
+        assert os.read(reading, 10)
+        os.close(reading)
+        assert child.stderr is not None
+        assert child.stderr.read() == ""

@@ -1,0 +1,61 @@
+import click
+import pytest
+from click.testing import CliRunner
+
+from rocketmq_spark.cli import background
+from rocketmq_spark.cli.connection import GROUP, Target, connected, pairs
+from rocketmq_spark.errors import OptionError
+
+
+@click.command()
+@connected
+def show(target):
+    options = target.options()
+    shown = (options.name_server, options.access_key, options.secret_key, options.tls, options.request_timeout)
+    click.echo(repr((target, shown)))
+
+
+def shown(*arguments, **env):
+    done = CliRunner(env=env).invoke(show, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_options_beat_the_environment(no_broker):
+    assert "(('h:2',), None, None, False, 3.0)" in shown("--name-server", "h:2", ROCKETMQ_NAMESRV="h:1")
+    assert "(('h:1',)" in shown(ROCKETMQ_NAMESRV="h:1")
+
+
+def test_secrets_come_from_the_environment_and_are_never_shown(no_broker):
+    text = shown("--name-server", "h:1", ROCKETMQ_ACCESS_KEY="me", ROCKETMQ_SECRET_KEY="hush")
+    assert "'me'" in text
+    assert "hush" not in text
+
+
+def test_any_other_option_goes_through_the_table(no_broker):
+    assert shown("--name-server", "h:1", "--tls", "-o", "requestTimeout=7s").rstrip().endswith("True, 7.0))")
+    with pytest.raises(OptionError, match="'requestTimeoute' is unknown; did you mean 'requestTimeout'"):
+        shown("--name-server", "h:1", "-o", "requestTimeoute=7s")
+
+
+def test_without_a_name_server_the_error_says_how(no_broker):
+    with pytest.raises(OptionError, match=r"--name-server host:port.*ROCKETMQ_NAMESRV.*rocketmq-spark broker start"):
+        shown()
+
+
+def test_a_local_broker_is_the_default(no_broker, monkeypatch):
+    found = background.Running(1, "127.0.0.1:9876", "/data", 0, {})
+    monkeypatch.setattr(background, "running", lambda: found)
+    assert "(('127.0.0.1:9876',)" in shown()
+
+
+def test_the_producer_has_a_group_of_its_own():
+    with Target({"name_server": "127.0.0.1:1"}).producer() as producer:
+        assert producer.settings.group == GROUP
+
+
+def test_pairs():
+    assert pairs(None, None, ("a=b", "c==")) == {"a": "b", "c": "="}
+    for bad in ("a", "=b"):
+        with pytest.raises(click.BadParameter, match="NAME=VALUE"):
+            pairs(None, None, (bad,))

@@ -1,0 +1,81 @@
+"""The demo as a user runs it: a process, a real broker, Spark."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from rocketmq_spark.cli.app import app
+from tests.cli.conftest import documents
+
+SMALL = ("--seconds", "8", "--rate", "100")
+
+
+@pytest.mark.timeout(600)
+def test_it_runs_balances_and_leaves_data_that_the_next_commands_show(start, own_cache):
+    process = start("demo", *SMALL)
+    out, err = process.end(500)
+    assert process.code == 0, out + err
+    assert "Starting RocketMQ" in out.splitlines()[0]
+    assert "All agree." in out
+    assert " s  writing orders: " in out, "one plain line a second"
+    assert err == ""
+    run_1 = own_cache / "demo" / "run-1"
+    assert f"Data, checkpoint and Spark's log: {run_1}" in out
+    assert out.splitlines()[-3:] == [
+        f"  rocketmq-spark broker start --data {run_1 / 'broker'}",
+        "  rocketmq-spark tail order-totals --from earliest --no-follow",
+        "  rocketmq-spark topic describe orders",
+    ]
+    written = int(out.partition("orders written to the broker")[2].split()[0].replace(",", ""))
+
+    def cli(*arguments):
+        return CliRunner().invoke(app, arguments)
+
+    assert cli("broker", "start", "--data", str(run_1 / "broker")).exit_code == 0
+    try:
+        totals = documents(cli("tail", "order-totals", "--from", "earliest", "--no-follow", "--json").stdout)
+        assert sum(json.loads(total["body"])["orders"] for total in totals) == written >= 700
+        queues = documents(cli("topic", "describe", "orders", "--json").stdout)
+        assert sum(queue["messages"] for queue in queues) == written + 1
+    finally:
+        cli("broker", "stop")
+
+
+@pytest.mark.timeout(600)
+def test_on_a_cluster_that_exists_as_json(start, rocketmq, own_cache):
+    process = start("demo", *SMALL, "--json", "--name-server", rocketmq.name_server)
+    out, err = process.end(500)
+    assert (process.code, err) == (0, "")
+    *progress, result = documents(out)
+    assert {document["event"] for document in progress} == {"progress"}
+    accounts = result["accounts"]
+    assert accounts["balanced"] is True
+    assert accounts["ordersWritten"] == accounts["ordersReturned"] >= 700
+    assert accounts["totalsReturned"] > 0
+    assert set(result["topics"]) <= set(rocketmq.admin.topics())
+    assert all("--name-server " + rocketmq.name_server in command for command in result["next"])
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_ends_it_cleanly(start, rocketmq, own_cache):
+    process = start("demo", "--seconds", "300", "--name-server", rocketmq.name_server)
+    process.until("writing orders")
+    out, err = process.ctrl_c()
+    assert process.code == 130
+    assert err.split() == ["Stopping", "..."]
+    assert "All agree" not in out
+
+
+def test_without_java_the_first_line_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(app, ["demo"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "Java 17 or newer is needed" in done.stderr.splitlines()[0]
+    assert "apt install openjdk" in done.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--rate", "0"], ["--rate", "x"]])
+def test_wrong_usage(arguments):
+    assert CliRunner().invoke(app, ["demo", *arguments]).exit_code == 2

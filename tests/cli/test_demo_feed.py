@@ -1,0 +1,58 @@
+import json
+import time
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from rocketmq_spark.cli.demo_feed import Feed
+from rocketmq_spark.errors import RocketMQError
+from tests.cli.conftest import documents, eventually
+
+
+@pytest.fixture
+def orders(run, topic):
+    def read(count):
+        found = eventually(
+            lambda: documents(run("tail", topic, "--no-follow", "--json").stdout), lambda found: len(found) >= count
+        )
+        return [json.loads(message["body"], parse_float=Decimal) for message in found]
+
+    return read
+
+
+def wait_until_done(feed):
+    assert eventually(lambda: feed.done, bool)
+
+
+def test_it_writes_what_it_says(rocketmq, topic, orders):
+    begin = time.monotonic()
+    with Feed(rocketmq.name_server, topic, rate=200, seconds=0.5) as feed:
+        assert (feed.sent, feed.started, feed.done) == (1, False, False)
+        feed.start()
+        wait_until_done(feed)
+        assert time.monotonic() - begin >= 0.5
+        found = orders(feed.sent)
+        assert len({order["order_id"] for order in found}) == len(found) == feed.sent >= 100
+        assert sum(order["amount"] for order in found) * 100 == feed.cents
+        feed.end_windows()
+        (last,) = (order for order in orders(feed.sent + 1) if order["region"] == "closing")
+    assert datetime.fromisoformat(last["ts"]).timestamp() > datetime.now(UTC).timestamp() + 80_000
+
+
+def test_leaving_stops_it(rocketmq, topic):
+    with Feed(rocketmq.name_server, topic, rate=10, seconds=3600) as feed:
+        feed.start()
+    assert feed.done
+
+
+def test_what_ended_it_early_is_raised(rocketmq, topic, monkeypatch):
+    with Feed(rocketmq.name_server, topic, rate=100, seconds=3600) as feed:
+
+        def fail(*arguments):
+            raise RocketMQError("the broker has gone")
+
+        monkeypatch.setattr(feed._producer, "send_async", fail)
+        feed.start()
+        with pytest.raises(RocketMQError, match="the broker has gone"):
+            eventually(lambda: feed.done, bool)

@@ -1,0 +1,58 @@
+import io
+import json
+import sys
+
+from rich.console import Console
+
+from rocketmq_spark.cli.demo_view import _batches, _Lines, _picture, _Picture, view
+from rocketmq_spark.cli.demo_watch import Sight
+from rocketmq_spark.cli.output import Json, Text
+
+SIGHT = Sight(
+    phase="writing orders", elapsed_s=12.34, sent=6000, read=5800, totals_written=10, orders_aggregated=2500,
+    lag={"broker-a/0": 120, "broker-a/1": 80}, batch_ms=[4000, 300, 600], window="2026-01-31T12:00:05.000Z",
+    window_totals={"asia": (500, "1,234.50"), "africa": (480, "999.00")},
+)  # fmt: skip
+
+
+def test_one_plain_line(capsys):
+    _Lines(Text()).show(SIGHT)
+    assert capsys.readouterr().out == (
+        "  12 s  writing orders: 6000 orders in, 5800 read, 10 totals out, batch 600 ms, "
+        "lag broker-a/0:120 broker-a/1:80\n"
+    )
+
+
+def test_before_the_first_batch(capsys):
+    _Lines(Text()).show(Sight())
+    assert "batch -, lag -" in capsys.readouterr().out
+    assert _batches([]) == "batches: none yet"
+
+
+def test_json(capsys):
+    _Lines(Json()).show(SIGHT)
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "event": "progress", "phase": "writing orders", "elapsedSeconds": 12.3, "messagesIn": 6000,
+        "messagesRead": 5800, "totalsOut": 10, "ordersAggregated": 2500,
+        "lag": {"broker-a/0": 120, "broker-a/1": 80}, "batches": 3, "lastBatchMs": 600,
+    }  # fmt: skip
+
+
+def test_the_picture_shows_counts_lag_totals_and_batches():
+    console = Console(file=io.StringIO(), width=120)
+    console.print(_picture("demo", SIGHT))
+    text = console.file.getvalue()
+    for part in ("12 s", "6,000", "broker-a/1", "12:00:05", "1,234.50", "last 600 ms  ▄█  (longest 600 ms"):
+        assert part in text
+
+
+def test_the_picture_is_for_terminals_only(monkeypatch):
+    with view(Text(), 1, 1) as shown:
+        assert isinstance(shown, _Lines)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with view(Json(), 1, 1) as shown:
+        assert isinstance(shown, _Lines)
+    with view(Text(), 1, 1) as shown:
+        assert isinstance(shown, _Picture)
+        shown.show(SIGHT)

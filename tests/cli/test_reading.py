@@ -1,0 +1,111 @@
+import time
+
+import pytest
+
+from rocketmq_spark import Message, options
+from rocketmq_spark.cli import reading
+from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RouteNotFound
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.session import Producer
+from tests.cli.conftest import eventually
+
+
+@pytest.fixture
+def producer(rocketmq):
+    with Producer(name_server=rocketmq.name_server, group="cli-reading") as made:
+        yield made
+
+
+@pytest.fixture
+def reader(rocketmq, topic):
+    def make(tags=None, start=earliest):
+        parsed = options.parse({"name_server": rocketmq.name_server}).for_role("batch source")
+        made = TopicReader(parsed, topic, lambda part, cause: pytest.fail(f"lost {part}: {cause}"), tags)
+        made.seek(start)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def stored(rocketmq, topic):
+    """Waits until the broker shows so many messages."""
+
+    def wait(count):
+        def total():
+            return sum(b.max_offset for b in rocketmq.admin.describe_topic(topic).values())
+
+        assert eventually(total, lambda found: found >= count) == count
+
+    return wait
+
+
+def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic, stored, monkeypatch):
+    monkeypatch.setattr(reading, "_CHUNK", 3)
+    for i in range(60):
+        producer.send(Message(topic, str(i).encode()))
+    stored(60)
+    found = list(reader().messages())
+    times = [message.store_timestamp_ms for message in found]
+    assert times == sorted(times)
+    assert sorted(int(message.body) for message in found) == list(range(60))
+
+
+def test_it_goes_on_where_it_was_left(producer, reader, topic, stored):
+    one = reader()
+    assert list(one.messages()) == []
+    for i in range(3):
+        producer.send(Message(topic, str(i).encode()))
+    stored(3)
+    assert len(list(one.messages())) == 3
+    assert list(one.messages()) == []
+
+
+def test_following_waits_for_what_comes(producer, reader, topic):
+    messages = reader(start=latest).messages(follow=True)
+    producer.send(Message(topic, b"new"))
+    assert next(messages).body == b"new"
+    producer.send(Message(topic, b"newer"))
+    assert next(messages).body == b"newer"
+
+
+def test_tags_are_compared_as_texts(producer, reader, topic, stored):
+    # "Aa" and "BB" have the same Java hash, so the broker's filter passes both.
+    for tags in ("Aa", "BB", "c", None):
+        producer.send(Message(topic, str(tags).encode(), tags=tags))
+    stored(4)
+    assert [message.body for message in reader("Aa").messages()] == [b"Aa"]
+    assert sorted(message.body for message in reader("c || BB").messages()) == [b"BB", b"c"]
+
+
+def test_a_moment(producer, reader, topic, stored):
+    producer.send(Message(topic, b"old"))
+    stored(1)
+    (old,) = reader().messages()
+    moment = old.store_timestamp_ms + 1
+    while time.time_ns() // 1_000_000 <= moment:
+        time.sleep(0.001)
+    producer.send(Message(topic, b"new"))
+    stored(2)
+    one = reader()
+    one.seek_time(moment)
+    assert [message.body for message in one.messages()] == [b"new"]
+    one.seek_time(0)
+    assert len(list(one.messages())) == 2
+
+
+def test_positions():
+    queue = MessageQueue("t", "b", 0)
+    bounds = {queue: QueueBounds(5, 9, 0)}
+    assert (earliest(bounds), latest(bounds)) == ({queue: 5}, {queue: 9})
+    assert [at_offset(at)(bounds)[queue] for at in (0, 7, 100)] == [5, 7, 9]
+
+
+def test_a_topic_that_does_not_exist_is_told_at_once(rocketmq, topic):
+    parsed = options.parse({"name_server": rocketmq.name_server}).for_role("batch source")
+    deadline = Deadline.after(3.0)
+    with pytest.raises(RouteNotFound, match=f"Did you mean {topic}"):
+        TopicReader(parsed, topic + "x", print).seek(earliest)
+    assert not deadline.expired

@@ -1,0 +1,83 @@
+import json
+import re
+
+import pytest
+
+from rocketmq_spark.cli.tail import document, line
+from rocketmq_spark.model import ReceivedMessage
+from tests.cli.conftest import documents, eventually
+
+MESSAGE = ReceivedMessage(
+    topic="t", broker_name="broker-a", queue_id=1, queue_offset=7, commit_log_offset=0, body=b"a\nb",
+    properties={"TAGS": "x", "KEYS": "k1 k2", "UNIQ_KEY": "ID", "WAIT": "true", "mine": "1"}, flag=0, sys_flag=0,
+    born_timestamp_ms=1_000, store_timestamp_ms=2_500, born_host="h:1", store_host="h:2", reconsume_times=0,
+    prepared_transaction_offset=0, store_size=100, offset_msg_id="OFF",
+)  # fmt: skip
+
+
+@pytest.fixture
+def filled(run, topic):
+    """A topic with the messages 0 to 9, one after the other in one queue after the other."""
+    for tags, numbers in (("even", range(0, 10, 2)), ("odd", range(1, 10, 2))):
+        run("produce", topic, "--tags", tags, input="".join(f"{i}\n" for i in numbers))
+    eventually(lambda: len(bodies(run("tail", topic, "--no-follow"))), lambda count: count == 10)
+    return topic
+
+
+def bodies(done):
+    assert done.exit_code == 0, done.output
+    return [text.split()[-1] for text in done.stdout.splitlines()]
+
+
+def test_a_line():
+    expected = "1970-01-01T00:00:02.500Z  broker-a/1@7  tags=x keys=k1,k2 mine=1  a\\nb"
+    assert line(MESSAGE) == expected
+
+
+def test_a_document_has_the_names_of_the_columns():
+    assert document(MESSAGE) == {
+        "topic": "t", "brokerName": "broker-a", "queueId": 1, "queueOffset": 7, "body": "a\nb", "tags": "x",
+        "keys": ["k1", "k2"], "bornTimestamp": "1970-01-01T00:00:01.000Z",
+        "storeTimestamp": "1970-01-01T00:00:02.500Z", "msgId": "ID", "properties": {"mine": "1"},
+    }  # fmt: skip
+
+
+def test_from_and_count(run, filled):
+    assert sorted(bodies(run("tail", filled, "--no-follow"))) == [str(i) for i in range(10)]
+    assert len(bodies(run("tail", filled, "--from", "earliest", "--count", "3"))) == 3
+    assert bodies(run("tail", filled, "--from", "latest", "--no-follow")) == []
+    offsets = [m["queueOffset"] for m in documents(run("tail", filled, "--no-follow", "--json").stdout)]
+    assert len(bodies(run("tail", filled, "--from", "1", "--no-follow"))) == sum(offset >= 1 for offset in offsets) > 0
+    assert bodies(run("tail", filled, "--from", "2100-01-01", "--no-follow")) == []
+    assert len(bodies(run("tail", filled, "--from", "@0", "--no-follow"))) == 10
+    assert len(bodies(run("tail", filled, "--from", "2020-01-01T00:00:00+01:00", "--no-follow"))) == 10
+
+
+def test_tags(run, filled):
+    assert sorted(bodies(run("tail", filled, "--tags", "odd", "--no-follow"))) == ["1", "3", "5", "7", "9"]
+
+
+def test_json(run, filled):
+    found = documents(run("tail", filled, "--no-follow", "--json").stdout)
+    assert sorted(message["body"] for message in found) == [str(i) for i in range(10)]
+    assert all(re.fullmatch(r"[0-9A-F]{32}", message["msgId"]) for message in found)
+
+
+@pytest.mark.parametrize("arguments", [["--from", "yesterday"], ["--from", "@x"], ["--tags", "||"], ["--count", "x"]])
+def test_wrong_usage(run, topic, arguments):
+    assert run("tail", topic, *arguments).exit_code == 2
+
+
+def test_a_misspelt_topic(run, topic):
+    done = run("tail", topic + "x", "--no-follow")
+    assert (done.exit_code, f"Did you mean {topic}" in done.stderr) == (1, True)
+
+
+def test_it_follows_until_ctrl_c(rocketmq, run, filled, start):
+    process = start("tail", filled, "--from", "earliest", "--json", "--name-server", rocketmq.name_server)
+    for _ in range(10):
+        json.loads(process.child.stdout.readline())
+    run("produce", filled, input="new\n")
+    process.until('"body": "new"')
+    assert process.ctrl_c() == ("", "")
+    assert process.code == 130

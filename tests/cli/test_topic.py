@@ -1,0 +1,68 @@
+import uuid
+
+import pytest
+
+from tests.cli.conftest import documents, eventually
+
+
+@pytest.fixture
+def name():
+    return f"cli-{uuid.uuid4().hex[:8]}"
+
+
+def test_create_list_describe_delete(run, name):
+    assert run("topic", "create", name, "--queues", "3").stdout == f"Topic {name} has 3 queues on broker-a\n"
+    assert name in run("topic", "list").stdout.splitlines()
+    run("produce", name, input="a\nb\n")
+    described = eventually(
+        lambda: run("topic", "describe", name), lambda done: done.stderr == "2 messages in 3 queues\n"
+    )
+    heading, *queues = (line.split() for line in described.stdout.splitlines())
+    assert heading[:5] == ["BROKER", "QUEUE", "FIRST", "END", "MESSAGES"]
+    assert [queue[:3] for queue in queues] == [["broker-a", str(i), "0"] for i in range(3)]
+    assert sorted(queue[4] for queue in queues) == ["0", "1", "1"]
+    assert run("topic", "delete", name, "--yes").stdout == f"Topic {name} is deleted\n"
+    assert name not in run("topic", "list").stdout.splitlines()
+
+
+def test_json(run, name):
+    created = run("topic", "create", name, "--queues", "2", "--broker", "broker-a", "--json")
+    assert documents(created.stdout) == [{"topic": name, "brokers": ["broker-a"], "queues": 2}]
+    assert {"topic": name} in documents(run("topic", "list", "--json").stdout)
+    queues = documents(run("topic", "describe", name, "--json").stdout)
+    assert [(q["brokerName"], q["queueId"], q["messages"], q["lastUpdate"]) for q in queues] == [
+        ("broker-a", 0, 0, None),
+        ("broker-a", 1, 0, None),
+    ]
+    assert documents(run("topic", "delete", name, "--yes", "--json").stdout) == [{"topic": name, "deleted": True}]
+
+
+def test_attributes_arrive(run, rocketmq, name):
+    assert run("topic", "create", name, "--attribute", "message.type=FIFO").exit_code == 0
+    assert "FIFO" in str(rocketmq.admin.topic_config(name, "broker-a"))
+
+
+def test_system_topics_are_shown_on_request(run):
+    everything = run("topic", "list", "--all").stdout.splitlines()
+    assert "TBW102" in everything
+    assert "TBW102" not in run("topic", "list").stdout.splitlines()
+
+
+@pytest.mark.parametrize("verb", [["describe"], ["delete", "--yes"]])
+def test_a_misspelt_topic_is_told_with_the_nearest(run, topic, verb):
+    done = run("topic", verb[0], topic + "x", *verb[1:])
+    assert done.exit_code == 1
+    assert f"Did you mean {topic}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_names_that_no_broker_takes(run):
+    done = run("topic", "create", "a b")
+    assert done.exit_code == 1
+    assert "illegal characters" in done.stderr
+
+
+def test_deleting_asks_and_needs_a_terminal_for_that(run, topic):
+    done = run("topic", "delete", topic, input="y\n")
+    assert (done.exit_code, "--yes" in done.stderr) == (2, True)
+    assert topic in run("topic", "list").stdout.splitlines()
