@@ -128,7 +128,8 @@ class Admin:
                 command = rpc.GET_CONSUME_STATS.request(
                     consumerGroup=self._calls.on_wire(group), topic=self._calls.on_wire(topic), bname=name
                 )
-                found.update(bodies.consume_stats(self._calls.ask(broker.master, command).body))
+                progress = bodies.consume_stats(self._calls.ask(broker.master, command).body)
+                found.update({MessageQueue(topic, q.broker_name, q.queue_id): p for q, p in progress.items()})
         return found
 
     def broker_config(self, broker: str) -> dict[str, str]:

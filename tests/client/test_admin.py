@@ -8,7 +8,8 @@ from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RocketMQError, RouteNotFound, ServerFault
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import SendRequest
+from rocketmq_spark.model import MessageQueue, SendRequest
+from rocketmq_spark.wire.bodies import ConsumeProgress
 from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok, refuse, route
 
@@ -112,6 +113,19 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, admin: Admin) ->
     asked = [c for c in broker.requests if c.code not in (ROUTE, CLUSTER, Request.DELETE_TOPIC_IN_NAMESRV)]
     assert len(asked) == 7
     assert {c.ext.get("bname") for c in asked} == {"a"}
+
+
+def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
+    parts = Parts(broker.address, namespace="ns")
+    table = (
+        b'{"offsetTable":{{"brokerName":"a","queueId":1,"topic":"ns%t"}:'
+        b'{"brokerOffset":9,"consumerOffset":5,"pullOffset":6,"lastTimestamp":7}}}'
+    )
+    broker.on(Request.GET_CONSUME_STATS, ok(table))
+    progress = Admin(broker.address, parts.calls).consume_stats("g", "t")
+    assert progress == {MessageQueue("t", "a", 1): ConsumeProgress(9, 5, 6, 7)}
+    assert broker.seen(Request.GET_CONSUME_STATS)[0].ext["topic"] == "ns%t"
+    parts.pool.close()
 
 
 def test_refusals_are_told(broker: MockBroker, admin: Admin) -> None:
