@@ -110,7 +110,7 @@ class Calls:
         """``done`` gets the answer whatever its code, or the error; once, on any thread. Connecting may block."""
         try:
             command = self._signed(command)
-            connection = self.pool.get(address, deadline)
+            connection = self.pool.get(address, deadline, patient=False)
         except RocketMQError as e:
             done(e)
             return

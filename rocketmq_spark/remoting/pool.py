@@ -65,8 +65,11 @@ class Pool:
         self._lock = threading.Lock()
         self._closed = False
 
-    def get(self, address: str, deadline: Deadline) -> Connection:
-        """A live connection. Raises ``ConnectionLost`` or ``CallTimeout``, and ``ClosedError`` after ``close``."""
+    def get(self, address: str, deadline: Deadline, patient: bool = True) -> Connection:
+        """A live connection. Raises ``ConnectionLost`` or ``CallTimeout``, and ``ClosedError`` after ``close``.
+
+        While an address rests a patient caller waits, another one gets the error of the last attempt at once.
+        """
         with self._lock:
             self._check_open(address)
             slot = self._slots.setdefault(address, _Slot())
@@ -83,7 +86,10 @@ class Pool:
             connection = slot.live
             if connection is None and slot.attempts != attempts and slot.failure is not None:
                 raise copy_of(slot.failure)
-            return connection or self._connect(address, slot, deadline)
+            if connection is None:
+                self._rest(slot, deadline, patient)
+                connection = self._connect(address, slot, deadline)
+            return connection
         finally:
             slot.gate.release()
 
@@ -96,7 +102,6 @@ class Pool:
                 self._retired.append(connection)
 
     def _connect(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
-        self._rest(slot, deadline)
         try:
             connection = Connection(
                 self.dialling.reachable(address),
@@ -117,12 +122,12 @@ class Pool:
         connection.close()
         raise _closed(address)
 
-    def _rest(self, slot: _Slot, deadline: Deadline) -> None:
+    def _rest(self, slot: _Slot, deadline: Deadline, patient: bool) -> None:
         """Wait out the rest; when there is no time for that, what was wrong before is the answer."""
         rest = slot.rest_until - time.monotonic()
         if rest <= 0:
             return
-        if slot.failure is not None and rest >= deadline.remaining():
+        if slot.failure is not None and (not patient or rest >= deadline.remaining()):
             raise copy_of(slot.failure)
         time.sleep(rest)
 

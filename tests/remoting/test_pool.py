@@ -133,6 +133,18 @@ def test_when_there_is_no_time_to_rest_the_earlier_error_is_told(
             pool.get(dead, soon(1.0))
 
 
+def test_who_is_not_patient_gets_the_earlier_error_at_once(
+    pool: Pool, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=slept.append))
+    for _ in range(3):
+        with pytest.raises(ConnectionLost, match="refused"):
+            pool.get(dead, soon(), patient=False)
+    assert slept == []
+    assert pool._slots[dead].attempts == 1
+
+
 def test_a_server_that_is_back_is_found_and_its_rest_forgotten(pool: Pool, dead: str) -> None:
     with pytest.raises(ConnectionLost):
         pool.get(dead, soon())
