@@ -24,12 +24,14 @@ from rocketmq_spark.errors import (
     ServiceNotAvailable,
     TopicNotFound,
 )
+from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
+from tests.fix_proxy import FaultyProxy
 from tests.mockbroker import NO_ROUTE, Call, MockBroker, ok, refuse, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
@@ -322,3 +324,28 @@ class TestRealBroker:
         real.sender.heartbeat("client-1", ["group-1"], real.soon)
         real.sender.unregister("client-1", "group-1", real.soon)
         assert caplog.text == ""
+
+    def test_through_a_mapped_address_and_a_network_that_breaks(
+        self, broker_cluster: LocalBroker, real: Parts, topic: str, make_proxy: Callable[[str], FaultyProxy]
+    ) -> None:
+        queue = real.sender.publish_queues(topic, real.soon)[0]
+        advertised = real.routes.address(queue.broker_name)
+        proxy = make_proxy(advertised)
+        mapped = Parts(broker_cluster.name_server, address_map={advertised: proxy.address})
+        mapped.routes.get(topic)
+        request = SendRequest("g", b"x")
+        assert mapped.sender.send(queue, request, mapped.soon).queue_offset == 0
+        assert proxy.forwarded > 0
+        proxy.black_hole()
+        with pytest.raises(CallTimeout):
+            mapped.sender.send(queue, request, mapped.soon.within(0.1))
+        proxy.heal()
+        proxy.cut(reset=True)
+        mb.eventually(lambda: self.arrives(mapped, queue, request))
+        mapped.pool.close()
+
+    def arrives(self, parts: Parts, queue: MessageQueue, request: SendRequest) -> bool:
+        try:
+            return parts.sender.send(queue, request, parts.soon).status is SendStatus.SEND_OK
+        except ConnectionLost:
+            return False
