@@ -27,9 +27,12 @@ logger = logging.getLogger(__name__)
 
 Bounds = Mapping[MessageQueue, QueueBounds]
 
-# While nothing new arrives the brokers are asked less and less often, down to four times a second.
+# While nothing new arrives the brokers are asked less and less often: down to four times a second, and where there are
+# so many topics that asking takes long, until it takes a fiftieth of the time.
 _SHORTEST_REST_S = 0.01
 _LONGEST_REST_S = 0.25
+_REST_PER_SWEEP = 50
+_LONGEST_OF_ALL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class Catalog:
         """The last view when that was a moment ago, else a new one, as far as brokers answer."""
         if time.monotonic() - self._swept_at < self._rest_s:
             return self._view
+        begun = time.monotonic()
         deleted = set()
         routes = {}
         for topic in self.topics_or_last():
@@ -125,7 +129,7 @@ class Catalog:
             except RocketMQError as e:
                 self._waits(e)
         view = self._looked(routes, Deadline.after(self._options.request_timeout), tolerant=True)
-        return self._note(replace(view, deleted=frozenset(deleted)))
+        return self._note(replace(view, deleted=frozenset(deleted)), time.monotonic() - begun)
 
     def topics_or_last(self) -> tuple[str, ...]:
         """The topics, or those of the last answer while the name server gives none."""
@@ -203,9 +207,10 @@ class Catalog:
             self._waits(e)
             return {}
 
-    def _note(self, view: View) -> View:
+    def _note(self, view: View, took_s: float = 0.0) -> View:
         quiet = view.bounds == self._view.bounds
-        self._rest_s = min(_LONGEST_REST_S, self._rest_s * 2) if quiet else _SHORTEST_REST_S
+        longest = max(_LONGEST_REST_S, min(_LONGEST_OF_ALL_S, _REST_PER_SWEEP * took_s))
+        self._rest_s = min(longest, self._rest_s * 2) if quiet else _SHORTEST_REST_S
         self._swept_at = time.monotonic()
         self._view = view
         return view
