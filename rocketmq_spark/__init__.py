@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.model import Message, MessageQueue
     from rocketmq_spark.session import Producer
+    from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.source.listener import GroupOffsetListener
 
 __version__ = "0.1.0"
@@ -26,9 +27,21 @@ _HOMES = {
     "MessageQueue": "model",
     "Producer": "session",
     "RocketMQError": "errors",
+    "foreach_batch_writer": "sink.foreach",
+    "write_rocketmq": "sink.foreach",
 }
 
-__all__ = ["GroupOffsetListener", "LocalBroker", "Message", "MessageQueue", "Producer", "RocketMQError", "register"]
+__all__ = [
+    "GroupOffsetListener",
+    "LocalBroker",
+    "Message",
+    "MessageQueue",
+    "Producer",
+    "RocketMQError",
+    "foreach_batch_writer",
+    "register",
+    "write_rocketmq",
+]
 
 
 def __getattr__(name: str) -> Any:

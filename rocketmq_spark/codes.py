@@ -12,6 +12,7 @@ import enum
 # The release whose behaviour the server shows us. 513 stands for 5.5.0; from 401 on name servers write standard JSON
 # routes, and above 475 a server that drains answers GO_AWAY instead of just closing.
 VERSION = 513
+FIRST_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for the user's own and deliver at once
 
 
 class SerializeType(enum.IntEnum):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -238,7 +237,9 @@ class Options:
     allocation_config: str | None = _row(
         p.string, None, _SOURCE, 'queues by broker for the strategy `config`: JSON `{"broker-a":[0,1]}`'
     )
-    machine_rooms: tuple[str, ...] = _row(p.names, (), _SOURCE, "rooms whose queues `machineRoom` reads")
+    machine_rooms: tuple[str, ...] = _row(
+        p.names, (), (*_SOURCE, "sink"), "rooms whose queues the strategy or selector `machineRoom` uses"
+    )
     partition_rooms: tuple[str, ...] = _row(
         p.names_with_repeats, (), _SOURCE, "room of each partition in turn, for `machineRoomNearby`"
     )
@@ -322,11 +323,21 @@ class Options:
 
     # Sink and producer
     topic: str | None = _row(p.string, None, ("sink",), "where rows go; beats the column `topic`")
+    queue_selector: Any = _row(
+        p.selector,
+        "roundRobin",
+        ("sink",),
+        "`roundRobin`, `random`, `hash` (of column `shardingKey`, as Java does), `machineRoom`, `environment`, `column` "
+        "(`queueId`, `brokerName`; the default when there is such a column), or `module:callable(queues, message, key)`",
+        shown="roundRobin",
+        raw=True,
+    )
     send_timeout: float = _row(
         p.positive_duration,
         ByRole({"sink": 120.0, "producer": 3.0}),
         _WRITE,
-        "whole time for one batch with all its retries",
+        "whole time for one batch with all its retries. In the sink only round-robin, random and machine room batches may "
+        "move to another broker; the others wait for their queue",
         shown="sink `2m`, `Producer` `3s`",
     )
     max_message_size: int = _row(
@@ -348,9 +359,9 @@ class Options:
     auto_batch: bool = _row(
         p.boolean,
         ByRole({"sink": True, "producer": False}),
-        ("producer",),
-        "messages sent one by one travel in batches",
-        shown="`false`",
+        _WRITE,
+        "messages sent one by one travel in batches; without it every row of a sink is a message that travels alone",
+        shown="sink `true`, `Producer` `false`",
     )
     batch_max_bytes: int | None = _row(
         p.size(1),
@@ -360,16 +371,31 @@ class Options:
         shown="sink `1m`, `Producer` `32k`",
     )
     batch_max_delay: float | None = _row(
-        p.positive_duration, None, ("producer",), "how long a message waits for company", shown="10ms"
+        p.positive_duration, None, ("producer",), "how long a message waits for company; rows never wait", shown="10ms"
     )
     total_batch_max_bytes: int | None = _row(
-        p.size(1), None, ("producer",), "bound of all bodies that wait", shown="32m"
+        p.size(1),
+        ByRole({"sink": 32 << 20}),
+        _WRITE,
+        "bound of the bodies that wait, or in a task of a sink of everything not acknowledged yet",
+        shown="32m",
+    )
+    max_in_flight: int | None = _row(
+        p.integer(1, 1024),
+        None,
+        ("sink",),
+        "batches of a task not acknowledged yet, per broker; a queue whose order is kept has one at a time",
+        shown="adaptive",
     )
     compress_above: int = _row(
-        p.size(0), 4096, ("producer",), "bodies of this size and more are compressed", shown="4k"
+        p.size(0),
+        4096,
+        _WRITE,
+        "bodies from this size on are compressed when they travel alone; in batches never, as in Java",
+        shown="4k",
     )
     compression: str = _row(
-        p.choice("none", "zlib", "lz4", "zstd"), "zlib", ("producer",), "`none`, `zlib`, `lz4` or `zstd`", shown="zlib"
+        p.choice("none", "zlib", "lz4", "zstd"), "zlib", _WRITE, "`none`, `zlib`, `lz4` or `zstd`", shown="zlib"
     )
     require_store_ok: str = _row(
         p.choice("any", "ok"),
@@ -377,6 +403,12 @@ class Options:
         _WRITE,
         "`any` accepts messages that are stored but not yet flushed or copied, `ok` sends them again",
         shown="any",
+    )
+    message_id: str | None = _row(
+        p.string,
+        None,
+        ("sink",),
+        "column that identifies a row; sent as property `SPARK_ROW_ID`: readers drop repeated rows",
     )
 
     given: frozenset[str] = frozenset()
@@ -466,8 +498,3 @@ def markdown() -> str:
 def option_name(field: str) -> str:
     """The public name of a field, for messages."""
     return _BY_NAME[field].name
-
-
-def plain_key(name: str) -> str:
-    """A name as Spark keeps it: lower case without separators."""
-    return re.sub("[_-]", "", name).lower()

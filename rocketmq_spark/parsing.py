@@ -270,6 +270,18 @@ def strategy(value: str) -> str:
         raise ValueError(f"{e}, or module:callable") from None
 
 
+SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")
+
+
+def selector(value: str) -> str:
+    if ":" in value:
+        return dotted(value)
+    try:
+        return choice(*SELECTORS)(value)
+    except ValueError as e:
+        raise ValueError(f"{e}, or module:callable") from None
+
+
 def auto_integer(value: str) -> int | None:
     """A whole number, or None for ``auto``."""
     if value.strip().lower() == "auto":

@@ -22,6 +22,9 @@ class Sender(Protocol):
         The sequence object stays identical while the route is unchanged, so that callers may cache by identity.
         """
 
+    def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """Queues that are there to be read, sorted; some of them may take no sends now."""
+
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """One attempt on one queue. ``SendResult.msg_id`` is left empty: ids are the producer's business."""
 

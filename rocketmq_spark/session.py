@@ -26,6 +26,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.faults import tables as fault_tables
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.remoting.endpoint import TlsSettings
@@ -233,6 +234,15 @@ class Producer(engine.Producer):
         super().__init__(client(parsed).sender, producer_settings(parsed))
 
 
+def environment(options: Options) -> Environment | None:
+    """The environment whose queues alone are used, if there is one."""
+    if options.environment is None:
+        if options.environments is not None:
+            raise OptionError("option 'environments' needs option 'environment', the one to use")
+        return None
+    return Environment.of(options.environment, options.environments)
+
+
 def producer_settings(options: Options) -> ProducerSettings:
     return ProducerSettings(
         group=options.group,
@@ -245,6 +255,7 @@ def producer_settings(options: Options) -> ProducerSettings:
         fault_tables=fault_tables(
             options.send_latency_fault or "current", options.latency_max, options.not_available_duration
         ),
+        environment=environment(options),
         auto_batch=options.auto_batch,
         batch_max_bytes=options.batch_max_bytes,
         batch_max_delay_ms=None if options.batch_max_delay is None else round(1000 * options.batch_max_delay),

@@ -52,6 +52,20 @@ class RemotingSender:
             )
         return known[1]
 
+    def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        return self._routes.get(topic, self._route_age_s, deadline).readable()
+
+    def versions(self, topic: str, deadline: Deadline) -> dict[str, int]:
+        """The release (``MQVersion``) of every broker that ``topic`` is sent to; those that do not answer are left out."""
+        found = {}
+        for broker in sorted({queue.broker_name for queue in self.publish_queues(topic, deadline)}):
+            command = rpc.GET_MAX_OFFSET.request(topic=self._calls.on_wire(topic), queueId=0, bname=broker)
+            try:
+                found[broker] = self._calls.ask(self._routes.address(broker), command, deadline).version
+            except RocketMQError as e:
+                logger.info("%s does not tell its version: %s", broker, e)
+        return found
+
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         address = self._routes.address(queue.broker_name)
         answer = self._calls.exchange(address, self._command(queue, request), deadline)

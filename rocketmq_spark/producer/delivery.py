@@ -46,8 +46,10 @@ class Unsent(NamedTuple):
 class Parcel:
     """One request on its way: a message or a batch.
 
-    ``pinned`` is the queue that the caller or a selector chose; without it each attempt chooses. ``lane`` makes parcels
-    of one queue go one after the other. ``done`` gets the outcome once, on any thread, and must not block.
+    ``pinned`` is the queue that the caller or a selector chose; without it each attempt chooses, at random among what
+    ``narrow`` leaves of the queues if it is given. ``lane`` makes parcels of one queue go one after the other; with
+    ``timeout_s`` the deadline does not start before the first attempt, so that waiting in the lane does not count.
+    ``done`` gets the outcome once, on any thread, and must not block.
     """
 
     topic: str
@@ -55,6 +57,8 @@ class Parcel:
     deadline: Deadline
     pinned: MessageQueue | None = None
     lane: MessageQueue | None = None
+    narrow: Callable[[Sequence[MessageQueue]], Sequence[MessageQueue]] | None = None
+    timeout_s: float | None = None
     done: Callable[[Outcome], None] = _nobody
     message: Message | None = None
     msg_ids: Sequence[str] = ()
@@ -161,6 +165,8 @@ class Delivery:
             self._launch(parcel)
 
     def _launch(self, parcel: Parcel) -> None:
+        if parcel.timeout_s is not None and not parcel.attempts.count:
+            parcel.deadline = Deadline.after(parcel.timeout_s)
         try:
             queue = self._choose(parcel)
         except RocketMQError as e:
@@ -197,6 +203,11 @@ class Delivery:
         self._lanes.done(parcel)
         self._bytes -= len(parcel.request.body)
         self._changed.notify_all()
+
+    def widen(self, most: int) -> None:
+        """Let ``most`` parcels of ``enqueue`` be out at once from now on."""
+        with self._changed:
+            self._lanes.window = most
 
     def idle(self, deadline: Deadline) -> bool:
         """Whether everything under way has its answer by then."""
@@ -246,7 +257,10 @@ class Delivery:
                 self._topics.queues(parcel.topic, parcel.deadline, refresh=True)
             return parcel.pinned
         queues = self._topics.queues(parcel.topic, parcel.deadline, parcel.refresh)
-        index = self._index(parcel.topic, queues)
+        if parcel.narrow is not None:
+            queues, index = parcel.narrow(queues), RoundRobin()
+        else:
+            index = self._index(parcel.topic, queues)
         if parcel.attempts.count and self.faults.enabled:
             index.reset()
         return self._pick(queues, index, parcel.attempts.last_broker)
@@ -296,7 +310,7 @@ class Delivery:
 
     def _judge(self, parcel: Parcel, queue: MessageQueue | None, outcome: Outcome) -> Outcome | Again:
         brokers: Collection[str] = ()
-        if isinstance(outcome, RocketMQError) and parcel.pinned is None and queue is not None:
+        if isinstance(outcome, RocketMQError) and queue is not None and parcel.pinned is None and parcel.narrow is None:
             brokers = self._topics.brokers_of(parcel.topic)
         return parcel.attempts.judge(queue, outcome, brokers, parcel.deadline.remaining())
 

@@ -37,7 +37,7 @@ class Topics:
         if known is not None and not refresh:
             return known[1]
         try:
-            return self._keep(topic, self._ask(topic, deadline, refresh))
+            return self._keep(topic, self._ask(topic, deadline, refresh), deadline)
         except RocketMQError as e:
             if known is None:
                 raise
@@ -49,7 +49,7 @@ class Topics:
         self._sender.refresh_routes(deadline)
         for topic in list(self._known):
             try:
-                self._keep(topic, self._ask(topic, deadline, False))
+                self._keep(topic, self._ask(topic, deadline, False), deadline)
             except RouteNotFound:
                 self._known.pop(topic, None)
             except RocketMQError as e:
@@ -91,11 +91,20 @@ class Topics:
         most = self._settings.default_topic_queues
         return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < most)
 
-    def _keep(self, topic: str, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+    def _keep(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
         known = self._known.get(topic)
         if known is not None and known[0] is queues:
             return known[1]
         environment = self._settings.environment
-        mine = queues if environment is None else tuple(environment.owned(queues))
+        mine = queues
+        if environment is not None:
+            mine = tuple(environment.publish(self._readable(topic, deadline), queues))
         self._known[topic] = (queues, mine)
         return mine
+
+    def _readable(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """What an environment's readers count its position in; nothing of a topic that is yet to be made."""
+        try:
+            return self._sender.all_queues(topic, deadline)
+        except RouteNotFound:
+            return ()

@@ -124,7 +124,11 @@ def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Ran
     this does too.
     """
     rooms = {arg} if isinstance(arg, str) else set(arg) if isinstance(arg, Collection) else set()
-    rooms.discard("")
+    return rng.choice(in_rooms(queues, rooms - {""}))
+
+
+def in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[MessageQueue]:
+    """The queues on brokers of ``rooms``; ``SelectorError`` when there is none."""
     if not rooms:
         raise SelectorError(
             "queue selector 'machineRoom' chose no queue: pass a room, or several, as arg; without one it chooses "
@@ -137,7 +141,7 @@ def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Ran
             f"queue selector 'machineRoom' chose no queue: no broker is in {', '.join(sorted(map(str, rooms)))}; "
             f"rooms of topic {queues[0].topic!r} are {', '.join(known) or 'none (brokers are named room@name)'}"
         )
-    return rng.choice(inside)
+    return inside
 
 
 def room_of(broker_name: str) -> str:

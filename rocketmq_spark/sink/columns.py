@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+from collections.abc import Mapping
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from rocketmq_spark.errors import OptionError
 
+# The property that carries a row's id (option ``messageId``). It is the user's, so readers show it.
+ROW_ID = "SPARK_ROW_ID"
+MESSAGE_ID = "messageid"
+
 _TEXT = (StringType,)
 _BYTES = (StringType, BinaryType)
+_INT = (ByteType, ShortType, IntegerType)
+_LONG = (*_INT, LongType)
 
 # Name, what it may be, and how that reads in a message.
 TABLE: dict[str, str] = {
@@ -17,37 +38,103 @@ TABLE: dict[str, str] = {
     "tags": "string",
     "keys": "string or array<string>",
     "properties": "map<string,string>",
+    "shardingKey": "string",
+    "queueId": "int",
+    "brokerName": "string",
+    "delayLevel": "int",
+    "delayMs": "bigint",
+    "deliverAt": "timestamp",
+    "flag": "int",
 }
+_NAMES = {name.lower(): name for name in TABLE}
+_SIMPLE: dict[str, tuple[type[DataType], ...]] = {
+    "body": _BYTES,
+    "value": _BYTES,
+    "queueid": _INT,
+    "delaylevel": _INT,
+    "delayms": _LONG,
+    "deliverat": (TimestampType,),
+    "flag": _INT,
+    MESSAGE_ID: (*_TEXT, *_LONG),
+}
+DELAYS = ("delaylevel", "delayms", "deliverat")
+TIMERS = ("delayms", "deliverat")
 
 
 def _fits(name: str, kind: DataType) -> bool:
-    if name in ("body", "value"):
-        return isinstance(kind, _BYTES)
     if name == "keys":
         return isinstance(kind, _TEXT) or (isinstance(kind, ArrayType) and isinstance(kind.elementType, _TEXT))
     if name == "properties":
         return isinstance(kind, MapType) and isinstance(kind.keyType, _TEXT) and isinstance(kind.valueType, _TEXT)
-    return isinstance(kind, _TEXT)
+    return isinstance(kind, _SIMPLE.get(name, _TEXT))
 
 
 def check(schema: StructType, topic: str | None) -> dict[str, str]:
-    """The frame's column for each name of the table. Raises one ``OptionError`` that lists everything wrong."""
+    """The frame's column for each name of the table, in lower case. One ``OptionError`` lists everything wrong."""
+    found, problems = look(schema, topic)
+    if problems:
+        raise OptionError.of(problems)
+    return found
+
+
+def look(
+    schema: StructType, topic: str | None, selector: object = None, row_id: str | None = None
+) -> tuple[dict[str, str], list[str]]:
+    """The frame's columns by name, that of the row id too, and what is wrong with them.
+
+    ``selector`` is None when the user named none.
+    """
+    found, problems = _known(schema, row_id)
+    if row_id is not None:
+        problems += _row_id(schema, row_id, found)
+    named = {field.name.lower() for field in schema.fields}
+    if not named & {"body", "value"}:
+        problems.append("column 'body' (or 'value') is missing; it is what a message carries")
+    if "topic" not in named and topic is None:
+        problems.append("there is neither option 'topic' nor a column 'topic'")
+    return found, problems + _needs(found, named, selector)
+
+
+def _known(schema: StructType, row_id: str | None) -> tuple[dict[str, str], list[str]]:
     problems = []
     found: dict[str, str] = {}
     for field in schema.fields:
         name = field.name.lower()
-        if name not in TABLE:
-            problems.append(f"column {field.name!r} is unknown; the sink takes {', '.join(TABLE)}")
+        if name not in _NAMES:
+            if row_id is None or name != row_id.lower():
+                problems.append(f"column {field.name!r} is unknown; the sink takes {', '.join(TABLE)}")
         elif name in found or (name in ("body", "value") and "body" in found):
             problems.append(f"column {field.name!r} is there twice")
         elif not _fits(name, field.dataType):
-            problems.append(f"column {field.name!r} is {field.dataType.simpleString()}; expected {TABLE[name]}")
+            problems.append(_wrong(field, TABLE[_NAMES[name]]))
         else:
             found["body" if name == "value" else name] = field.name
-    if "body" not in found and not any("'body'" in p or "'value'" in p for p in problems):
-        problems.append("column 'body' (or 'value') is missing; it is what a message carries")
-    if "topic" not in found and topic is None and not any("'topic'" in p for p in problems):
-        problems.append("there is neither option 'topic' nor a column 'topic'")
-    if problems:
-        raise OptionError.of(problems)
-    return found
+    return found, problems
+
+
+def _row_id(schema: StructType, row_id: str, found: dict[str, str]) -> list[str]:
+    fields = [field for field in schema.fields if field.name.lower() == row_id.lower()]
+    if len(fields) != 1:
+        many = "several columns" if fields else "no column"
+        return [f"option 'messageId' is {row_id!r}, but {many} of the frame are called so"]
+    if not _fits(MESSAGE_ID, fields[0].dataType):
+        return [_wrong(fields[0], "string or bigint, since option 'messageId' names it")]
+    found[MESSAGE_ID] = fields[0].name
+    return []
+
+
+def _needs(found: Mapping[str, str], named: set[str], selector: object) -> list[str]:
+    problems = []
+    if selector == "column" and "queueid" not in named:
+        problems.append("queueSelector 'column' needs a column 'queueId'")
+    if selector == "hash" and "shardingkey" not in named:
+        problems.append("queueSelector 'hash' needs a column 'shardingKey'")
+    if selector not in ("column", None) and "queueid" in named:
+        problems.append(f"column {found.get('queueid', 'queueId')!r} means nothing with queueSelector {selector!r}")
+    if "brokername" in named and "queueid" not in named:
+        problems.append("column 'brokerName' needs a column 'queueId'")
+    return problems
+
+
+def _wrong(field: StructField, expected: str) -> str:
+    return f"column {field.name!r} is {field.dataType.simpleString()}; expected {expected}"

@@ -114,6 +114,7 @@ class ScriptedSender:
     def __init__(self, time: Time, queues: str = "a:0-1 b:0-1") -> None:
         self.time = time
         self.routes: dict[str, Any] = {"T": tuple(qs(queues))}
+        self.read_only: tuple[MessageQueue, ...] = ()
         self.script: list[Answer | None] = []
         self.by_broker: dict[str, Callable[[], Answer]] = {}
         self.latency_s: dict[str, float] = {}
@@ -133,6 +134,9 @@ class ScriptedSender:
             raise RouteNotFound("the name server knows no such topic", "ns:9876", Response.TOPIC_NOT_EXIST, topic)
         queues: Sequence[MessageQueue] = found
         return queues
+
+    def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        return sorted((*self.publish_queues(topic, deadline), *self.read_only))
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         outcome = self._outcome("sync", queue, request, deadline)

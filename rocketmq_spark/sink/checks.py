@@ -1,0 +1,168 @@
+"""What can be known before the first row is sent: options, columns, topics, and brokers too old for timers."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from rocketmq_spark import codes, session
+from rocketmq_spark.clock import Deadline, backoff
+from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.options import Options
+from rocketmq_spark.producer.encoding import check_topic as check_topic_name
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.queues.named import resolve
+from rocketmq_spark.sink import columns
+
+if TYPE_CHECKING:
+    from rocketmq_spark.session import Client
+
+logger = logging.getLogger(__name__)
+
+GROUP = "rocketmq_spark_sink"
+# One attempt of a batch; a broker that swallows requests is left after this and another one tried.
+ATTEMPT_S = 10.0
+_ATTEMPTS = 6
+
+_checked: set[tuple[int, tuple[str, ...], str, str]] = set()
+
+
+def settings(options: Options) -> ProducerSettings:
+    """How the sink sends: until the send timeout, whatever the cause, and to topics that exist."""
+    return dataclasses.replace(
+        session.producer_settings(options),
+        group=GROUP,
+        attempt_timeout_s=min(ATTEMPT_S, options.send_timeout / _ATTEMPTS),
+        retries=None,
+        pinned_retries=None,
+        auto_create_topics=False,
+        auto_batch=False,
+        max_async_bytes=options.total_batch_max_bytes or 0,
+        heartbeat_s=0,
+        route_refresh_s=0,
+    )
+
+
+def check(options: Options, schema: StructType) -> dict[str, str]:
+    """The frame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker."""
+    selector = options.queue_selector if "queue_selector" in options.given else None
+    found, problems = columns.look(schema, options.topic, selector, options.message_id)
+    problems += _option_problems(options)
+    if problems:
+        raise OptionError.of(problems)
+    return found
+
+
+def _option_problems(options: Options) -> list[str]:
+    problems = []
+    selector = options.queue_selector
+    if selector == "machineRoom" and not options.machine_rooms:
+        problems.append("queueSelector 'machineRoom' needs option 'machineRooms'")
+    if selector == "environment" and options.environment is None:
+        problems.append("queueSelector 'environment' needs option 'environment'")
+    if options.machine_rooms and selector != "machineRoom":
+        problems.append("option 'machineRooms' means nothing without queueSelector 'machineRoom'")
+    if "batch_max_bytes" in options.given and (options.batch_max_bytes or 0) > options.max_message_size:
+        problems.append(
+            f"option 'batchMaxBytes' is {options.batch_max_bytes}, more than 'maxMessageSize' "
+            f"{options.max_message_size}, which brokers allow for a batch too"
+        )
+    if callable(selector) or ":" in selector:
+        problems += _problems_of(lambda: resolve(selector, "queueSelector"))
+    problems += _problems_of(lambda: settings(options))
+    if options.topic is not None:
+        try:
+            check_topic_name(options.topic)
+        except MessageRefused as e:
+            problems.append(f"option 'topic' is {options.topic!r}: {e.message}")
+    return problems
+
+
+def _problems_of(make: object) -> list[str]:
+    assert callable(make)
+    try:
+        make()
+    except OptionError as e:
+        return [line.removeprefix("  - ") for line in e.message.split("\n") if line]
+    return []
+
+
+def check_topic(one: Client, topic: str, options: Options) -> None:
+    """That rows can be sent to ``topic``: it exists and has a queue that takes writes.
+
+    While no broker at all is up the answer is not known, and is waited for as long as a send would wait.
+    """
+    deadline = Deadline.after(options.send_timeout)
+    pauses = backoff(0.1, 2.0)
+    while True:
+        try:
+            one.retry.run(lambda: one.sender.publish_queues(topic, deadline), deadline)
+            return
+        except RouteNotFound as e:
+            if e.broker_code is None or deadline.expired or one.routes.cluster():
+                raise one.routes.missing_topic(e) if e.broker_code is not None else e from e
+            logger.warning("no broker is up; waiting to write to %s", topic)
+            threading.Event().wait(min(next(pauses), deadline.remaining()))
+
+
+def check_timers(one: Client, topic: str, options: Options, names: Mapping[str, str]) -> None:
+    """That the topic's brokers know timers, if rows may have some: older ones would deliver at once."""
+    timers = [names[name] for name in columns.TIMERS if name in names]
+    if not timers:
+        return
+    versions = one.sender.versions(topic, Deadline.after(options.send_timeout))
+    old = sorted(broker for broker, version in versions.items() if version < codes.FIRST_WITH_TIMERS)
+    if old:
+        raise OptionError(
+            f"column {' and '.join(map(repr, timers))} cannot be used: {', '.join(old)} is older than RocketMQ 5.0 and "
+            "would deliver at once",
+            topic=topic,
+            remedy="Use column 'delayLevel', or newer brokers",
+        )
+
+
+def check_brokers(options: Options, names: Mapping[str, str], once: bool = False) -> None:
+    """The checks of a constant topic that ask brokers. With ``once`` they are not repeated in this process.
+
+    A writer of a stream is made for every micro-batch, and again to commit it. It must not fail or wait then because
+    brokers are down: whether rows can be sent is found out by the tasks.
+    """
+    if options.topic is None:
+        return
+    key = (os.getpid(), options.name_server, options.topic, repr(sorted(names)))
+    if once and key in _checked:
+        return
+    one = session.client(options)
+    try:
+        if once:
+            _check_now(one, options.topic)
+        else:
+            check_topic(one, options.topic, options)
+        check_timers(one, options.topic, options, names)
+    except RocketMQError as e:
+        if not once or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _known(one)):
+            raise
+        logger.warning("topic %s cannot be checked now: %s", options.topic, e)
+        return
+    _checked.add(key)
+
+
+def _check_now(one: Client, topic: str) -> None:
+    try:
+        one.sender.publish_queues(topic, Deadline.after(one.calls.request_timeout_s))
+    except RouteNotFound as e:
+        raise one.routes.missing_topic(e) if e.broker_code is not None else e from e
+
+
+def _known(one: Client) -> bool:
+    """Whether there are brokers, so that a topic without a route does not exist."""
+    try:
+        return bool(one.routes.cluster())
+    except RocketMQError:
+        return False

@@ -1,0 +1,88 @@
+"""Writing from the driver's side: a function for ``foreachBatch``, which serves every output mode, and one for frames.
+
+Both run exactly one action, whose result is what each task had acknowledged. On Spark Connect Spark calls the function in
+a process of the server, so that what it keeps is not seen by the client; it logs there.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.options import Options
+from rocketmq_spark.sink import checks
+from rocketmq_spark.sink.report import AtBroker, Written
+from rocketmq_spark.sink.writers import write_task
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
+
+_COUNTS = ("rows", "bytes", "batches", "retries")
+_SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
+
+
+def write_rocketmq(df: DataFrame, **options: object) -> Written:
+    """Write a batch frame and return the counts; options of the sink in snake_case or camelCase.
+
+    Unlike ``df.write.format("rocketmq").save()`` it needs no ``mode("append")``.
+    """
+    return _write(df, options_table.parse(options).for_role("sink"), "written", once=False)
+
+
+class ForeachBatchWriter:
+    """Writes micro-batches of any output mode; ``last_report`` has the counts of the last one."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.last_report: Written | None = None
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        self.last_report = _write(df, self._options, f"batch {batch_id}", once=True)
+
+
+def foreach_batch_writer(**options: object) -> ForeachBatchWriter:
+    """A function for ``writeStream.foreachBatch``; options of the sink in snake_case or camelCase.
+
+    Works with output modes append, update and complete. A micro-batch that Spark repeats is written again.
+    """
+    return ForeachBatchWriter(options_table.parse(options).for_role("sink"))
+
+
+def _write(df: DataFrame, options: Options, what: str, once: bool) -> Written:
+    names = checks.check(options, df.schema)
+    checks.check_brokers(options, names, once)
+    _warn_of_speculation(df)
+    # Not a lambda, whose own module Spark would have to send: workers import this one.
+    send = functools.partial(_send, options, names)
+    found = Written()
+    for row in df.mapInArrow(send, _SCHEMA).collect():
+        brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
+        found += Written(row["rows"], row["bytes"], row["batches"], row["retries"], brokers)
+    logger.info("%s: %s", what, found)
+    return found
+
+
+def _send(options: Options, names: dict[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    done = write_task(options, names, batches)
+    values: dict[str, Any] = {name: [getattr(done, name)] for name in _COUNTS}
+    brokers = json.dumps({name: asdict(part) for name, part in done.brokers.items()})
+    arrays = [pa.array(values[name], pa.int64()) for name in _COUNTS]
+    yield pa.RecordBatch.from_arrays([*arrays, pa.array([brokers])], names=[*_COUNTS, "brokers"])
+
+
+def _warn_of_speculation(df: DataFrame) -> None:
+    get: Callable[..., Any] = df.sparkSession.conf.get
+    if get("spark.speculation", "false") == "true":
+        logger.warning(
+            "spark.speculation is on: a task that runs twice writes its rows twice. Switch it off for writing, or give "
+            "rows an id with option 'messageId', so that readers can drop repeated ones"
+        )

@@ -1,0 +1,98 @@
+"""What was acknowledged: the commit message of a task, and the sum over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+
+@dataclass(frozen=True, slots=True)
+class AtBroker:
+    """One broker's part; ``failures`` are attempts that it did not acknowledge."""
+
+    rows: int = 0
+    bytes: int = 0
+    batches: int = 0
+    failures: int = 0
+
+    def __add__(self, other: AtBroker) -> AtBroker:
+        return AtBroker(
+            self.rows + other.rows,
+            self.bytes + other.bytes,
+            self.batches + other.batches,
+            self.failures + other.failures,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What was acknowledged: rows, bytes of bodies and properties on the wire, batches, repeated attempts; by broker.
+
+    ``batches`` counts requests: batches, and rows that travelled alone.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    batches: int = 0
+    retries: int = 0
+    brokers: Mapping[str, AtBroker] = field(default_factory=dict)
+
+    def __add__(self, other: Written) -> Written:
+        nothing = AtBroker()
+        names = sorted({*self.brokers, *other.brokers})
+        return Written(
+            self.rows + other.rows,
+            self.bytes + other.bytes,
+            self.batches + other.batches,
+            self.retries + other.retries,
+            {name: self.brokers.get(name, nothing) + other.brokers.get(name, nothing) for name in names},
+        )
+
+    def __str__(self) -> str:
+        text = f"{self.rows} rows in {self.batches} batches, {self.bytes} bytes, {self.retries} retries"
+        parts = [
+            f"{name} {part.rows} rows in {part.batches} batches"
+            + (f" and {part.failures} failed attempts" if part.failures else "")
+            for name, part in sorted(self.brokers.items())
+        ]
+        return f"{text} ({'; '.join(parts)})" if parts else text
+
+
+def total(messages: Iterable[Any]) -> Written:
+    """The sum of the tasks' messages; a task that did not finish has none."""
+    found = Written()
+    for message in messages:
+        if isinstance(message, Written):
+            found += message
+    return found
+
+
+class Tally:
+    """Counts of a running task; changed in place, since there may be many batches."""
+
+    def __init__(self) -> None:
+        self._rows = self._bytes = self._batches = self._retries = 0
+        self._brokers: dict[str, list[int]] = {}
+
+    def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
+        """A batch is stored on ``broker``, after attempts that ``failed`` at brokers or found none to try."""
+        self._rows += rows
+        self._bytes += size
+        self._batches += 1
+        self._retries += retries
+        part = self._at(broker)
+        part[0] += rows
+        part[1] += size
+        part[2] += 1
+        for name in failed:
+            self._at(name)[3] += 1
+
+    def written(self) -> Written:
+        brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
+        return Written(self._rows, self._bytes, self._batches, self._retries, brokers)
+
+    def _at(self, broker: str) -> list[int]:
+        return self._brokers.setdefault(broker, [0, 0, 0, 0])

@@ -1,0 +1,181 @@
+"""The rows of one task on their way: encoded, cut into batches, sent while the next ones are encoded, and counted.
+
+Nothing is left to ``__del__`` or a thread after the task: a killed task gets no chance to clean up, and what it sent
+will be sent again by its next attempt. That is at-least-once delivery.
+"""
+
+from __future__ import annotations
+
+import os
+import queue as queues
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from rocketmq_spark import session
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RocketMQError, SendFailed
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.options import Options
+from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.delivery import Delivery, Parcel
+from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.sink import checks, routing
+from rocketmq_spark.sink.encode import Chunk, Encoded, Encoder
+from rocketmq_spark.sink.faults import Faults
+from rocketmq_spark.sink.identifiers import UniqueIds
+from rocketmq_spark.sink.report import Tally, Written
+from rocketmq_spark.sink.window import Window
+from rocketmq_spark.wire.messages import decode_batch
+
+if TYPE_CHECKING:
+    from rocketmq_spark.session import Client
+
+# Rows and bytes of a parcel, and how it went.
+_Outcome = tuple[Parcel, int, SendResult | RocketMQError]
+
+
+class TaskWriter:
+    """Sends the rows of one task."""
+
+    def __init__(self, options: Options, names: Mapping[str, str], partition: int | None = None) -> None:
+        self._options = options
+        self._names = dict(names)
+        self._partition = partition
+        self._client: Client = session.client(options)
+        self._clockwork = Clockwork("rocketmq-sink")
+        self._settings = checks.settings(options)
+        self._topics = Topics(self._client.sender, self._settings)
+        self._delivery = Delivery(self._client.sender, self._topics, self._settings, self._clockwork)
+        self._outcomes: queues.SimpleQueue[_Outcome] = queues.SimpleQueue()
+        self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
+        self._encoder = Encoder(self._names, options.max_message_size, UniqueIds(os.urandom(8)), self._batch_bytes)
+        self._router = routing.Router(options, self._names, self._queues)
+        self._narrow = routing.narrow(options)
+        self._window = Window(options.max_in_flight)
+        self._tally = Tally()
+        self._under_way = self._bytes = 0
+        self._row = 0
+        self._topics_seen: set[str] = set()
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        """Send everything and wait for all acknowledgements. Raises the first failure."""
+        try:
+            for batch in batches:
+                self._write(batch)
+                self._row += len(batch)
+            while self._under_way:
+                self._settle()
+            return self._tally.written()
+        finally:
+            self._delivery.close(Deadline.after(0))
+            self._clockwork.close()
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        """All rows are checked before any of them is sent."""
+        if not len(batch):
+            return
+        faults = Faults(self._row)
+        checked = self._encoder.check(batch, faults)
+        topics = self._router.topics(batch, faults, self._row)
+        if self._router.loops:
+            faults.raise_if_any(self._partition)
+        for rows in topics:
+            self._check_topic(rows.topic)
+        plan = self._router.plan(topics, faults)
+        faults.raise_if_any(self._partition)
+        encoded = self._encoder.join(checked)
+        delayed = checked.delayed
+        if plan.order is not None:
+            encoded = encoded.take(plan.order)
+            delayed = delayed[plan.order] if delayed is not None else None
+        for share in plan.shares:
+            part = encoded.slice(share.start, share.end)
+            if delayed is not None and delayed[share.start : share.end].any():
+                waits = delayed[share.start : share.end]
+                self._send(share, part.take(np.flatnonzero(waits)), delayed=True)
+                part = part.take(np.flatnonzero(~waits))
+            self._send(share, part)
+
+    def _check_topic(self, topic: str) -> None:
+        if topic not in self._topics_seen:
+            checks.check_topic(self._client, topic, self._options)
+            checks.check_timers(self._client, topic, self._options, self._names)
+            self._topics_seen.add(topic)
+
+    def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
+        return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
+
+    def _send(self, share: routing.Share, encoded: Encoded, delayed: bool = False) -> None:
+        """Brokers ignore delays inside a batch. There is no order among delayed rows, so they need no lane."""
+        most, timeout = 0 if delayed else self._batch_bytes, self._options.send_timeout
+        for chunk in encoded.chunks(most):
+            request = self._request(share.topic, chunk, most)
+            parcel = Parcel(share.topic, request, Deadline.after(timeout), timeout_s=timeout)
+            parcel.pinned, parcel.narrow = share.queue, self._narrow
+            parcel.lane = None if delayed else share.queue
+            self._post(parcel, chunk.rows)
+
+    def _request(self, topic: str, chunk: Chunk, most: int) -> SendRequest:
+        """A batch, or a single message for a row that does not fit into one or must not travel in one."""
+        now_ms = self._clockwork.wall_ms()
+        if len(chunk.body) <= most:
+            return SendRequest(checks.GROUP, chunk.body, batch=True, born_timestamp_ms=now_ms)
+        (item,) = decode_batch(chunk.body)
+        message = Message(topic, bytes(item.body), flag=item.flag)
+        prepared = encoding.Prepared(message, "", item.properties, False)
+        return encoding.single_request(prepared, self._settings, now_ms)
+
+    def _post(self, parcel: Parcel, rows: int) -> None:
+        size = _size(parcel)
+        self._make_room(size, parcel.lane is not None)
+        parcel.done = lambda outcome: self._outcomes.put((parcel, rows, outcome))
+        self._under_way += 1
+        self._bytes += size
+        self._delivery.enqueue(parcel)
+        self._delivery.pump()
+
+    def _make_room(self, size: int, waits_in_lane: bool) -> None:
+        """Wait until ``size`` bytes more are within the bounds.
+
+        Batches that may go anywhere wait here, where they cost nothing; those of one queue in their lane, so that a
+        queue that is slow or muted does not hold up the others.
+        """
+        while not self._outcomes.empty():
+            self._settle()
+        most_bytes = self._options.total_batch_max_bytes or 0
+        while self._under_way and self._bytes + size > most_bytes:
+            self._settle()
+        self._delivery.widen(self._most())
+        while not waits_in_lane and self._under_way >= self._most():
+            self._settle()
+
+    def _most(self) -> int:
+        return self._window.size * max(1, len(self._topics.brokers()))
+
+    def _settle(self) -> None:
+        """Wait for one outcome."""
+        parcel, rows, outcome = self._outcomes.get()
+        size = _size(parcel)
+        self._under_way -= 1
+        self._bytes -= size
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        if self._options.require_store_ok == "ok" and outcome.status is not SendStatus.SEND_OK:
+            raise SendFailed(
+                f"a batch was stored with {outcome.status.value} in all {parcel.attempts.count} attempts, and option "
+                "'requireStoreOk' is ok",
+                topic=parcel.topic,
+                queue=str(outcome.queue),
+                remedy="See whether the broker's disk and slaves keep up",
+            )
+        retries = parcel.attempts.count - 1
+        self._tally.acknowledged(outcome.queue.broker_name, rows, size, retries, parcel.attempts.brokers[:-1])
+        self._window.answered(size, clean=not retries)
+
+
+def _size(parcel: Parcel) -> int:
+    return len(parcel.request.body) + len(parcel.request.properties)
