@@ -8,12 +8,22 @@ from dataclasses import dataclass
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import AccessDenied, LocalProtocolError, OptionError, RocketMQError, error_for
+from rocketmq_spark.errors import (
+    AccessDenied,
+    LocalProtocolError,
+    OptionError,
+    RocketMQError,
+    ServerFault,
+    ServiceNotAvailable,
+    error_for,
+)
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import acl, names
 from rocketmq_spark.wire.header import Command
 
+# A broker that takes no sends before a configured time says so with the code of its own exceptions.
+_NOT_YET = "broker unable to service"
 _DENIED = (
     "Access denied: check options 'accessKey' and 'secretKey' and the user's policies "
     "(source: Sub and Get on the topic, Sub on the group; sink: Pub on the topic)"
@@ -140,6 +150,8 @@ class Calls:
 def refused(answer: Command, address: str, topic: str | None = None, queue: str | None = None) -> RocketMQError:
     """The error for an answer that is not success."""
     kind = error_for(answer.code)
+    if issubclass(kind, ServerFault) and (answer.remark or "").startswith(_NOT_YET):
+        kind = ServiceNotAvailable
     denied = issubclass(kind, AccessDenied) and "forbiddenType" not in answer.ext
     # Servers append a pointer to their documentation on further lines.
     remark = (answer.remark or "").split("\n", 1)[0].strip() or None

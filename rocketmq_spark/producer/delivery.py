@@ -70,8 +70,15 @@ class Parcel:
 class Delivery:
     """Sends parcels, and knows which are still under way."""
 
-    def __init__(self, sender: Sender, topics: Topics, settings: ProducerSettings, clockwork: Clockwork) -> None:
-        self.faults = FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
+    def __init__(
+        self,
+        sender: Sender,
+        topics: Topics,
+        settings: ProducerSettings,
+        clockwork: Clockwork,
+        faults: FaultTable | None = None,
+    ) -> None:
+        self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
         self.hooks = Hooks()
         self._sender = sender
         self._topics = topics

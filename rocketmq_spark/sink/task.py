@@ -22,6 +22,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.delivery import Delivery, Parcel
+from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.encode import Chunk, Encoded, Encoder
@@ -38,6 +39,16 @@ if TYPE_CHECKING:
 _Outcome = tuple[Parcel, int, SendResult | RocketMQError]
 
 
+_known_faults: dict[object, FaultTable] = {}
+
+
+def _faults(options: Options) -> FaultTable:
+    """What this process knows of slow and failing brokers: tasks are short, and each would have to find out anew."""
+    settings = checks.settings(options)
+    key = (os.getpid(), options.name_server, settings.send_latency_fault, settings.fault_tables)
+    return _known_faults.setdefault(key, FaultTable(settings.fault_tables, settings.send_latency_fault))
+
+
 class TaskWriter:
     """Sends the rows of one task."""
 
@@ -49,7 +60,7 @@ class TaskWriter:
         self._clockwork = Clockwork("rocketmq-sink")
         self._settings = checks.settings(options)
         self._topics = Topics(self._client.sender, self._settings)
-        self._delivery = Delivery(self._client.sender, self._topics, self._settings, self._clockwork)
+        self._delivery = Delivery(self._client.sender, self._topics, self._settings, self._clockwork, _faults(options))
         self._outcomes: queues.SimpleQueue[_Outcome] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
         self._encoder = Encoder(self._names, options.max_message_size, UniqueIds(os.urandom(8)), self._batch_bytes)
