@@ -81,7 +81,7 @@ OUTSIDE = {
     " producer.delivery producer.pending producer.producer session sink.checks localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
     "time": "clock remoting.connection remoting.pool client.admin client.calls client.ranges client.route"
-    " producer.clockwork producer.producer source.admission source.catalog localbroker cli",
+    " producer.clockwork producer.producer source.admission source.catalog source.stream localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }
