@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketmq_spark import codes
 from rocketmq_spark import options as options_table
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
@@ -32,8 +33,6 @@ from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import rpc
-
-_SUBSCRIPTION_INLINE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Client:
             queueId=queue.queue_id,
             queueOffset=0,
             maxMsgNums=1,
-            sysFlag=_SUBSCRIPTION_INLINE,
+            sysFlag=codes.PullSysFlag.SUBSCRIPTION,
             commitOffset=0,
             suspendTimeoutMillis=0,
             subscription=filtered.expression,

@@ -14,6 +14,7 @@ under keys of its own:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +91,12 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
     for topic, brokers in _items(topics, "topics"):
         for broker, queues in _items(brokers, topic):
             for queue_id, offset in _items(queues, f"{topic}/{broker}"):
-                if not queue_id.isdigit() or not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+                if (
+                    not re.fullmatch("[0-9]+", queue_id)
+                    or not isinstance(offset, int)
+                    or isinstance(offset, bool)
+                    or offset < 0
+                ):
                     raise OffsetError(f"{topic}/{broker}/{queue_id}: {offset!r} is not an offset", remedy=_REMEDY)
                 found[MessageQueue(topic, broker, int(queue_id))] = offset
     return found
