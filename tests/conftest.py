@@ -1,3 +1,3 @@
 """Fixtures that every test may use, one plug-in per subject."""
 
-pytest_plugins = ["tests.fix_house", "tests.fix_broker", "tests.fix_proxy", "tests.fix_spark"]
+pytest_plugins = ["tests.fix_house", "tests.fix_broker", "tests.fix_proxy", "tests.fix_spark", "tests.fix_clusters"]

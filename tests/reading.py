@@ -27,7 +27,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rocketmq_spark import Message, Producer
+from rocketmq_spark import Message, Producer, session
+from rocketmq_spark import options as options_table
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.datasource import RocketMQDataSource
 from rocketmq_spark.localbroker import LocalBroker
@@ -61,7 +62,7 @@ def text(value: object) -> str:
 
 
 def data_source(options: Mapping[str, object]) -> tuple[RocketMQDataSource, StructType]:
-    source = RocketMQDataSource({name: text(value) for name, value in options.items()})
+    source = RocketMQDataSource({name: text(value) for name, value in options.items() if value is not None})
     schema = StructType()
     for column in source.schema().split(", "):
         name, kind = column.replace("`", "").rsplit(" ", 1)
@@ -184,21 +185,25 @@ def feed(
     topic: str,
     count: int = 10,
     queues: Sequence[int | MessageQueue] | None = None,
+    connection: Mapping[str, str] | None = None,
     **message: Any,
 ) -> list[str]:
     """Send ``count`` messages, in equal parts to the queues of the topic (or those ids); returns when all can be read."""
     made = names(count)
-    post(mq, [Message(topic, body.encode(), **message) for body in made], queues)
+    post(mq, [Message(topic, body.encode(), **message) for body in made], queues, connection)
     return made
 
 
 def post(
-    mq: LocalBroker | str, messages: Sequence[Message], queues: Sequence[int | MessageQueue] | None = None
+    mq: LocalBroker | str,
+    messages: Sequence[Message],
+    queues: Sequence[int | MessageQueue] | None = None,
+    connection: Mapping[str, str] | None = None,
 ) -> None:
     """Send messages of one topic, in slices to its queues in their order; returns when all can be read."""
     topic = messages[0].topic
     ends: dict[MessageQueue, int] = {}
-    with Producer(name_server=_server(mq), group="feed", send_timeout="30s") as producer:
+    with Producer(name_server=_server(mq), group="feed", send_timeout="30s", **(connection or {})) as producer:
         targets = [q for q in sorted(producer.queues(topic)) if queues is None or q in queues or q.queue_id in queues]
         step = -(-len(messages) // len(targets))
         for number, queue in enumerate(targets):
@@ -208,17 +213,18 @@ def post(
                 result = producer.send_batch(part, queue) if most > 1 else producer.send(part[0], queue=queue)
                 assert result.queue_offset is not None
                 ends[queue] = result.queue_offset + len(part)
-    await_indexed(mq, ends)
+    await_indexed(mq, ends, connection)
 
 
-def await_indexed(mq: LocalBroker | str, ends: Mapping[MessageQueue, int], seconds: float = 30.0) -> None:
+def await_indexed(
+    mq: LocalBroker | str, ends: Mapping[MessageQueue, int], connection: Mapping[str, str] | None = None
+) -> None:
     """The index is made a moment after the acknowledgement."""
-    if not isinstance(mq, LocalBroker):
-        return
-    brokers = mq.admin.brokers
+    parsed = options_table.parse({"nameServer": _server(mq), **(connection or {})})
+    brokers = session.client(parsed.for_role("producer")).brokers
 
     def indexed() -> bool:
         found = brokers.bounds(ends, Deadline.after(5.0))
         return all(queue in found and found[queue].max_offset >= end for queue, end in ends.items())
 
-    eventually(indexed, seconds)
+    eventually(indexed, 30)

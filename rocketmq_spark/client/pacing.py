@@ -75,7 +75,7 @@ class Pacing:
 
     def depth(self) -> int:
         if not self._seen:
-            return self._settings.depth or 1
+            return 1
         # The next filtered answer may be full although the last ones were empty.
         full = FILTERED_ANSWER_BYTES if self._settings.filtered else self._bytes_per_message * self.count
         answer = max(1.0, self._answer_bytes, full)
@@ -108,7 +108,8 @@ class Pacing:
             self._full_answers += 1
 
     def _most(self) -> int:
-        return max(1, int(PULL_BYTES / max(1.0, self._bytes_per_message)))
+        most_bytes = min(PULL_BYTES, self._settings.max_bytes_in_flight)
+        return max(1, int(most_bytes / max(1.0, self._bytes_per_message)))
 
 
 def _follow(estimate: float, seen: float) -> float:

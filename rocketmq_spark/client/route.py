@@ -87,7 +87,7 @@ class NameServers:
         raise type(last)(
             f"no name server answers: {last.message}",
             ";".join(self.addresses),
-            remedy="Check option 'nameServer' and that the name server runs",
+            remedy=last.remedy or "Check option 'nameServer' and that the name server runs",
         ) from last
 
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:

@@ -33,7 +33,7 @@ def test_the_first_pull_is_small_and_alone() -> None:
     pacing = Pacing(PullSettings())
     assert (pacing.next_count(), pacing.depth()) == (8, 1)
     assert Pacing(PullSettings(batch_size=3)).next_count() == 3
-    assert Pacing(PullSettings(depth=5)).depth() == 5
+    assert Pacing(PullSettings(depth=5)).depth() == 1
 
 
 def test_a_broker_as_shipped_is_asked_for_what_it_gives() -> None:

@@ -1,0 +1,164 @@
+"""Clusters that several test files share because starting one costs seconds: with users, with TLS, with slaves."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark import options, session
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.localbroker import LocalBroker, cluster, distro, servers
+from rocketmq_spark.options import DEFAULT_GROUP
+from rocketmq_spark.wire.header import Command
+from tests.fix_proxy import FaultyProxy
+
+_AUTH = "org.apache.rocketmq.auth"
+ADMIN = {"accessKey": "admin", "secretKey": "adminsecret"}
+SECURED = {
+    "authenticationEnabled": True,
+    "authorizationEnabled": True,
+    "authenticationProvider": f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider",
+    "authenticationMetadataProvider": f"{_AUTH}.authentication.provider.LocalAuthenticationMetadataProvider",
+    "authorizationProvider": f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider",
+    "authorizationMetadataProvider": f"{_AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
+    "initAuthenticationUser": '{"username":"admin","password":"adminsecret"}',
+    "innerClientAuthenticationCredentials": '{"accessKey":"admin","secretKey":"adminsecret"}',
+    "autoCreateSubscriptionGroup": False,
+}
+_CREATE_USER, _CREATE_ACL = 3001, 3006
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A broker that asks who you are and lets nobody create groups by reading."""
+
+    mq: LocalBroker
+    admin: Admin
+
+    def user(self, name: str, *grants: tuple[str, str]) -> dict[str, str]:
+        """A user with so many grants: ``("Topic:orders", "Sub,Get")``; its connection options."""
+        calls, address = self.admin.brokers.calls, self.mq.address("broker-a")
+        user = {"username": name, "password": f"{name}-secret", "userType": "Normal"}
+        calls.ask(address, Command(_CREATE_USER, {"username": name}, body=json.dumps(user).encode()))
+        entries = [
+            {"resource": resource, "actions": actions.split(","), "sourceIps": [], "decision": "Allow"}
+            for resource, actions in grants
+        ]
+        if entries:
+            subject = f"User:{name}"
+            policy = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
+            calls.ask(address, Command(_CREATE_ACL, {"subject": subject}, body=json.dumps(policy).encode()))
+        return {"accessKey": name, "secretKey": f"{name}-secret"}
+
+
+@pytest.fixture(scope="session")
+def secured() -> Iterator[Secured]:
+    with LocalBroker(conf=SECURED, quiet=True) as mq:
+        parsed = options.parse({"nameServer": mq.name_server, **ADMIN}).for_role("producer")
+        admin = session.client(parsed).admin
+        admin.create_group(DEFAULT_GROUP)
+        yield Secured(mq, admin)
+
+
+@pytest.fixture(scope="session")
+def slaved() -> Iterator[LocalBroker]:
+    """A master with a slave; not to be broken."""
+    with LocalBroker(slaves=1, quiet=True) as mq:
+        yield mq
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM files: an authority, a server's certificate for 127.0.0.1, one for another name, and a client's."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> str:
+        return str(self.folder / "ca.pem")
+
+    def cert(self, name: str) -> str:
+        return str(self.folder / f"{name}.pem")
+
+    def key(self, name: str) -> str:
+        return str(self.folder / f"{name}.key")
+
+    def make(self, name: str, subject: str, signer: str | None = "ca", password: str | None = None) -> None:
+        """A certificate signed by ``signer``, itself without one."""
+        ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        lock = ["-passout", f"pass:{password}"] if password else ["-nodes"]
+        out = ["-keyout", self.key(name), "-out", self.cert(name), "-days", "2", "-subj", f"/CN={name}"]
+        signed = ["-CA", self.cert(signer), "-CAkey", self.key(signer)] if signer else []
+        names = ["-addext", f"subjectAltName={subject}"]
+        command = ["openssl", "req", "-x509", *ec, *lock, *out, *signed, *names]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def certificates(folder: Path) -> Certificates:
+    made = Certificates(folder)
+    made.make("ca", "DNS:ca", signer=None)
+    made.make("server", "IP:127.0.0.1")
+    made.make("elsewhere", "DNS:broker.example")
+    made.make("client", "DNS:client", password="open sesame")
+    made.make("stranger", "DNS:stranger", signer=None)
+    return made
+
+
+def tls_cluster(certs: Certificates, name: str = "server", client: str = "none") -> LocalBroker:
+    """A cluster whose servers speak TLS beside plain text; ``client`` is whether they ask for a client's certificate."""
+    flags = (
+        "-Dtls.server.mode=permissive",
+        "-Dtls.test.mode.enable=false",
+        f"-Dtls.server.certPath={certs.cert(name)}",
+        f"-Dtls.server.keyPath={certs.key(name)}",
+        f"-Dtls.server.need.client.auth={client}",
+        f"-Dtls.server.authClient={str(client != 'none').lower()}",
+        f"-Dtls.server.trustCertPath={certs.ca}",
+    )
+    plain_flags, fetch = servers._flags, distro.fetch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers, "_flags", lambda home: (*plain_flags(home)[1:], *flags))
+        patch.setattr(cluster.distro, "fetch", lambda names, quiet=False: fetch([*names, "tls-test"], quiet))
+        made = LocalBroker(quiet=True)
+        made.start()
+        return made
+
+
+class Tap(FaultyProxy):
+    """A proxy that keeps what clients send."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.data = bytearray()
+
+    def pass_on(self, sink: socket.socket, data: bytes) -> None:
+        self.data += data
+        super().pass_on(sink, data)
+
+    def field(self, name: str, request: int) -> set[str]:
+        """The values of a header field in requests of a code."""
+        headers = re.findall(rb'\{"code": ?%d,[^{}]*"extFields": ?\{([^{}]*)\}' % request, bytes(self.data))
+        found = (re.search(rb'"%s": ?"([^"]*)"' % name.encode(), header) for header in headers)
+        return {match[1].decode() for match in found if match}
+
+
+@pytest.fixture
+def make_tap() -> Iterator[Callable[[str], Tap]]:
+    """A function that puts a tap in front of an address."""
+    made: list[Tap] = []
+
+    def make(target: str) -> Tap:
+        made.append(Tap(target))
+        made[-1].__enter__()
+        return made[-1]
+
+    yield make
+    for tap in made:
+        tap.__exit__()

@@ -1,0 +1,103 @@
+"""How a task reads: pulls under way, their bytes, its patience, and from which replica."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message
+from rocketmq_spark.remoting import bulk
+from tests.mockbroker import eventually
+from tests.reading import batch_reader, bodies, feed, names, post, read, rows
+
+
+class Window:
+    """What pulls of one read have under way, by their frames and answers."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.pulls = self.messages = 0
+        self._asked: dict[int, int] = {}
+        frame, scan = bulk.PullTemplate.frame, bulk.BulkStream.scan
+
+        def counted(template: bulk.PullTemplate, opaque: int, offset: int, count: int) -> bytes:
+            self._asked[opaque] = count
+            self.pulls = max(self.pulls, len(self._asked))
+            self.messages = max(self.messages, sum(self._asked.values()))
+            return frame(template, opaque, offset, count)
+
+        def answered(stream: bulk.BulkStream):
+            found, others = scan(stream)
+            for opaque in [one[0] for one in (*found, *others)]:
+                self._asked.pop(opaque, None)
+            return found, others
+
+        patch.setattr(bulk.PullTemplate, "frame", counted)
+        patch.setattr(bulk.BulkStream, "scan", answered)
+
+
+@pytest.fixture
+def window(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Iterator[Callable[..., Window]]:
+    """Reads a thousand messages of 8 KB and says what was under way."""
+    topic = make_topic(queues=1)
+    post(rocketmq, [Message(topic, f"{name:<8000}".encode()) for name in names(1000)])
+
+    def under_way(**options: object) -> Window:
+        with pytest.MonkeyPatch.context() as patch:
+            seen = Window(patch)
+            reader = batch_reader(rocketmq, subscribe=topic, numPartitions=1, **options)
+            assert len(rows(reader, reader.partitions())) == 1000
+            return seen
+
+    return under_way
+
+
+def test_pull_depth__is_how_many_pulls_are_under_way(window):
+    assert window(pullDepth=1).pulls == 1
+    assert window(pullDepth=3).pulls == 3
+    assert window(pullDepth=20).pulls > 3
+
+
+def test_max_bytes_in_flight__bounds_what_is_under_way(window):
+    assert window(maxBytesInFlight="64k").messages <= 8
+    assert window(maxBytesInFlight="256k", pullDepth=1024).messages <= 32
+    assert window().messages > 64
+
+
+def test_read_deadline__ends_the_wait_for_a_broker_that_gives_nothing(rocketmq, topic, make_proxy):
+    feed(rocketmq, topic, 8)
+    address = rocketmq.address("broker-a")
+    proxy = make_proxy(address)
+    reader = batch_reader(rocketmq, subscribe=topic, addressMap={address: proxy.address}, readDeadline="1s")
+    partitions = reader.partitions()
+    proxy.black_hole()
+    started = time.monotonic()
+    with pytest.raises(CallTimeout, match="readDeadline"):
+        rows(reader, partitions)
+    assert 1 <= time.monotonic() - started < 10
+    proxy.heal()
+    assert len(rows(reader, partitions)) == 8
+
+
+def test_read_from__the_master_a_slave_or_what_the_broker_suggests(slaved, monkeypatch):
+    slaved.create_topic("replicated", 4)
+    sent = set(feed(slaved, "replicated", 40))
+    master, slave = slaved.address("broker-a"), slaved.address("broker-a-slave-1")
+    eventually(
+        lambda: set(bodies(read(slaved, subscribe="replicated", readFrom="slave", readDeadline="20s"))) == sent, 60
+    )
+    dialled: list[str] = []
+    connect = bulk.connect
+
+    def noted(address, deadline, tls):
+        dialled.append(address)
+        return connect(address, deadline, tls)
+
+    monkeypatch.setattr(bulk, "connect", noted)
+    for where, address in (("master", master), ("hint", master), ("slave", slave)):
+        dialled.clear()
+        assert set(bodies(read(slaved, subscribe="replicated", readFrom=where))) == sent
+        assert set(dialled) == {address}
