@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import sys
@@ -6,6 +7,7 @@ import pytest
 
 from rocketmq_spark.cli import demo_stage
 from rocketmq_spark.cli.demo_stage import one_ctrl_c, stage
+from rocketmq_spark.localbroker import leftovers
 
 
 def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache):
@@ -18,25 +20,34 @@ def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache):
         assert second.folder == own_cache / "demo" / "run-2"
 
 
-def test_a_folder_is_used_again_empty_but_not_while_a_broker_runs_on_its_data(own_cache):
-    with stage(None) as made:
-        assert made.broker_data is not None
-        (made.folder / "checkpoint").mkdir()
-    assert made.broker_data.exists(), "the data stays"
-    with stage(None) as again:
-        assert again.folder == made.folder
-        assert not (again.folder / "checkpoint").exists()
-    with demo_stage.LocalBroker(data=made.broker_data), stage(None) as other:
-        assert other.folder != made.folder
+def test_a_folder_is_used_again_empty_but_not_while_a_broker_runs_on_its_data(tmp_path):
+    def free():
+        with contextlib.ExitStack() as stack:
+            return demo_stage._free_folder(tmp_path, stack)
+
+    first = free()
+    (first / "checkpoint").mkdir()
+    assert free() == first == tmp_path / "run-1"
+    assert not (first / "checkpoint").exists()
+    (first / "broker").mkdir()
+    claim = leftovers.claim(tmp_path / "claims", first / "broker", keep=True)
+    assert free() == tmp_path / "run-2"
+    assert (first / "broker").exists()
+    claim.release(delete=False)
+    assert free() == first
 
 
 def test_ctrl_c_counts_once(capsys):
-    with pytest.raises(KeyboardInterrupt), one_ctrl_c():
+    @one_ctrl_c()
+    def work():
         try:
             os.kill(os.getpid(), signal.SIGINT)
             signal.pause()
         finally:
             os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert capsys.readouterr().err == "Stopping ...\n"
 

@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from rocketmq_spark.cli.demo_view import _batches, _Lines, _picture, _Picture, view
+from rocketmq_spark.cli.demo_view import _batches, _Lines, _Picture, _picture, view
 from rocketmq_spark.cli.demo_watch import Sight
 from rocketmq_spark.cli.output import Json, Text
 
