@@ -115,8 +115,8 @@ def _known(schema: StructType, row_id: str | None) -> tuple[dict[str, str], list
 def _row_id(schema: StructType, row_id: str, found: dict[str, str]) -> list[str]:
     fields = [field for field in schema.fields if field.name.lower() == row_id.lower()]
     if len(fields) != 1:
-        many = "several columns" if fields else "no column"
-        return [f"option 'messageId' is {row_id!r}, but {many} of the frame are called so"]
+        many = "several columns of the frame are" if fields else "no column of the frame is"
+        return [f"option 'messageId' is {row_id!r}, but {many} called so"]
     if not _fits(MESSAGE_ID, fields[0].dataType):
         return [_wrong(fields[0], "string or bigint, since option 'messageId' names it")]
     found[MESSAGE_ID] = fields[0].name

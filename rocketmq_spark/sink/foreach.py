@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.sink import checks
 from rocketmq_spark.sink.report import AtBroker, Written
@@ -64,11 +66,24 @@ def _write(df: DataFrame, options: Options, what: str, once: bool) -> Written:
     # Not a lambda, whose own module Spark would have to send: workers import this one.
     send = functools.partial(_send, options, names)
     found = Written()
-    for row in df.mapInArrow(send, _SCHEMA).collect():
+    for row in _map_in_arrow(df, send).collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
         found += Written(row["rows"], row["bytes"], row["batches"], row["retries"], brokers)
     logger.info("%s: %s", what, found)
     return found
+
+
+def _map_in_arrow(df: DataFrame, send: Callable[..., Any]) -> DataFrame:
+    """PySpark's ``mapInArrow`` asks for pandas, and warns of its newest releases, although it makes no use of it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+            return df.mapInArrow(send, _SCHEMA)
+    except ImportError as e:
+        raise OptionError(
+            f"PySpark cannot run a function over Arrow batches here: {e}",
+            remedy='Install pandas, or write with df.write.format("rocketmq")',
+        ) from e
 
 
 def _send(options: Options, names: dict[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

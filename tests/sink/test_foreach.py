@@ -1,0 +1,166 @@
+"""Writing from the driver's side, in every output mode, with counts that come back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rocketmq_spark
+from rocketmq_spark import foreach_batch_writer, write_rocketmq
+from rocketmq_spark.errors import OptionError, RouteNotFound
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.sink.report import AtBroker
+from tests.fix_spark import finish
+from tests.sink.live import Make, bodies, by_queue, stored
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_frame_is_written_without_a_save_mode_and_the_counts_come_back(
+    spark: SparkSession, rocketmq: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame = spark.range(0, 1000, 1, 3).selectExpr("cast(id as string) body", "concat('k', id % 5) shardingKey")
+    with caplog.at_level(logging.INFO, "rocketmq_spark"):
+        done = write_rocketmq(
+            frame, name_server=rocketmq.name_server, topic=topic, queue_selector="hash", batch_max_bytes=5_000
+        )
+    assert (done.rows, done.retries) == (1000, 0)
+    broker = rocketmq.brokers[0]
+    assert done.brokers == {broker: AtBroker(1000, done.bytes, done.batches)}
+    assert sorted(map(int, bodies(stored(rocketmq, topic, 1000)))) == list(range(1000))
+    assert f"written: 1000 rows in {done.batches} batches" in caplog.text
+    assert f"({broker} 1000 rows in {done.batches} batches)" in caplog.text
+
+
+def test_the_selector_may_be_a_function(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
+    frame = spark.range(20).selectExpr("cast(id as string) body")
+    write_rocketmq(frame, nameServer=rocketmq.name_server, topic=topic, queueSelector=lambda queues, m, k: queues[3])
+    assert set(by_queue(stored(rocketmq, topic, 20))) == {3}
+
+
+def test_nothing_to_write_is_no_error(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
+    empty = spark.createDataFrame([], "body string")
+    assert write_rocketmq(empty, name_server=rocketmq.name_server, topic=topic).rows == 0
+
+
+def test_wrong_columns_and_topics_are_refused_before_any_job(
+    spark: SparkSession, rocketmq: LocalBroker, topic: str
+) -> None:
+    spark.sparkContext.setJobGroup("refused", "nothing may run")
+    frame = spark.range(3)
+    with pytest.raises(OptionError, match="column 'id' is unknown"):
+        write_rocketmq(frame, name_server=rocketmq.name_server, topic=topic)
+    with pytest.raises(RouteNotFound, match="Did you mean"):
+        write_rocketmq(frame.selectExpr("cast(id as string) body"), name_server=rocketmq.name_server, topic=f"{topic}-")
+    assert spark.sparkContext.statusTracker().getJobIdsForGroup("refused") == []
+    with pytest.raises(OptionError, match="option 'topics' is unknown; did you mean 'topic'"):
+        foreach_batch_writer(name_server="x:1", topics="t")
+
+
+@pytest.mark.parametrize("mode", ["append", "update", "complete"])
+def test_every_output_mode(
+    spark: SparkSession, rocketmq: LocalBroker, make_topic: Make, tmp_path: Path, mode: str
+) -> None:
+    """Each trigger reads one file; each action on the micro-batch is a job of its own, so there must be one."""
+    topic = make_topic(queues=1)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i, words in enumerate((["a", "b", "a"], ["b", "c"])):
+        (folder / f"{i}.json").write_text("".join(json.dumps({"word": word}) + "\n" for word in words))
+        os.utime(folder / f"{i}.json", (1_700_000_000 + i,) * 2)  # the order in which they are read
+    lines = spark.readStream.schema("word string").option("maxFilesPerTrigger", 1).json(str(folder))
+    if mode == "append":
+        rows = lines.selectExpr("word body")
+    else:
+        rows = lines.groupBy("word").count().selectExpr("concat(word, count) body")
+    writer = foreach_batch_writer(name_server=rocketmq.name_server, topic=topic)
+    reports: list[int] = []
+
+    def write(df: Any, batch_id: int) -> None:
+        writer(df, batch_id)
+        assert writer.last_report is not None
+        reports.append(writer.last_report.rows)
+
+    query = (
+        rows.writeStream.outputMode(mode).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True).foreachBatch(write).start()
+    )  # fmt: skip
+    finish(query)
+    expected = {
+        "append": (["a", "a", "b", "b", "c"], [3, 2]),
+        "update": (["a2", "b1", "b2", "c1"], [2, 2]),
+        "complete": (["a2", "a2", "b1", "b2", "c1"], [2, 3]),
+    }[mode]
+    assert (sorted(bodies(stored(rocketmq, topic, len(expected[0])))), sorted(reports)) == (
+        expected[0],
+        sorted(expected[1]),
+    )
+    assert writer.last_report is not None
+    assert writer.last_report.rows == reports[-1]
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_one_action_reads_the_source_once(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
+    seen = spark.sparkContext.accumulator(0)
+
+    def count(batches: Any) -> Any:
+        for batch in batches:
+            seen.add(batch.num_rows)
+            yield batch
+
+    frame = spark.range(100).selectExpr("cast(id as string) body").mapInArrow(count, "body string")
+    foreach_batch_writer(name_server=rocketmq.name_server, topic=topic)(frame, 0)
+    assert seen.value == 100
+
+
+def test_speculation_is_warned_of(
+    spark: SparkSession, rocketmq: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    frame = spark.range(1).selectExpr("cast(id as string) body")
+    write_rocketmq(frame, name_server=rocketmq.name_server, topic=topic)
+    assert "spark.speculation" not in caplog.text
+    real = type(spark.conf).get
+    answers = lambda conf, key, *rest: "true" if key == "spark.speculation" else real(conf, key, *rest)  # noqa: E731
+    monkeypatch.setattr(type(spark.conf), "get", answers)
+    write_rocketmq(frame, name_server=rocketmq.name_server, topic=topic)
+    assert "spark.speculation is on: a task that runs twice writes its rows twice" in caplog.text
+
+
+def test_readers_drop_repeated_rows_by_their_id(
+    spark: SparkSession, rocketmq: LocalBroker, make_topic: Make, tmp_path: Path
+) -> None:
+    """The recipe of docs/guarantees.md."""
+    topic = make_topic(queues=2)
+    frame = spark.range(300).selectExpr("concat('row ', id) body", "id order_no")
+    for _ in range(3):
+        write_rocketmq(frame, name_server=rocketmq.name_server, topic=topic, message_id="order_no")
+    found: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def keep(df: Any, batch_id: int) -> None:
+        with lock:
+            found.update(row["id"] for row in df.collect())
+
+    query = (
+        spark.readStream.format("rocketmq")
+        .options(nameServer=rocketmq.name_server, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=200)
+        .option("propertyColumns", "SPARK_ROW_ID:string").load()
+        .selectExpr("SPARK_ROW_ID id", "properties['SPARK_ROW_ID'] again", "storeTimestamp").where("id = again")
+        .withWatermark("storeTimestamp", "10 minutes").dropDuplicatesWithinWatermark(["id"])
+        .writeStream.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).foreachBatch(keep).start()
+    )  # fmt: skip
+    finish(query)
+    assert found == Counter({str(i): 1 for i in range(300)})
+
+
+def test_both_are_public() -> None:
+    assert {"foreach_batch_writer", "write_rocketmq"} <= set(rocketmq_spark.__all__)

@@ -1,0 +1,79 @@
+"""A map column as property strings: the same for constant names and for any others."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.sink import arrow
+from rocketmq_spark.sink.faults import Faults
+from rocketmq_spark.sink.maps import add_map
+
+MAPS = pa.map_(pa.string(), pa.string())
+RESERVED = pa.array([b"TAGS", b"KEYS"])
+
+
+def strings(column):
+    pieces, faults = arrow.Pieces(len(column)), Faults()
+    add_map(pieces, column, faults, RESERVED)
+    start, rest = pieces.split()
+    joined = arrow.joined(pa.array([start] * len(column), pa.binary()), *rest).to_pylist()
+    assert pieces.lengths.tolist() == [len(item) for item in joined]
+    return [item.decode() for item in joined], dict(faults.found())
+
+
+def expected(rows):
+    return ["".join(f"{k}\x01{v}\x02" for k, v in row or () if v is not None) for row in rows]
+
+
+NAMES = st.text("abcé", min_size=1, max_size=4)
+VALUES = st.none() | st.text("xyzü ", max_size=4)
+ROWS = st.lists(st.none() | st.lists(st.tuples(NAMES, VALUES), max_size=3), max_size=12)
+
+
+@given(ROWS, st.integers(0, 3))
+def test_any_maps_sliced(rows, cut):
+    found, faults = strings(pa.array(rows, MAPS)[cut:])
+    assert found == expected(rows[cut:])
+    assert faults == {}
+
+
+@given(
+    st.lists(NAMES, min_size=1, max_size=3),
+    st.lists(st.lists(st.text("xyzü ", max_size=4), min_size=3, max_size=3), min_size=1, max_size=9),
+    st.integers(0, 3),
+)
+def test_the_same_names_in_every_row(names, values, cut):
+    rows = [list(zip(names, row, strict=False)) for row in values]
+    found, faults = strings(pa.array(rows, MAPS)[cut:])
+    assert found == expected(rows[cut:])
+    assert faults == {}
+
+
+@pytest.mark.parametrize("more", [[], [("other", "x")]], ids=["constant", "varying"])
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("", "x", "empty name"),
+        ("a\x02", "x", "name contains the separator"),
+        ("TAGS", "x", "RocketMQ's own, such as TAGS"),
+        ("__RMQ.TRANSIENT.X", "x", "RocketMQ's own"),
+    ],
+)
+def test_bad_names(more, name, value, reason):
+    rows = [[(name, value)], [(name, value)], [(name, value), *more]]
+    _, faults = strings(pa.array(rows, MAPS))
+    assert faults.keys() == {0, 1, 2}
+    assert all(reason in found for found in faults.values())
+
+
+@pytest.mark.parametrize("more", [[], [("b", "x")]], ids=["constant", "varying"])
+def test_bad_values_name_their_row(more):
+    rows = [[("a", "x"), ("c", "x")], [("a", "x"), ("c", "\x01")], [("a", "x"), ("c", "y"), *more]]
+    assert strings(pa.array(rows, MAPS))[1] == {1: "a property's value contains the separator 0x01 or 0x02"}
+
+
+def test_null_maps_that_own_entries_show_none():
+    whole = pa.array([[("a", "1")], [("b", "2")]], MAPS)
+    hidden = pa.MapArray.from_arrays(whole.offsets, whole.keys, whole.items, mask=pa.array([False, True]))
+    assert strings(hidden)[0] == ["a\x011\x02", ""]

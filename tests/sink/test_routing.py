@@ -1,0 +1,99 @@
+"""Shares of an Arrow batch."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import OptionError, SelectorError
+from rocketmq_spark.queues.selection import select
+from rocketmq_spark.sink.faults import Faults
+from rocketmq_spark.sink.routing import Plan, Router, Share, narrow, row_selector, selector_of
+from tests.queues import qs
+from tests.sink.live import frame, sink_options
+
+QUEUES = {"T": qs("a:0-3 b:0-3"), "U": qs("a:0-1", topic="U")}
+KEYED = {"shardingkey": "k", "topic": "t"}
+
+
+def options(**given):
+    return sink_options("x:1", **given)
+
+
+def router(columns, asked=None, **given):
+    def queues(topic, refresh):
+        if asked is not None:
+            asked.append((topic, refresh))
+        return QUEUES[topic]
+
+    return Router(options(**given), columns, queues)
+
+
+def planned(made, batch):
+    faults = Faults()
+    plan = made.plan(made.topics(batch, faults, 0), faults)
+    return plan, dict(faults.found())
+
+
+def test_without_a_look_at_rows_there_is_one_share():
+    assert planned(router({}, topic="T"), frame(body=["x"] * 5))[0] == Plan(None, [Share("T", None, 0, 5)])
+    assert planned(router({"topic": "t"}), frame(t=["T"] * 3))[0] == Plan(None, [Share("T", None, 0, 3)])
+    assert planned(router({}, topic="T"), frame(body=[]))[0] == Plan(None, [])
+
+
+@given(st.lists(st.tuples(st.sampled_from("TU"), st.text("abcdef", max_size=2)), min_size=1, max_size=40))
+def test_rows_of_a_queue_keep_their_order(rows):
+    batch = frame(t=[topic for topic, _ in rows], k=[key for _, key in rows])
+    plan, faults = planned(router(KEYED, queueSelector="hash"), batch)
+    assert faults == {}
+    assert sorted(plan.order.tolist()) == list(range(len(rows)))
+    at = 0
+    for topic, queue, start, end in plan.shares:
+        assert start == at < end
+        at = end
+        mine = plan.order[start:end].tolist()
+        assert mine == sorted(mine)
+        assert all(rows[i][0] == topic and select("hash", QUEUES[topic], None, rows[i][1]) == queue for i in mine)
+    assert at == len(rows)
+    assert len({(share.topic, share.queue) for share in plan.shares}) == len(plan.shares)
+
+
+def test_a_topics_queues_are_asked_for_once_per_task_and_again_when_a_row_names_an_unknown_one():
+    asked = []
+    hashing = router(KEYED, asked, queueSelector="hash")
+    for _ in range(3):
+        planned(hashing, frame(t=["T"], k=["x"]))
+    assert asked == [("T", False)]
+    asked.clear()
+    naming = router({"queueid": "queueId", "topic": "t"}, asked)
+    assert planned(naming, frame(t=["U"], queueId=[1]))[1] == {}
+    assert planned(naming, frame(t=["U"], queueId=[9]))[1] == {0: "topic 'U' has no queue 9 that takes messages"}
+    assert asked == [("U", False), ("U", True)]
+
+
+def test_bad_topics_are_faults():
+    batch = frame(t=["T", None, "", "no/slash", "SELF_TEST_TOPIC"])
+    faults = planned(router({"topic": "t"}), batch)[1]
+    assert faults[1] == faults[2] == "there is no topic"
+    assert "contains illegal characters" in faults[3]
+    assert "is forbidden" in faults[4]
+
+
+def test_the_selector_in_force():
+    assert selector_of(options(), {}) == "roundRobin"
+    assert selector_of(options(), {"queueid": "q"}) == "column"
+    assert selector_of(options(queueSelector="RANDOM"), {}) == "random"
+    assert row_selector(options(queueSelector="machineRoom"), {}) is None
+    with pytest.raises(OptionError, match="module:callable that can be imported"):
+        row_selector(options(queueSelector="no.such:thing"), {})
+
+
+def test_batches_that_go_anywhere_are_narrowed():
+    assert narrow(options()) is None
+    everywhere = narrow(options(queueSelector="random"))
+    assert everywhere is not None
+    assert everywhere(QUEUES["T"]) == QUEUES["T"]
+    rooms = narrow(options(queueSelector="machineRoom", machineRooms="r1"))
+    assert rooms is not None
+    assert rooms(qs("r1@a:0 r2@b:0")) == qs("r1@a:0")
+    with pytest.raises(SelectorError, match="no broker is in r1"):
+        rooms(QUEUES["T"])
