@@ -198,7 +198,7 @@ def _tell(output: Output, made: Stage, result: _Result, seconds: float, started_
     lines = [
         "",
         f"A producer wrote orders to topic {made.orders}; a streaming query summed them up per {WINDOW} and region",
-        f"in {len(sight.batch_ms)} batches ({typical} ms in the middle) and wrote the totals to topic {made.totals}.",
+        f"in {len(sight.batch_ms)} batches (median {typical} ms) and wrote the totals to topic {made.totals}.",
         "",
         *("  " + line for line in accounts.lines()),
         "",
