@@ -66,20 +66,19 @@ class Record:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """Everything that the sender decided, for comparison; ``content_of`` makes the same of a row."""
-        return _content(self.md5, self.tags, self.keys, self.user_properties)
+        """Everything that the sender decided, for comparison with ``content`` of a row."""
+        return content(self.md5, self.tags, self.keys, self.user_properties)
 
 
-def content_of(
-    body: bytes, tags: str | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
-) -> tuple[object, ...]:
-    return _content(hashlib.md5(body).hexdigest(), tags, keys, properties)
-
-
-def _content(
+def content(
     md5: str, tags: str | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
 ) -> tuple[object, ...]:
+    """What makes two messages equal; absent and empty are the same."""
     return md5, tags or None, tuple(keys or ()), tuple(sorted((properties or {}).items()))
+
+
+def md5(body: bytes) -> str:
+    return hashlib.md5(body).hexdigest()
 
 
 def java_send(

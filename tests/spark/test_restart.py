@@ -1,0 +1,173 @@
+"""Queries that stop, die and come back: the checkpoint decides, and every message is read exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark import Message, Producer
+from tests.fix_spark import finish, wait_until
+from tests.scale import scaled
+from tests.spark.pipelines import once, read_stream, records, rows_of, same
+from tests.witness import java_send
+
+COUNT = scaled(20_000)
+
+
+class Batches(dict):
+    """What ``foreachBatch`` saw, by batch number: a batch that comes again must hold the same."""
+
+    def __call__(self, frame, number):
+        rows = rows_of(frame)
+        if number in self:
+            assert sorted(self[number]) == sorted(rows)
+        self[number] = rows
+
+    def rows(self):
+        return once(row for rows in self.values() for row in rows)
+
+
+@pytest.fixture
+def start(spark, broker_cluster, tmp_path):
+    """Starts a query over a topic that fills ``Batches``."""
+
+    def started(topic, batches, available_now=True, **options):
+        frame = read_stream(spark, broker_cluster.name_server, topic, **{"startingOffsets": "earliest", **options})
+        writer = frame.writeStream.foreachBatch(batches).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    return started
+
+
+def test_stopped_after_some_batches_and_started_again(broker_cluster, topic, start):
+    """The stop comes wherever it comes; more messages arrive while nothing runs."""
+    sent = java_send(broker_cluster.name_server, topic, COUNT, batch=50)
+    batches = Batches()
+    query = start(topic, batches, available_now=False, maxOffsetsPerTrigger=COUNT // 10)
+    wait_until(query, lambda: len(batches) >= 3)
+    query.stop()
+    seen = len(batches.rows())
+    assert seen < COUNT
+    sent += java_send(broker_cluster.name_server, topic, 100, first=COUNT)
+    finish(start(topic, batches, maxOffsetsPerTrigger=COUNT // 10))
+    same(batches.rows(), records(sent))
+    finish(start(topic, batches))
+    same(batches.rows(), records(sent))
+
+
+def forget_commit(checkpoint: Path, number: int) -> None:
+    """As if the driver had died after the tasks of a batch and before its commit."""
+    (checkpoint / "commits" / str(number)).unlink()
+    (checkpoint / "commits" / f".{number}.crc").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("per_trigger", "last"), [(1000, 0), (80, 4)])
+def test_without_its_commit_a_batch_is_read_again_as_it_was(broker_cluster, topic, start, tmp_path, per_trigger, last):
+    sent = java_send(broker_cluster.name_server, topic, 400, batch=10)
+    batches = Batches()
+    finish(start(topic, batches, maxOffsetsPerTrigger=per_trigger))
+    assert max(batches) == last
+    forget_commit(tmp_path / "checkpoint", last)
+    sent += java_send(broker_cluster.name_server, topic, 50, first=400)
+    first_run = Batches(batches)
+    again = Batches()
+    finish(start(topic, again, maxOffsetsPerTrigger=100))
+    assert sorted(again.pop(last)) == sorted(first_run[last])
+    assert again, "then come the new messages"
+    assert min(again) == last + 1
+    same(Batches({**first_run, **again}).rows(), records(sent))
+
+
+def test_offsets_in_the_log_are_sorted_and_readable(broker_cluster, topic, start, tmp_path):
+    java_send(broker_cluster.name_server, topic, 80)
+    finish(start(topic, Batches(), maxOffsetsPerTrigger=40))
+    for number in (0, 1):
+        text = (tmp_path / "checkpoint" / "offsets" / str(number)).read_text().splitlines()[-1]
+        found = json.loads(text)
+        assert text == json.dumps(found, sort_keys=True)  # Spark's runner puts the blanks in
+        assert found["topics"] == {topic: {"broker-a": {str(i): 5 * (number + 1) for i in range(8)}}}
+        assert ("start" in found) == (number == 0)
+
+
+def test_a_person_may_edit_the_log(broker_cluster, topic, start, tmp_path):
+    """The documented form without the optional keys is enough to go back."""
+    sent = java_send(broker_cluster.name_server, topic, 80)
+    finish(start(topic, Batches()))
+    log = tmp_path / "checkpoint" / "offsets" / "0"
+    lines = log.read_text().splitlines()
+    lines[-1] = json.dumps({"topics": {topic: {"broker-a": {str(i): 6 for i in range(8)}}}, "v": 1})
+    log.write_text("\n".join(lines))
+    (log.parent / ".0.crc").unlink(missing_ok=True)
+    again = Batches()
+    finish(start(topic, again))
+    same(again.rows(), {n: row for n, row in records(sent).items() if row[0][2] >= 6})
+
+
+READ_TO_FILES = """
+    name_server, topic, folder, mode = sys.argv[1:]
+    from pathlib import Path
+    spark = new_session()
+    report(spark.sparkContext._gateway.proc.pid)
+
+    def keep(frame, number):
+        rows = [(r.brokerName, r.queueId, r.queueOffset) for r in frame.select("brokerName", "queueId", "queueOffset").collect()]
+        scratch = Path(folder, f"batch-{number}.new")
+        scratch.write_text(json.dumps(rows))
+        scratch.rename(Path(folder, f"batch-{number}.json"))
+
+    query = (
+        spark.readStream.format("rocketmq").option("nameServer", name_server).option("subscribe", topic).load()
+        .writeStream.foreachBatch(keep).option("checkpointLocation", folder + "/checkpoint")
+    )
+    if mode == "once":
+        finish(query.trigger(availableNow=True).start())
+    else:
+        query.start().awaitTermination()
+"""
+
+
+def test_started_at_latest_and_killed_after_the_first_entry_of_the_log(
+    broker_cluster, topic, start_script, run_script, tmp_path
+):
+    """What was sent after the query had started is read after the crash, though Spark never logs where it started."""
+    java_send(broker_cluster.name_server, topic, 50)
+    checkpoint = tmp_path / "checkpoint"
+    stop = threading.Event()
+    sent: list[tuple[str, int, int]] = []
+    with Producer(name_server=broker_cluster.name_server, group="restart") as producer:
+
+        def send() -> None:
+            while not stop.is_set():
+                result = producer.send(Message(topic, b"later"))
+                sent.append((result.queue.broker_name, result.queue.queue_id, result.queue_offset))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            script = start_script(READ_TO_FILES, broker_cluster.name_server, topic, tmp_path, "forever")
+            deadline = time.monotonic() + 120
+            while not (checkpoint / "offsets" / "0").exists():
+                assert script.process.poll() is None, script.so_far().err
+                assert time.monotonic() < deadline, script.so_far().err
+                time.sleep(0.001)
+            os.kill(script.so_far().reports[0], signal.SIGKILL)
+        finally:
+            stop.set()
+            sender.join()
+    script.kill()
+    logged = json.loads((checkpoint / "offsets" / "0").read_text().splitlines()[-1])
+    begin = logged.get("start", logged["topics"])[topic]
+    after_start = {(broker, queue, offset) for broker, queue, offset in sent if offset >= begin[broker][str(queue)]}
+    assert after_start
+    assert run_script(READ_TO_FILES, broker_cluster.name_server, topic, tmp_path, "once").code == 0
+    batches = [json.loads(path.read_text()) for path in tmp_path.glob("batch-*.json")]
+    found = [tuple(row) for rows in batches for row in rows]
+    assert len(found) == len(set(found))
+    assert set(found) >= after_start
+    assert not {row for row in found if row[2] < begin[row[0]][str(row[1])]}, "nothing from before the start"
