@@ -35,6 +35,9 @@ from rocketmq_spark.wire.messages import decode_batch
 if TYPE_CHECKING:
     from rocketmq_spark.session import Client
 
+# How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
+ROUTE_S = 30.0
+
 # Rows and bytes of a parcel, and how it went.
 _Outcome = tuple[Parcel, int, SendResult | RocketMQError]
 
@@ -71,6 +74,7 @@ class TaskWriter:
         self._under_way = self._bytes = 0
         self._row = 0
         self._topics_seen: set[str] = set()
+        self._fresh = Deadline.after(ROUTE_S)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Send everything and wait for all acknowledgements. Raises the first failure."""
@@ -89,6 +93,9 @@ class TaskWriter:
         """All rows are checked before any of them is sent."""
         if not len(batch):
             return
+        if self._fresh.expired:
+            self._topics.refresh(Deadline.after(self._client.calls.request_timeout_s))
+            self._fresh = Deadline.after(ROUTE_S)
         faults = Faults(self._row)
         checked = self._encoder.check(batch, faults)
         topics = self._router.topics(batch, faults, self._row)

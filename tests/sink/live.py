@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -63,14 +63,17 @@ class Writes:
         self.kind = RecordingSender
 
     def __call__(self, *batches: pa.RecordBatch, **given: object) -> Written:
+        return self.stream(iter(batches), batches[0].schema, **given)
+
+    def stream(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema, **given: object) -> Written:
         options = sink_options(self.name_server, **given)
         client = session.client(options)
         self.sender = self.kind(client)
         recorded = dataclasses.replace(client, sender=self.sender)
         with self.monkeypatch.context() as patched:
             patched.setattr(session, "client", lambda options: recorded)
-            names = checks.check(options, from_arrow_schema(batches[0].schema))
-            return TaskWriter(options, names).write(iter(batches))
+            names = checks.check(options, from_arrow_schema(schema))
+            return TaskWriter(options, names).write(batches)
 
     @property
     def requests(self) -> list[tuple[MessageQueue, Any]]:

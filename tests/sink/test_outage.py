@@ -1,0 +1,266 @@
+"""Brokers that refuse, fall silent, freeze or die under a task: nothing is lost, and queues keep their order."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import RocketMQError, SendFailed
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.sink import task
+from rocketmq_spark.wire.messages import decode_batch
+from tests.mockbroker import Call, Command, MockBroker, never, ok, refuse, route
+from tests.scale import scaled
+from tests.sink.live import Writes, bodies, frame, numbered, sink_options, stored, writes
+
+__all__ = ["writes"]
+
+FAULTS_S = scaled(30, least=2)
+
+
+class Unwilling(MockBroker):
+    """Its own name server. Takes no batch before a moment: it answers flow control of three kinds, or nothing at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.until = time.monotonic() + FAULTS_S
+        self.kept: dict[int, list[bytes]] = {}
+        self._faults = itertools.cycle(
+            [
+                refuse(Response.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while"),
+                refuse(Response.FLOW_CONTROL, "flow control"),
+                never,
+                refuse(Response.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while"),
+                self._keep_silently,
+                refuse(Response.SYSTEM_ERROR, "broker unable to service, until 2099"),
+            ]
+        )
+        self.on(Request.SEND_BATCH_MESSAGE, self._send)
+
+    def __enter__(self) -> Unwilling:
+        super().__enter__()
+        self.on(Request.GET_ROUTEINFO_BY_TOPIC, route(4, {"broker-a": self.address}))
+        return self
+
+    def _send(self, call: Call) -> Command | None:
+        if time.monotonic() < self.until:
+            fault = next(self._faults)
+            return fault(call) if callable(fault) else fault
+        return self._keep(call)
+
+    def _keep_silently(self, call: Call) -> None:
+        self._keep(call)
+
+    def _keep(self, call: Call) -> Command:
+        queue = self.kept.setdefault(int(call.ext("e")), [])
+        at = len(queue)
+        queue += [bytes(item.body) for item in decode_batch(call.command.body)]
+        return ok(msgId="x", queueId=call.ext("e"), queueOffset=at)
+
+
+@pytest.fixture
+def unwilling() -> Iterator[Unwilling]:
+    with Unwilling() as broker:
+        yield broker
+
+
+def test_flow_control_busy_and_silence_lose_nothing_and_keep_the_order(
+    unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 2000
+    batches = [
+        frame(body=numbered(100, at), shardingKey=[f"k{i % 9}" for i in range(at, at + 100)])
+        for at in range(0, rows, 100)
+    ]
+    done = Writes(unwilling.address, monkeypatch)(
+        *batches, topic="t", queueSelector="hash", batchMaxBytes=1_500, sendTimeout=f"{2 * FAULTS_S + 10}s"
+    )
+    assert (done.rows, done.retries > 4, done.brokers["broker-a"].failures > 4) == (rows, True, True)
+    kept = [body for queue in unwilling.kept.values() for body in queue]
+    assert sorted(set(kept)) == [body.encode() for body in numbered(rows)]
+    assert len(kept) > rows, "what was stored without an answer is there twice"
+    for queue in unwilling.kept.values():
+        assert queue == in_runs(queue)
+
+
+def in_runs(bodies: list[bytes]) -> list[bytes]:
+    """The same rows with each row's first place in order; repeated rows may follow, as a whole batch again."""
+    first = list(dict.fromkeys(bodies))
+    return bodies if first == sorted(first) else sorted(bodies)
+
+
+def test_when_the_time_is_over_the_task_fails_with_the_cause(
+    unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unwilling.until += 100
+    unwilling.on(Request.SEND_BATCH_MESSAGE, refuse(Response.SYSTEM_BUSY, "busy"))
+    writes = Writes(unwilling.address, monkeypatch)
+    with pytest.raises(SendFailed, match=r"the send timeout is over after \d+ attempts; brokers tried: broker-a"):
+        writes(frame(body=["x"]), topic="t", sendTimeout="1s")
+    assert len(writes.requests) > 2
+
+
+def test_time_in_a_queues_lane_does_not_count(unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty batches of one queue, a fifth of a second each, and a second for each of them."""
+    unwilling.until = 0.0
+    pause = threading.Event()
+
+    def slowly(call: Call) -> Command | None:
+        pause.wait(0.1)
+        return unwilling._keep(call)
+
+    unwilling.on(Request.SEND_BATCH_MESSAGE, slowly)
+    rows = frame(body=numbered(200), shardingKey=["one"] * 200)
+    done = Writes(unwilling.address, monkeypatch)(
+        rows, topic="t", queueSelector="hash", batchMaxBytes=1_000, sendTimeout="1s"
+    )
+    assert done.batches * 0.1 > 1.5
+    assert done.retries == 0
+
+
+def test_require_store_ok_asks_again_and_does_not_take_less(
+    unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Command(Response.FLUSH_SLAVE_TIMEOUT, {"msgId": "x", "queueId": "0", "queueOffset": "0"})
+    writes = Writes(unwilling.address, monkeypatch)
+    unwilling.on(Request.SEND_BATCH_MESSAGE, late)
+    assert writes(frame(body=["x"]), topic="t").retries == 0
+    unwilling.until = 0.0
+    unwilling.on(Request.SEND_BATCH_MESSAGE, [late, late, unwilling._keep])
+    assert writes(frame(body=["x"]), topic="t", requireStoreOk="ok").retries == 2
+    unwilling.on(Request.SEND_BATCH_MESSAGE, late)
+    with pytest.raises(SendFailed, match="stored with FLUSH_SLAVE_TIMEOUT in all"):
+        writes(frame(body=["x"]), topic="t", requireStoreOk="ok", sendTimeout="1s")
+
+
+def test_a_broker_that_is_told_to_take_no_sends_is_waited_for(
+    rocketmq: LocalBroker, topic: str, writes: Writes
+) -> None:
+    """broker-lab.md 8, row 3b, on a live broker."""
+    name = rocketmq.brokers[0]
+    rocketmq.admin.update_broker_config(name, {"startAcceptSendRequestTimeStamp": "9999999999999"})
+    back = threading.Timer(1.0, rocketmq.admin.update_broker_config, (name, {"startAcceptSendRequestTimeStamp": "0"}))
+    back.start()
+    try:
+        done = writes(frame(body=numbered(50)), topic=topic, sendTimeout="30s")
+    finally:
+        back.join()
+    assert (done.rows, done.retries > 2) == (50, True)
+    assert bodies(stored(rocketmq, topic, 50)) == numbered(50)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalBroker]:
+    with LocalBroker(brokers=2) as mq:
+        yield mq
+
+
+@pytest.fixture
+def pair_topic(pair: LocalBroker) -> str:
+    name = f"t-{time.time_ns()}"
+    pair.create_topic(name, queues=2)
+    return name
+
+
+@pytest.fixture
+def two(pair: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> Writes:
+    monkeypatch.setattr(task, "_known_faults", {})
+    monkeypatch.setattr(task, "ROUTE_S", 0.5)
+    return Writes(pair.name_server, monkeypatch)
+
+
+def flowing(seconds: float, at: float, strike: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
+    """A few rows every 20 ms, and ``strike`` once after ``at`` seconds."""
+    begin, pause = Deadline.after(seconds), threading.Event()
+    struck = False
+    for number in itertools.count():
+        yield frame(body=numbered(5, number * 5))
+        if not struck and begin.remaining() < seconds - at:
+            struck = True
+            strike()
+        if begin.expired:
+            return
+        pause.wait(0.02)
+
+
+def test_a_killed_broker_gets_no_send_while_it_is_isolated_and_returns(
+    pair: LocalBroker, pair_topic: str, two: Writes
+) -> None:
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        pair.kill("broker-a")
+        threading.Timer(2.0, pair.restart, ("broker-a",)).start()
+
+    flow = flowing(12.0, 0.5, kill)
+    done = two.stream(flow, frame(body=["x"]).schema, topic=pair_topic, latencyMax="500ms", notAvailableDuration="4s")
+    assert two.sender is not None
+    to_a = [at - killed[0] for at, queue, _ in two.sender.sends if queue.broker_name == "broker-a" and at > killed[0]]
+    first = min(to_a)
+    between = [at for at in to_a if first + 0.3 < at < first + 3.7]
+    assert not between, "isolated for four seconds after the first failure"
+    assert max(to_a) > 4, "it is used again"
+    assert done.brokers["broker-a"].failures >= 1
+    found = bodies(stored(pair, pair_topic, done.rows))
+    assert set(numbered(done.rows)) <= set(found)
+
+
+@pytest.mark.parametrize(("fault", "spared"), [("true", True), ("false", False)])
+def test_send_latency_fault_spares_a_frozen_broker(
+    pair: LocalBroker, pair_topic: str, two: Writes, fault: str, spared: bool
+) -> None:
+    pid = pair.pid("broker-a")
+    assert pid is not None
+    timers: list[threading.Timer] = []
+
+    def freeze() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        timers.append(threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)))
+        timers[-1].start()
+
+    given = {"latencyMax": "500ms", "notAvailableDuration": "6s", "sendTimeout": "3s", "maxInFlight": 2}
+    try:
+        done = two.stream(
+            flowing(4.0, 0.3, freeze), frame(body=["x"]).schema, topic=pair_topic, sendLatencyFault=fault, **given
+        )
+    finally:
+        for timer in timers:
+            timer.join()
+    failures = done.brokers["broker-a"].failures
+    assert (failures <= 8) == spared, failures
+    assert set(numbered(done.rows)) <= set(bodies(stored(pair, pair_topic, done.rows)))
+
+
+def test_batches_of_a_dead_brokers_queue_wait_and_then_fail_while_others_move(
+    pair: LocalBroker, pair_topic: str, two: Writes
+) -> None:
+    two(frame(body=["x"]), topic=pair_topic)
+    pair.kill("broker-a")
+    try:
+        done = two(frame(body=numbered(200)), topic=pair_topic, batchMaxBytes=400)
+        assert (done.rows, done.brokers["broker-b"].rows) == (200, 200)
+        rows = frame(body=["x"], queueId=[0], brokerName=["broker-a"])
+        with pytest.raises(RocketMQError):
+            two(rows, topic=pair_topic, sendTimeout="3s")
+        assert {queue.broker_name for queue, _ in two.requests} <= {"broker-a"}
+    finally:
+        pair.restart("broker-a")
+
+
+def test_options_of_the_sink_reach_the_fault_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "_known_faults", {})
+    first = task._faults(sink_options("x:1", sendLatencyFault="4.x"))
+    assert first is task._faults(sink_options("x:1", sendLatencyFault="4.x"))
+    assert first is not task._faults(sink_options("x:1"))
+    assert first.tables.isolated_ms == 30_000
