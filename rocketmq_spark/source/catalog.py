@@ -58,6 +58,12 @@ class Catalog:
         self._routes: dict[str, TopicRoute] = {}
         self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
         self._left_out: frozenset[MessageQueue] | None = None
+        self._had: dict[str, set[str]] = {}
+
+    def expect(self, queues: Iterable[MessageQueue]) -> None:
+        """Queues that the checkpoint knows: a topic of theirs that is missing was there, and may be known to be deleted."""
+        for queue in queues:
+            self._had.setdefault(queue.topic, set()).add(queue.broker_name)
 
     @property
     def client(self) -> Client:
@@ -110,8 +116,17 @@ class Catalog:
                 f"no topic matches option 'subscribePattern' {self._options.subscribe_pattern!r}",
                 remedy="System, retry and dead-letter topics are left out; see option 'includeInternal'",
             )
-        routes = {topic: self.client.routes.get(topic, self._options.route_refresh) for topic in topics}
-        return self._looked(routes, Deadline.after(10 * self._options.request_timeout), tolerant=False)
+        deleted = set()
+        routes = {}
+        for topic in topics:
+            try:
+                routes[topic] = self.client.routes.get(topic, self._options.route_refresh)
+            except RouteNotFound:
+                if topic not in self._had or not self._is_deleted(topic):
+                    raise
+                deleted.add(topic)
+        view = self._looked(routes, Deadline.after(10 * self._options.request_timeout), tolerant=False)
+        return replace(view, deleted=frozenset(deleted))
 
     def recent(self) -> View:
         """The last view when that was a moment ago, else a new one, as far as brokers answer."""
@@ -153,7 +168,7 @@ class Catalog:
             cluster = self.client.routes.cluster()
         except RocketMQError:
             return False
-        had = set(known.brokers) if known is not None else set(cluster)
+        had = set(known.brokers) if known is not None else self._had.get(topic) or set(cluster)
         return bool(had) and all(name in cluster and cluster[name].master for name in had)
 
     def _looked(self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool) -> View:

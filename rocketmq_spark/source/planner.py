@@ -42,6 +42,12 @@ def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
     return {q: end - positions[q] for q, end in ends.items() if q in positions and end > positions[q]}
 
 
+def above_minimum(begin: Offsets, bounds: Bounds) -> Offsets:
+    """``begin`` where messages still are: what retention deleted takes no share of a batch, however much it was."""
+    low = {q: bounds[q].min_offset for q, p in begin.positions.items() if q in bounds and p < bounds[q].min_offset}
+    return replace(begin, positions={**begin.positions, **low}, start={}) if low else begin
+
+
 def shares(waiting: Mapping[MessageQueue, int], most: int | None) -> dict[MessageQueue, int]:
     """How much of its backlog each queue may read. Queues with little are not starved by those with much."""
     total = sum(waiting.values())

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import BrokerNotFound
+from rocketmq_spark.errors import BrokerNotFound, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
@@ -61,12 +61,13 @@ class Stream:
         moved = self._moved(begin, view)
         ends = self._ends(view)
         begins = {queue: view.bounds[queue].min_offset for queue in ends}
-        waiting = planner.backlog({**begins, **moved.positions}, ends)
+        live = planner.above_minimum(moved, view.bounds)
+        waiting = planner.backlog({**begins, **live.positions}, ends)
         most = self._admission.most(waiting, self._admitting(wanted), lambda q: self._sample(q, moved, begins[q]))
         if most == 0:
             return begin
-        end = planner.next_end(moved, ends, begins, most)
-        if end is moved and moved is begin:
+        end = planner.next_end(live, ends, begins, most)
+        if end is begin:
             return begin
         return self._completed(begin, moved, end, view)
 
@@ -118,22 +119,29 @@ class Stream:
         return Offsets({queue: bounds.max_offset for queue, bounds in self._catalog.recent().bounds.items()})
 
     def freeze(self) -> None:
-        """Read up to what is there now, and no further."""
-        self._frozen = {queue: bounds.max_offset for queue, bounds in self._catalog.sweep().bounds.items()}
+        """Read up to what is there now, and no further. That a topic is missing is said when positions are known."""
+        try:
+            bounds = self._catalog.sweep().bounds
+        except RouteNotFound:
+            bounds = self._catalog.recent().bounds
+        self._frozen = {queue: of_queue.max_offset for queue, of_queue in bounds.items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """The tasks of a batch. May be the first call of all: a batch that was logged but not finished."""
         ranges = planner.ranges(start, end)
         if not ranges:
             return []
+        self._catalog.expect(start.positions)
         view = self._catalog.recent() if self._opened else self._catalog.sweep()
         bounds = view.bounds
         if not self._opened:
             ranges = self._same_topics(start, view, ranges)
         self._open(start)
+        gone = [r for r in ranges if r.queue.topic in view.deleted]
         lost = planner.truncated(ranges, bounds)
-        loss.report(self._options.fail_on_data_loss, [(part, Cause.TRUNCATED) for part in lost])
-        ranges = planner.without(ranges, lost)
+        causes = [*((part, Cause.TRUNCATED) for part in lost), *((part, Cause.TOPIC_DELETED) for part in gone)]
+        loss.report(self._options.fail_on_data_loss, causes)
+        ranges = planner.without(ranges, [*lost, *gone])
         return tasks.partitions(self._catalog.client, allocation.tasks(self._options, bounds, ranges))
 
     def _same_topics(self, start: Offsets, view: View, ranges: list[OffsetRange]) -> list[OffsetRange]:
@@ -157,6 +165,7 @@ class Stream:
             logger.warning(
                 "the filter changed from %s to %s since the last run", begin.filter, filters.recorded(options)
             )
+        self._catalog.expect(begin.positions)
         bounds = self._catalog.sweep().bounds
         filters.validate(self._catalog.client, options, bounds, self._deadline())
         added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})

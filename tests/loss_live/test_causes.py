@@ -1,0 +1,227 @@
+"""Topics, queues and brokers that go away: which of it is loss, what it is called, and what is only waited for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.errors import DataLossError, RouteNotFound
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire import rpc
+from tests.mockbroker import eventually
+from tests.reading import Run, feed, positions, rows
+
+
+def made_again(mq: LocalBroker, topic: str, queues: int = 2) -> None:
+    delete(mq, topic)
+    mq.create_topic(topic, queues)
+
+
+def delete(mq: LocalBroker, topic: str) -> None:
+    mq.admin.delete_topic(topic)
+    eventually(lambda: topic not in mq.admin.topics(), 30)
+
+
+@pytest.fixture
+def topic(make_topic: Callable[..., str]) -> str:
+    return make_topic(queues=2)
+
+
+@pytest.fixture(params=["running", "down"])
+def after(request: pytest.FixtureRequest, rocketmq: LocalBroker, topic: str) -> Callable[..., Run]:
+    """The run that goes on: the same one, or another from its offset."""
+    first = {policy: Run(rocketmq, subscribe=topic, startingOffsets="earliest", failOnDataLoss=policy)
+             for policy in ("fail", "warn", "ignore")}  # fmt: skip
+    sent = feed(rocketmq, topic, 20)
+    for run in first.values():
+        run.drain(sent)
+
+    def go_on(policy: str = "fail") -> Run:
+        run = first[policy]
+        run.read.clear()
+        if request.param == "running":
+            return run
+        return Run(rocketmq, run.offset, subscribe=topic, failOnDataLoss=policy)
+
+    return go_on
+
+
+def fails(run: Run, cause: str) -> None:
+    with pytest.raises(DataLossError, match=cause):
+        run.until(lambda: False, 30)
+
+
+def test_a_topic_that_was_made_again_and_is_shorter_now(rocketmq, topic, after, lost_lines):
+    made_again(rocketmq, topic)
+    fresh = set(feed(rocketmq, topic, 6))
+    fails(after(), "offset went back")
+    for policy in ("warn", "ignore"):
+        run = after(policy)
+        run.drain(fresh)
+        assert set(run.read) == fresh  # all of it: the broker's own advice is to go on at the end
+        assert sum(run.positions.values()) == 6
+    assert len(lost_lines()) == 2
+    assert f"{topic}/broker-a/0 offsets 3 to 10 (offset went back" in lost_lines()[0]
+
+
+def test_a_topic_that_was_made_again_and_has_overtaken_the_old_position(rocketmq, topic, after, lost_lines):
+    made_again(rocketmq, topic)
+    fresh = set(feed(rocketmq, topic, 60))
+    fails(after(), "offset went back")
+    for policy in ("warn", "ignore"):
+        run = after(policy)
+        run.drain(fresh)
+        assert set(run.read) == fresh
+        assert sum(run.positions.values()) == 60
+    assert len(lost_lines()) == 2
+
+
+def test_a_topic_that_was_deleted(rocketmq, topic, after, lost_lines):
+    """Its brokers answer questions about it with offset 0 or an error: neither is "empty" nor "went back"."""
+    delete(rocketmq, topic)
+    fails(after(), "topic deleted")
+    run = after("warn")
+    run.until(lambda: not run.positions)
+    (line,) = lost_lines()
+    assert f"{topic}/broker-a/0" in line
+    assert "topic deleted" in line
+    assert run.batch() == []
+    rocketmq.create_topic(topic, 2)
+    fresh = set(feed(rocketmq, topic, 6))
+    run.drain(fresh)
+    assert set(run.read) == fresh
+    assert len(lost_lines()) == 1
+
+
+def test_one_of_two_topics_that_was_deleted_while_the_query_was_down(rocketmq, topic, make_topic, lost_lines):
+    other = make_topic(queues=1)
+    both = {"subscribe": [topic, other], "numRetries": 0}
+    run = Run(rocketmq, startingOffsets="earliest", **both)
+    run.drain([*feed(rocketmq, topic, 4), *feed(rocketmq, other, 4)])
+    more = feed(rocketmq, other, 4)
+    left, unfinished = run.offset, run.latest()
+    delete(rocketmq, topic)
+    fails(Run(rocketmq, left, **both), "topic deleted")
+    fails(Run(rocketmq, left, available_now=True, **both), "topic deleted")
+    for available_now in (False, True):
+        again = Run(rocketmq, left, available_now=available_now, failOnDataLoss="warn", **both)
+        again.drain(more)
+        assert set(again.read) == set(more)
+        assert {queue.topic for queue in again.positions} == {other}
+    logged = Run(rocketmq, left, failOnDataLoss="warn", **both)
+    assert {row["body"].decode() for row in rows(logged.reader, logged.plan(unfinished))} == set(more)
+    # A new query has lost nothing: it never had the topic.
+    with pytest.raises(RouteNotFound, match=topic):
+        Run(rocketmq, startingOffsets="earliest", **both)
+
+
+def test_a_queue_that_its_broker_does_not_read_any_more(rocketmq, make_topic, lost_lines):
+    topic = make_topic(queues=4)
+    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
+    run.drain(feed(rocketmq, topic, 8))
+    feed(rocketmq, topic, 5, queues=[3])
+    finished = run.offset
+    rocketmq.admin.create_topic(topic, 2)
+    fails(run, "5 offsets.*queue gone")
+    fails(Run(rocketmq, finished, subscribe=topic), f"{topic}/broker-a/3 offsets 2 to 7 .queue gone")
+    lenient = Run(rocketmq, finished, subscribe=topic, failOnDataLoss="warn")
+    more = set(feed(rocketmq, topic, 4, queues=[0, 1]))
+    lenient.drain(more)
+    assert set(lenient.read) == more
+    assert len(lost_lines()) == 1
+    assert lenient.batch() == []
+    assert len(lost_lines()) == 1
+
+
+def test_a_queue_that_was_read_to_its_end_may_go_quietly(rocketmq, make_topic, lost_lines):
+    topic = make_topic(queues=4)
+    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
+    run.drain(feed(rocketmq, topic, 8))
+    rocketmq.admin.create_topic(topic, 2)
+    for one in (run, Run(rocketmq, run.offset, subscribe=topic)):
+        one.drain(feed(rocketmq, topic, 4))
+    # Its position is kept: the broker may read it again.
+    assert run.positions[MessageQueue(topic, "broker-a", 3)] == 2
+    rocketmq.admin.create_topic(topic, 4)
+    again = Run(rocketmq, run.offset, subscribe=topic)
+    more = feed(rocketmq, topic, 8)
+    again.drain(more)
+    assert set(more) <= set(again.read)
+    assert lost_lines() == []
+
+
+def test_an_operator_s_reset_of_the_group_moves_nothing(rocketmq, topic):
+    """The next pull of the group is answered with where the operator wants it: before, or past what is there."""
+    group = f"g-{topic}"
+    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group)
+    run.drain(feed(rocketmq, topic, 20))
+    for time_ms in (0, -1):
+        sent = feed(rocketmq, topic, 20)
+        reset = rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(
+            group=group, topic=topic, timestamp=time_ms, isForce=True, queueId=-1
+        )
+        rocketmq.admin.brokers.calls.ask(rocketmq.address("broker-a"), reset)
+        run.read.clear()
+        run.drain(sent)
+        assert sorted(run.read) == sorted(sent)
+
+
+@pytest.fixture
+def own() -> LocalBroker:
+    """A cluster that may be broken."""
+    with LocalBroker(quiet=True) as mq:
+        mq.create_topic("orders", 2)
+        yield mq
+
+
+SHORT = {"requestTimeout": "500ms", "numRetries": 1}
+
+
+def test_a_broker_that_cannot_be_reached_is_waited_for(own, lost_lines):
+    run = Run(own, subscribe="orders", startingOffsets="earliest", **SHORT)
+    sent = feed(own, "orders", 20)
+    run.drain(sent)
+    more = feed(own, "orders", 20)
+    own.kill("broker-a")
+    before = run.offset
+    assert positions(run.latest()).keys() == positions(before).keys()
+    assert lost_lines() == []
+    own.restart("broker-a")
+    run.drain(more)
+    assert sorted(run.read) == sorted([*sent, *more])
+    # And while a task reads: it has its plan.
+    third = feed(own, "orders", 20)
+    end = run.latest()
+    tasks = run.plan(end)
+    own.restart("broker-a")
+    assert {row["body"].decode() for row in rows(run.reader, tasks)} == set(third)
+    run.offset = end
+    own.kill("namesrv")
+    assert run.batch() == []
+    assert run.offset == end
+    own.restart("namesrv")
+    run.drain(feed(own, "orders", 4))
+    assert lost_lines() == []
+
+
+def test_a_broker_that_lost_its_store_went_back(own, lost_lines):
+    runs = {policy: Run(own, subscribe="orders", startingOffsets="earliest", failOnDataLoss=policy, **SHORT)
+            for policy in ("fail", "warn")}  # fmt: skip
+    sent = feed(own, "orders", 20)
+    for run in runs.values():
+        run.drain(sent)
+        run.read.clear()
+    own.kill("broker-a")
+    store = own.data / "broker-a" / "store"
+    for part in store.iterdir():
+        if part.name != "config":
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+    own.restart("broker-a")
+    fails(runs["fail"], "offset went back")
+    fresh = set(feed(own, "orders", 6))
+    runs["warn"].drain(fresh)
+    assert set(runs["warn"].read) == fresh
+    assert any("offset went back" in line for line in lost_lines())

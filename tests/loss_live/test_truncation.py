@@ -1,0 +1,114 @@
+"""Messages that retention deleted: before a batch was planned, and between plan and read."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.model import MessageQueue
+from tests.reading import Run, batch_reader, bodies, feed, names, read, rows
+
+
+@pytest.fixture
+def topic(forgetful):
+    (name,) = names(1, "short-lived")
+    forgetful.create_topic(name, 2)
+    return name
+
+
+def test_before_planning(forgetful, forget, topic, lost_lines):
+    run = Run(forgetful, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=4)
+    feed(forgetful, topic, 40)
+    run.batch()
+    assert len(run.read) == 4
+    forget(topic, 40)
+    left = set(feed(forgetful, topic, 10))
+
+    for strict in (run, Run(forgetful, run.offset, subscribe=topic)):
+        with pytest.raises(DataLossError, match=r"36 offsets.*truncated by retention") as e:
+            strict.batch()
+        assert "failOnDataLoss" in str(e.value)
+        assert e.value.topic == topic
+    assert lost_lines() == []
+
+    for policy in ("warn", "ignore"):
+        lenient = Run(forgetful, run.offset, subscribe=topic, failOnDataLoss=policy, maxOffsetsPerTrigger=4)
+        lenient.drain(left)
+        assert set(lenient.read) == left
+        assert len(lenient.read) == 10
+        assert lenient.positions == {MessageQueue(topic, "broker-a", i): 25 for i in (0, 1)}
+        (line,) = lost_lines()[-1:]
+        assert line.startswith("36 offsets cannot be read any more")
+        assert f"{topic}/broker-a/0 offsets 2 to 20 (truncated by retention)" in line
+    assert len(lost_lines()) == 2  # one line per run: the batch of each
+
+
+def test_between_planning_and_reading(forgetful, forget, topic, lost_lines):
+    feed(forgetful, topic, 40)
+    readers = {policy: batch_reader(forgetful, subscribe=topic, failOnDataLoss=policy) for policy in ("fail", "warn")}
+    streams = {p: Run(forgetful, subscribe=topic, startingOffsets="earliest", failOnDataLoss=p) for p in readers}
+    planned = {policy: list(reader.partitions()) for policy, reader in readers.items()}
+    ends = {policy: stream.latest() for policy, stream in streams.items()}
+    tasks = {policy: stream.plan(ends[policy]) for policy, stream in streams.items()}
+    forget(topic, 40)
+    left = set(feed(forgetful, topic, 4))
+
+    for reader, parts in ((readers["fail"], planned["fail"]), (streams["fail"].reader, tasks["fail"])):
+        with pytest.raises(DataLossError, match="truncated by retention"):
+            rows(reader, parts)
+    assert rows(readers["warn"], planned["warn"]) == []
+    first = lost_lines()
+    assert sorted(first) == sorted(
+        f"20 offsets cannot be read any more: {topic}/broker-a/{i} offsets 0 to 20 (truncated by retention); "
+        "failOnDataLoss=warn"
+        for i in (0, 1)
+    )
+    assert rows(streams["warn"].reader, tasks["warn"]) == []
+    assert len(lost_lines()) == 4
+    streams["warn"].offset = ends["warn"]
+    streams["warn"].drain(left)
+    assert set(streams["warn"].read) == left
+    assert len(lost_lines()) == 4  # and no more: the next batch begins behind it
+
+
+def test_a_logged_batch_that_is_planned_again_after_a_restart(forgetful, forget, topic, lost_lines):
+    feed(forgetful, topic, 40)
+    killed = Run(forgetful, subscribe=topic, startingOffsets="earliest")
+    end = killed.latest()
+    forget(topic, 40)
+    feed(forgetful, topic, 4)
+    again = Run(forgetful, killed.offset, subscribe=topic, failOnDataLoss="warn")
+    assert rows(again.reader, again.plan(end)) == []
+    (line,) = lost_lines()
+    assert line.startswith("40 offsets cannot be read any more")
+    with pytest.raises(DataLossError, match="40 offsets"):
+        Run(forgetful, killed.offset, subscribe=topic).plan(end)
+
+
+def test_starts_that_name_no_offset_lose_nothing(forgetful, forget, topic, lost_lines):
+    feed(forgetful, topic, 40)
+    forget(topic, 40)
+    left = set(feed(forgetful, topic, 6))
+    for start in ({}, {"startingTimestamp": 0}, {"startingOffsets": "earliest"}):
+        assert set(bodies(read(forgetful, subscribe=topic, **start))) == left
+    run = Run(forgetful, subscribe=topic, startingOffsets="earliest")
+    run.drain(left)
+    assert set(run.read) == left
+    assert run.positions == {MessageQueue(topic, "broker-a", i): 23 for i in (0, 1)}
+    assert lost_lines() == []
+    named = {topic: {"broker-a": {"0": 0, "1": 0}}}
+    with pytest.raises(DataLossError, match=r"40 offsets.*truncated by retention"):
+        read(forgetful, subscribe=topic, startingOffsets=named)
+    assert set(bodies(read(forgetful, subscribe=topic, startingOffsets=named, failOnDataLoss="warn"))) == left
+
+
+def test_an_empty_queue_whose_messages_all_expired_is_no_loss(forgetful, forget, topic, lost_lines):
+    sent = feed(forgetful, topic, 10)
+    run = Run(forgetful, subscribe=topic, startingOffsets="earliest")
+    run.drain(sent)
+    forget(topic, 10)
+    for one in (run, Run(forgetful, run.offset, subscribe=topic)):
+        assert one.latest() == one.offset
+    more = feed(forgetful, topic, 4)
+    run.drain(more)
+    assert lost_lines() == []
