@@ -52,7 +52,9 @@ def demo(output: Output, seconds: float, rate: float, name_server: str | None) -
             started_s = time.monotonic() - began
             say(output, f"Spark reads {made.orders} and writes {made.totals}, {started_s:.1f} s")
             result = _play(output, _Play(spark, made, query, seconds, rate))
-    _tell(output, made, result, seconds, started_s, time.monotonic() - began)
+        _tell(output, made, result, started_s, time.monotonic() - began)
+        if made.broker_data:
+            say(output, "Ending RocketMQ, which takes some seconds ...")
     if not result.accounts.balanced:
         raise RocketMQError(
             f"the counts do not agree: {'; '.join(result.accounts.problems())}",
@@ -180,7 +182,7 @@ def _accounts(play: _Play, feed: Feed, sight: Sight) -> Accounts:
     )
 
 
-def _tell(output: Output, made: Stage, result: _Result, seconds: float, started_s: float, all_s: float) -> None:
+def _tell(output: Output, made: Stage, result: _Result, started_s: float, all_s: float) -> None:
     accounts, sight = result.accounts, result.sight
     typical = int(statistics.median(sight.batch_ms)) if sight.batch_ms else 0
     commands = _next_commands(made)
@@ -208,6 +210,7 @@ def _tell(output: Output, made: Stage, result: _Result, seconds: float, started_
         f"Data, checkpoint and Spark's log: {made.folder}",
         "Try next:",
         *("  " + command for command in commands),
+        "",
     ]
     output.item(document, "\n".join(lines))
 
