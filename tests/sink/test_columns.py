@@ -1,0 +1,125 @@
+"""Which frames can be written: each column in each type that it may have, and everything wrong in one error."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.sink.columns import TABLE, check, look
+from tests.schemas import struct
+
+
+@pytest.mark.parametrize(
+    ("ddl", "found"),
+    [
+        ("body string", {"body": "body"}),
+        ("body binary", {"body": "body"}),
+        ("value binary", {"body": "value"}),
+        ("Body binary, TAGS string", {"body": "Body", "tags": "TAGS"}),
+        ("body binary, keys string", {"body": "body", "keys": "keys"}),
+        ("body binary, keys array<string>", {"body": "body", "keys": "keys"}),
+        ("body binary, properties map<string,string>", {"body": "body", "properties": "properties"}),
+        (
+            "body binary, queueId int, brokerName string, shardingKey string",
+            {"body": "body", "queueid": "queueId", "brokername": "brokerName", "shardingkey": "shardingKey"},
+        ),
+        (
+            "body binary, delayLevel tinyint, delayMs int, deliverAt timestamp, flag smallint",
+            {
+                "body": "body",
+                "delaylevel": "delayLevel",
+                "delayms": "delayMs",
+                "deliverat": "deliverAt",
+                "flag": "flag",
+            },
+        ),
+    ],
+)
+def test_names_are_found_in_any_case(ddl, found):
+    assert check(struct(ddl), "t") == found
+
+
+def test_a_topic_column_or_the_option():
+    assert check(struct("topic string, body binary"), None) == {"topic": "topic", "body": "body"}
+    with pytest.raises(OptionError, match="neither option 'topic' nor a column 'topic'"):
+        check(struct("body binary"), None)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "problem"),
+    [
+        ("tags string", "column 'body' (or 'value') is missing; it is what a message carries"),
+        ("body int", "column 'body' is int; expected string or binary"),
+        ("value array<binary>", "column 'value' is array<binary>; expected string or binary"),
+        ("body binary, value binary", "column 'value' is there twice"),
+        ("body binary, topic int", "column 'topic' is int; expected string"),
+        ("body binary, tags array<string>", "column 'tags' is array<string>; expected string"),
+        ("body binary, keys array<int>", "column 'keys' is array<int>; expected string or array<string>"),
+        (
+            "body binary, properties map<string,int>",
+            "column 'properties' is map<string,int>; expected map<string,string>",
+        ),
+        ("body binary, properties string", "column 'properties' is string; expected map<string,string>"),
+        ("body binary, delayMs string", "column 'delayMs' is string; expected bigint"),
+        ("body binary, deliverAt bigint", "column 'deliverAt' is bigint; expected timestamp"),
+        ("body binary, queueId bigint", "column 'queueId' is bigint; expected int"),
+        ("body binary, brokerName string", "column 'brokerName' needs a column 'queueId'"),
+        ("body binary, msgId string", f"column 'msgId' is unknown; the sink takes {', '.join(TABLE)}"),
+    ],
+)
+def test_one_problem(ddl, problem):
+    assert look(struct(ddl), "t")[1] == [problem]
+
+
+def test_all_problems_in_one_error():
+    with pytest.raises(OptionError) as caught:
+        check(struct("tags int, keyz string, properties string"), None)
+    assert str(caught.value).count("\n") >= 5
+    for part in (
+        "'tags' is int",
+        "'keyz' is unknown",
+        "'properties' is string",
+        "'body' (or 'value')",
+        "option 'topic'",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_column_of_the_wrong_type_is_not_called_missing_too():
+    assert look(struct("body int, topic int"), None)[1] == [
+        "column 'body' is int; expected string or binary",
+        "column 'topic' is int; expected string",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["string", "int", "bigint"])
+def test_the_row_id_may_be_any_column(kind):
+    found, problems = look(struct(f"body binary, rowNumber {kind}"), "t", row_id="rownumber")
+    assert (found, problems) == ({"body": "body", "messageid": "rowNumber"}, [])
+
+
+@pytest.mark.parametrize(
+    ("ddl", "problem"),
+    [
+        ("body binary", "option 'messageId' is 'id', but no column of the frame is called so"),
+        (
+            "body binary, id double",
+            "column 'id' is double; expected string or bigint, since option 'messageId' names it",
+        ),
+        ("body binary, id int, ID int", "option 'messageId' is 'id', but several columns of the frame are called so"),
+    ],
+)
+def test_a_row_id_that_is_none(ddl, problem):
+    assert look(struct(ddl), "t", row_id="id")[1] == [problem]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "selector", "problem"),
+    [
+        ("body binary", "column", "queueSelector 'column' needs a column 'queueId'"),
+        ("body binary", "hash", "queueSelector 'hash' needs a column 'shardingKey'"),
+        ("body binary, queueId int", "random", "column 'queueId' means nothing with queueSelector 'random'"),
+    ],
+)
+def test_columns_and_the_selector(ddl, selector, problem):
+    assert look(struct(ddl), "t", selector)[1] == [problem]

@@ -1,0 +1,78 @@
+"""The objects that Spark pickles: small, without anything open, and honest about what was written."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from rocketmq_spark.datasource import RocketMQDataSource
+from rocketmq_spark.errors import OptionError, RouteNotFound
+from rocketmq_spark.sink.report import Written
+from tests.schemas import struct
+
+SCHEMA = struct("body string")
+
+
+def source(name_server, **options):
+    given = {"nameServer": name_server, "secretKey": "s3cr3t-of-the-user", "accessKey": "k", **options}
+    return RocketMQDataSource({name: str(value) for name, value in given.items()})
+
+
+@pytest.fixture(params=["batch", "stream"])
+def writer(request, broker_cluster, topic):
+    made = source(broker_cluster.name_server, topic=topic)
+    return made.writer(SCHEMA, False) if request.param == "batch" else made.streamWriter(SCHEMA, False)
+
+
+def batch(*bodies):
+    return pa.RecordBatch.from_pydict({"body": list(bodies)})
+
+
+def test_pickles_are_small_and_writers_travel(writer, broker_cluster):
+    assert len(cloudpickle.dumps(writer)) < 6000
+    again = pickle.loads(pickle.dumps(writer))
+    done = again.write(iter([batch("a", "b"), batch("c")]))
+    assert (done.rows, done.retries) == (3, 0)
+    assert pickle.loads(pickle.dumps(done)) == done
+
+
+def test_secrets_are_not_shown(writer):
+    assert "s3cr3t" not in repr(writer) + repr(vars(writer)) + repr(vars(writer._writer))
+
+
+def test_an_empty_partition_has_a_commit_message_too(writer):
+    assert writer.write(iter([])) == Written()
+    assert writer.write(iter([batch()])).rows == 0
+
+
+def finish(writer, how, messages):
+    numbered = "Stream" in type(writer).__name__
+    getattr(writer, how)(messages, *([7] if numbered else []))
+
+
+def test_counts_are_logged(writer, caplog):
+    caplog.set_level(logging.INFO, "rocketmq_spark")
+    finish(writer, "commit", [Written(5, 100, 1), Written(2, 50, 1, 3)])
+    assert "7 rows in 2 batches, 150 bytes, 3 retries" in caplog.text
+
+
+def test_a_failed_write_says_what_is_there_all_the_same(writer, caplog):
+    caplog.set_level(logging.INFO, "rocketmq_spark")
+    finish(writer, "abort", [None, Written(5, 100, 1), None])
+    assert "failed; acknowledged before that: 5 rows" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["writer", "streamWriter"])
+def test_overwriting_is_refused(broker_cluster, topic, kind):
+    with pytest.raises(OptionError, match="cannot be overwritten"):
+        getattr(source(broker_cluster.name_server, topic=topic), kind)(SCHEMA, True)
+
+
+@pytest.mark.parametrize("kind", ["writer", "streamWriter"])
+def test_a_topic_that_does_not_exist_is_told_before_any_task(broker_cluster, kind):
+    with pytest.raises(RouteNotFound, match="knows no such topic"):
+        getattr(source(broker_cluster.name_server, topic="no-such-topic"), kind)(SCHEMA, False)
