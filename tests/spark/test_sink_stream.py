@@ -1,0 +1,116 @@
+"""Streaming writes while brokers die and come back, or refuse for a while: what is committed is there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rocketmq_spark import foreach_batch_writer
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.sink.report import total
+from tests.fix_spark import wait_until
+from tests.scale import scaled
+from tests.sink.live import bodies, stored
+from tests.sink.test_outage import Unwilling
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCHES = 20
+ROWS = scaled(200_000) // BATCHES
+
+
+def numbers(spark: SparkSession, rows: int = ROWS) -> Any:
+    """Micro-batch n has the numbers from n * ``rows`` on, again and again the same ones."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
+    return source.load().selectExpr("cast(value as string) body", "concat('k', value % 50) shardingKey")
+
+
+def progressed(query: Any) -> int:
+    """Batches that are finished."""
+    return query.lastProgress["batchId"] + 1 if query.lastProgress else 0
+
+
+def failed_tasks(spark: Any) -> int:
+    """Of all that ran in this session so far."""
+    return int(spark.sparkContext._jsc.sc().statusStore().executorSummary("driver").failedTasks())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("selector", ["roundRobin", "hash"])
+def test_a_broker_killed_and_restarted_loses_no_row(
+    spark: SparkSession, tmp_path: Path, record_property: Any, selector: str
+) -> None:
+    with LocalBroker(brokers=2) as mq:
+        mq.create_topic("t", queues=4)
+        query = (
+            numbers(spark).writeStream.format("rocketmq").option("nameServer", mq.name_server).option("topic", "t")
+            .option("queueSelector", selector).option("checkpointLocation", str(tmp_path)).start()
+        )  # fmt: skip
+        try:
+            wait_until(query, lambda: progressed(query) >= BATCHES // 4)
+            mq.kill("broker-a")
+            if selector == "roundRobin":
+                wait_until(query, lambda: progressed(query) >= BATCHES // 2, 120.0)
+            mq.restart("broker-a")
+            wait_until(query, lambda: progressed(query) >= BATCHES, 240.0)
+        finally:
+            query.stop()
+        committed = len(list((tmp_path / "commits").glob("[0-9]*"))) * ROWS
+        found = Counter(map(int, bodies(stored(mq, "t", committed, 60.0))))
+        missing = set(range(committed)) - found.keys()
+        assert not missing, f"{len(missing)} missing, such as {sorted(missing)[:5]}"
+        record_property("duplicates", sum(found.values()) - len(found))
+
+
+def test_a_broker_that_refuses_for_a_while_fails_no_task(spark: SparkSession, tmp_path: Path) -> None:
+    failed = failed_tasks(spark)
+    with Unwilling() as broker:
+        query = (
+            numbers(spark, 400).writeStream.format("rocketmq").option("nameServer", broker.address)
+            .option("topic", "t").option("queueSelector", "hash").option("sendTimeout", "60s")
+            .option("checkpointLocation", str(tmp_path)).start()
+        )  # fmt: skip
+        try:
+            wait_until(query, lambda: progressed(query) >= 4 and time.monotonic() > broker.until, 200.0)
+            assert failed_tasks(spark) == failed
+        finally:
+            query.stop()
+        committed = len(list((tmp_path / "commits").glob("[0-9]*"))) * 400
+        assert set(map(int, (b for queue in broker.kept.values() for b in queue))) >= set(range(committed))
+
+
+def test_a_stream_in_update_mode_through_foreach_batch_survives_a_killed_broker(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reports say which broker took what, and where attempts failed."""
+    reports: list[Any] = []
+    with LocalBroker(brokers=2) as mq:
+        mq.create_topic("t", queues=2)
+        writer = foreach_batch_writer(name_server=mq.name_server, topic="t", send_timeout="60s")
+
+        def write(df: Any, batch_id: int) -> None:
+            if batch_id == 2:
+                mq.kill("broker-a")
+            writer(df, batch_id)
+            reports.append(writer.last_report)
+
+        counts = numbers(spark, 500).groupBy("shardingKey").count().selectExpr("concat(shardingKey, ':', count) body")
+        with caplog.at_level(logging.INFO, "rocketmq_spark.sink"):
+            query = (
+                counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path)).foreachBatch(write)
+            )
+            running = query.start()
+            try:
+                wait_until(running, lambda: len(reports) >= 6, 120.0)
+            finally:
+                running.stop()
+        assert total(reports[:2]).brokers.keys() == {"broker-a", "broker-b"}
+        assert "broker-a" not in {name for report in reports[3:] for name, part in report.brokers.items() if part.rows}
+        assert all(report.rows == 50 for report in reports)
+        assert "batch 3: 50 rows in" in caplog.text
