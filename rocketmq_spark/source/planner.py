@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.source.offsets import Offsets, Positions
 
 Bounds = Mapping[MessageQueue, QueueBounds]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one batch in offsets: at most, and not before so many are there."""
-
-    most: int | None = None
-    least: int | None = None
 
 
 def next_end(begin: Offsets, ends: Positions, begins: Positions, most: int | None = None) -> Offsets:

@@ -1,0 +1,74 @@
+"""Where messages and their parts lie, against offsets counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rocketmq_spark.source import frames
+from rocketmq_spark.source.frames import Malformed
+from tests.source.windows import Answer, one, stored, window
+
+
+def parts(win):
+    found = frames.read(win.buffer, win.pieces)
+    return [
+        (bytes(found.buffer[a:b]), bytes(found.buffer[c:d]))
+        for a, b, c, d in zip(
+            found.body_start, found.body_end, found.properties_start, found.properties_end, strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize("born", [4, 16])
+@pytest.mark.parametrize("host", [4, 16])
+@pytest.mark.parametrize("topic", ["t", "n" * 127, "n" * 128, "n" * 255])
+def test_parts(born, host, topic):
+    hosts = {"born": (b"\x09" * born, 1), "stored": (b"\x08" * host, 2)}
+    win = one(
+        stored(b"body", b"a\x01b\x02", topic=topic, store_ms=77, reconsumed=3, **hosts),
+        stored(b"", b"", topic="t"),
+    )
+    assert parts(win) == [(b"body", b"a\x01b\x02"), (b"", b"")]
+    found = frames.read(win.buffer, win.pieces)
+    assert found.store_part("storeTimestamp").tolist() == [77, 0]
+    assert found.store_part("reconsumeTimes").tolist() == [3, 0]
+    assert found.store_part("bodyLength").tolist() == [4, 0]
+
+
+def test_rows_know_their_answer():
+    answers = [Answer([stored(queue_offset=10 * i + j) for j in range(i % 4)], number=i) for i in range(40)]
+    win = window(*answers, order=list(reversed(range(40))))
+    found = frames.read(win.buffer, win.pieces)
+    expected = [(i, 10 * i + j) for i in range(40) for j in range(i % 4)]
+    assert list(zip(found.piece_of_row.tolist(), found.head["queueOffset"].tolist(), strict=True)) == expected
+
+
+def test_keeping_some_rows():
+    win = one(*(stored(b"%d" % i, b"", queue_offset=i, sys_flag=i) for i in range(4)))
+    found = frames.read(win.buffer, win.pieces).keep(np.array([False, True, False, True]))
+    assert len(found) == 2
+    assert found.head["queueOffset"].tolist() == found.sys_flags.tolist() == [1, 3]
+
+
+def test_nothing_at_all():
+    assert len(frames.read(*window(Answer([]))[:1], window(Answer([])).pieces)) == 0
+    assert len(frames.read(window().buffer, [])) == 0
+
+
+def test_a_message_that_ends_the_buffer_must_not_be_read_beyond_it():
+    """Only the slack lies behind the last message."""
+    huge = stored(b"x" * 100)[:-1]
+    win = one(huge)
+    with pytest.raises(Malformed, match="cut off"):
+        frames.read(win.buffer, win.pieces)
+
+
+def test_a_malformed_message_tells_where_it_begins():
+    good = stored(b"x")
+    bad = good[:4] + b"\0\0\0\0" + good[8:]
+    win = one(good, bad)
+    with pytest.raises(Malformed) as caught:
+        frames.read(win.buffer, win.pieces)
+    assert caught.value.at == win.pieces[0].begin + len(good)
+    assert "unknown magic number" in caught.value.why

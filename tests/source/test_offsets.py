@@ -1,0 +1,94 @@
+"""Offsets in Spark's log: canonical, readable by a person, and by every later version."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.source.offsets import VERSION, Offsets
+from tests import strategies
+
+_POSITIONS = st.dictionaries(strategies.queues, st.integers(0, 1 << 62), max_size=6)
+_OFFSETS = st.builds(
+    Offsets, _POSITIONS, _POSITIONS, _POSITIONS, st.dictionaries(strategies.filled_texts, strategies.texts, max_size=2)
+)
+
+
+def queue(queue_id, topic="orders", broker="broker-a"):
+    return MessageQueue(topic, broker, queue_id)
+
+
+def test_the_text_of_the_contract():
+    offsets = Offsets({queue(1): 9, queue(0): 12})
+    assert offsets.text() == '{"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
+
+
+def test_all_parts_in_order():
+    offsets = Offsets({queue(0): 5}, {queue(0): 1}, {queue(0): 1700}, {"tags": "a || b"})
+    assert list(offsets.to_json()) == ["filter", "marks", "start", "topics", "v"]
+
+
+def test_queues_are_sorted_as_numbers():
+    offsets = Offsets({queue(10): 1, queue(9): 2, queue(0, "a"): 3, queue(0, "orders", "b"): 4})
+    assert offsets.text() == (
+        '{"topics":{"a":{"broker-a":{"0":3}},"orders":{"b":{"0":4},"broker-a":{"9":2,"10":1}}},"v":1}'
+    )
+
+
+@given(_OFFSETS)
+def test_round_trip(offsets):
+    assert Offsets.from_json(offsets.to_json()) == offsets
+    assert Offsets.from_json(offsets.text()) == offsets
+    assert Offsets.from_json(json.loads(json.dumps(offsets.to_json()))).text() == offsets.text()
+
+
+@given(_OFFSETS, st.randoms())
+def test_equal_offsets_are_equal_texts(offsets, random):
+    def shuffled(positions):
+        items = list(positions.items())
+        random.shuffle(items)
+        return dict(items)
+
+    again = Offsets(*(shuffled(part) for part in (offsets.positions, offsets.start, offsets.marks, offsets.filter)))
+    assert again.text() == offsets.text()
+
+
+def test_what_a_person_may_leave_out():
+    assert Offsets.from_json('{"topics": {"orders": {"broker-a": {"0": 3}}}}') == Offsets({queue(0): 3})
+    assert Offsets.from_json('{"topics":{}}') == Offsets({})
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("{", "an offset must be JSON: "),
+        ("[]", 'an offset must be a JSON object with "topics"'),
+        ("{}", 'an offset must be a JSON object with "topics"'),
+        (None, 'an offset must be a JSON object with "topics"'),
+        ({"topics": []}, 'an offset must be a JSON object with "topics"'),
+        ({"topics": {"t": 5}}, "t: 5 is not a JSON object"),
+        ({"topics": {"t": {"b": [1]}}}, "t/b: [1] is not a JSON object"),
+        ({"topics": {"t": {"b": {"0": -1}}}}, "t/b/0: -1 is not an offset"),
+        ({"topics": {"t": {"b": {"0": "7"}}}}, "t/b/0: '7' is not an offset"),
+        ({"topics": {"t": {"b": {"0": True}}}}, "t/b/0: True is not an offset"),
+        ({"topics": {"t": {"b": {"x": 7}}}}, "t/b/x: 7 is not an offset"),
+        ({"topics": {"t": {"b": {"²": 7}}}}, "t/b/²: 7 is not an offset"),
+        ({"topics": {}, "start": {"t": {"b": {"0": 1.5}}}}, "t/b/0: 1.5 is not an offset"),
+    ],
+)
+def test_what_cannot_be_read(given, problem):
+    with pytest.raises(OffsetError) as caught:
+        Offsets.from_json(given)
+    assert problem in str(caught.value)
+    assert '{"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}' in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [VERSION + 1, "1", None])
+def test_a_newer_version_says_so(version):
+    with pytest.raises(OffsetError, match=r"reads versions up to 1.*newer rocketmq-spark"):
+        Offsets.from_json({"topics": {}, "v": version})

@@ -1,0 +1,152 @@
+"""Plans against a model of a few lines: every offset in exactly one range, and nobody starves."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.source import planner
+from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source.planner import next_end, ranges, shares
+
+QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in "ab" for i in range(2)]
+A, B, C = QUEUES[:3]
+
+_BACKLOGS = st.dictionaries(st.sampled_from(QUEUES), st.integers(1, 1 << 40), min_size=1)
+_POSITIONS = st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 50))
+
+
+def offsets_of(found):
+    """The model: single offsets."""
+    return [(r.queue, offset) for r in found for offset in range(r.start, r.end)]
+
+
+@given(_BACKLOGS, st.none() | st.integers(1, 1 << 41))
+def test_shares(waiting, most):
+    given = shares(waiting, most)
+    assert given.keys() == waiting.keys()
+    assert all(1 <= given[queue] <= waiting[queue] for queue in waiting), (
+        "nobody starves, nobody gets what is not there"
+    )
+    total = sum(waiting.values())
+    if most is None or total <= most:
+        assert given == waiting
+        return
+    assert sum(given.values()) <= most + len(waiting), "at most one more per queue"
+    for queue, count in given.items():
+        assert abs(count - most * waiting[queue] / total) <= 1, "in proportion to the backlog"
+
+
+@given(_POSITIONS, _POSITIONS, _POSITIONS, st.none() | st.integers(1, 60))
+def test_a_batch_reads_each_offset_between_its_ends_once(begin, ends, begins, most):
+    begins = {queue: min(begins.get(queue, 0), end) for queue, end in ends.items()}
+    start = Offsets(begin)
+    end = next_end(start, ends, begins, most)
+    found = ranges(start, end)
+    assert found == sorted(found)
+    assert all(r.size > 0 for r in found)
+    read = offsets_of(found)
+    assert len(read) == len(set(read))
+    for queue in {*begin, *ends}:
+        first = begin.get(queue, begins.get(queue))
+        mine = [offset for of, offset in read if of == queue]
+        assert mine == list(range(first, end.positions[queue]))
+        assert end.positions[queue] <= max(first, ends.get(queue, first)), "not beyond what is there, and never back"
+    waiting = {queue for queue, stop in ends.items() if stop > begin.get(queue, begins[queue])}
+    assert {r.queue for r in found} == waiting
+    # The very same object tells the caller that there is nothing new.
+    assert (end is start) == (not waiting and ends.keys() <= begin.keys())
+
+
+def test_a_limit_is_met_to_within_one_per_queue():
+    end = next_end(Offsets({A: 0, B: 0, C: 0}), {A: 1000, B: 10, C: 1}, {}, 101)
+    assert end.positions == {A: 99, B: 1, C: 1}
+
+
+def test_a_new_queue_starts_at_its_beginning_and_the_end_says_so():
+    end = next_end(Offsets({A: 5}), {A: 7, B: 40}, {A: 0, B: 30})
+    assert end == Offsets({A: 7, B: 40}, {B: 30})
+    assert ranges(Offsets({A: 5}), end) == [OffsetRange(A, 5, 7), OffsetRange(B, 30, 40)]
+    # An empty one enters the offsets too, lest it start at another place later.
+    assert next_end(Offsets({A: 5}), {A: 5, B: 30}, {A: 0, B: 30}) == Offsets({A: 5, B: 30}, {B: 30})
+
+
+def test_a_queue_that_is_away_keeps_its_position():
+    assert next_end(Offsets({A: 5, B: 7}), {A: 9}, {A: 0}).positions == {A: 9, B: 7}
+
+
+def test_the_beginning_in_the_end_wins():
+    """Spark asks again where a query begins when its first batch was not committed; "latest" is later then."""
+    first = planner.first_batch(Offsets({A: 3, B: 4}), Offsets({A: 8, B: 4, C: 2}, {C: 1}))
+    assert first.start == {A: 3, B: 4, C: 1}
+    assert ranges(Offsets({A: 100, B: 100, C: 100}), first) == [OffsetRange(A, 3, 8), OffsetRange(C, 1, 2)]
+
+
+def test_queues_that_the_end_does_not_name_are_not_read():
+    assert ranges(Offsets({A: 0, B: 0}), Offsets({B: 2})) == [OffsetRange(B, 0, 2)]
+    assert ranges(Offsets({A: 0}), Offsets({B: 2})) == []
+
+
+def bounds(**of):
+    return {queue: QueueBounds(low, high, 0) for queue, (low, high) in zip((A, B, C), of.values(), strict=False)}
+
+
+def test_what_went_back():
+    found = planner.went_back({A: 5, B: 5, C: 5}, bounds(a=(0, 4), b=(0, 5)))
+    assert found == [OffsetRange(A, 4, 5)]
+
+
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 20))
+def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
+    whole = [OffsetRange(A, start, start + size)]
+    lost = planner.truncated(whole, {A: QueueBounds(minimum, 100, 0)})
+    rest = planner.without(whole, lost)
+    assert offsets_of(lost) + offsets_of(rest) == offsets_of(whole)
+    assert all(offset < minimum for _, offset in offsets_of(lost))
+    assert all(offset >= minimum for _, offset in offsets_of(rest))
+
+
+def test_positions_before_the_minimum_are_lifted():
+    begin = Offsets({A: 3, B: 3, C: 3})
+    assert planner.above_minimum(begin, bounds(a=(5, 9), b=(2, 9))).positions == {A: 5, B: 3, C: 3}
+    assert planner.above_minimum(begin, bounds(a=(3, 9))) is begin
+
+
+def test_marks_are_of_queues_that_were_read():
+    now = {A: QueueBounds(0, 9, 1000), B: QueueBounds(0, 9, 900), C: QueueBounds(0, 0, 0)}
+    assert planner.marks({A: 5, B: 9, C: 0}, {B: 950}, now) == {A: 1000, B: 950}
+    assert planner.marks({A: 5, B: 0}, {A: 700}, {}) == {A: 700}
+
+
+class Stream(RuleBasedStateMachine):
+    """A stream of batches over queues that grow, come and are away: everything is read once, in order."""
+
+    @initialize(ends=_POSITIONS)
+    def start(self, ends):
+        self.ends = dict(ends)
+        self.offsets = Offsets(dict.fromkeys(ends, 0))
+        self.read = []
+
+    @rule(queue=st.sampled_from(QUEUES), more=st.integers(0, 30))
+    def grow(self, queue, more):
+        self.ends[queue] = self.ends.get(queue, 0) + more
+
+    @rule(most=st.none() | st.integers(1, 25), away=st.sets(st.sampled_from(QUEUES)), replayed=st.booleans())
+    def batch(self, most, away, replayed):
+        seen = {queue: end for queue, end in self.ends.items() if queue not in away}
+        end = next_end(self.offsets, seen, dict.fromkeys(seen, 0), most)
+        if end is self.offsets:
+            return  # to Spark equal offsets are no batch
+        before = Offsets.from_json(self.offsets.text()) if replayed else self.offsets
+        self.read += offsets_of(ranges(before, Offsets.from_json(end.text()) if replayed else end))
+        self.offsets = end
+
+    @invariant()
+    def each_offset_once_and_none_skipped(self):
+        for queue, position in self.offsets.positions.items():
+            assert [offset for of, offset in self.read if of == queue] == list(range(position))
+
+
+TestStream = Stream.TestCase
