@@ -95,9 +95,12 @@ class Dial:
     read_from: str
     known: str | None
     suggested: int = MASTER_ID
+    doubted: bool = False
+    at_master: bool = False
 
     def __call__(self, deadline: Deadline) -> BulkStream:
         address, self.known = self.known, None
+        self.at_master = address is not None  # a plan knows masters only
         calls = self.client.calls
         dialling = calls.pool.dialling
         return BulkStream(
@@ -106,11 +109,14 @@ class Dial:
             self.client.tls,
         )
 
-    def hint(self, broker_id: int) -> bool:
-        """A broker suggests a replica; whether to connect anew."""
+    def hint(self, broker_id: int | None) -> bool:
+        """A broker suggests a replica, or (None) a replica's word is doubted; whether to connect anew."""
+        if broker_id is None:
+            self.suggested, self.doubted = MASTER_ID, not self.at_master
+            return self.doubted
         if self.read_from != "hint" or broker_id == self.suggested:
             return False
-        self.suggested = broker_id
+        self.suggested, self.doubted = broker_id, False
         return True
 
     def _from_route(self, deadline: Deadline) -> str:
@@ -118,8 +124,11 @@ class Dial:
         route = client.routes.get(self.topic, 0.0, deadline.within(client.calls.request_timeout_s))
         data = route.brokers.get(self.broker_name)
         address = data.replica(self.read_from, self.suggested) if data is not None else None
-        if address is None:
+        if data is None or address is None:
             raise BrokerNotFound(f"no address of broker {self.broker_name!r} is registered", topic=self.topic)
+        if self.doubted and data.master is not None:
+            address = data.master
+        self.at_master = address == data.master
         return address
 
 

@@ -80,7 +80,7 @@ class RangeReader:
         settings: PullSettings,
         on_loss: Callable[[OffsetRange, Cause], None],
         clock: Clock | None = None,
-        on_hint: Callable[[int], bool] | None = None,
+        on_hint: Callable[[int | None], bool] | None = None,
     ) -> None:
         self._ranges = ranges
         self._connect = connect
@@ -205,11 +205,15 @@ class RangeReader:
                 self._pacing.passed()
                 self._backlog.put(slot._replace(start=at))
             case Again(reroute):
-                self._reroute = self._reroute or reroute
+                if reroute:
+                    self._reroute = True
+                    self._doubtful()
                 self._again(slot)
             case Reconnect():
                 self._backlog.put(slot)
                 raise ConnectionLost("the broker drains", self._address(), remark=answer.remark)
+            case Lost() if self._doubtful():
+                self._again(slot)
             case Lost(until, cause):
                 self._lose(slot, until, cause)
             case Suspect(cause, until):
@@ -223,12 +227,18 @@ class RangeReader:
         if self._on_hint is not None and self._on_hint(suggested):
             self._reroute = True
 
+    def _doubtful(self) -> bool:
+        """A slave may just not have it: the master is asked, and waited for, before anything is called lost."""
+        if self._on_hint is None or not self._on_hint(None):
+            return False
+        self._hinted, self._reroute = MASTER_ID, True
+        return True
+
     def _suspect(self, slot: Slot, until: int | None, cause: Cause) -> None:
         trial, now = self._trial(slot), self._clock.now()
         if trial.suspected_at is None:
             trial.suspected_at = now
-        if self._on_hint is not None and self._on_hint(MASTER_ID):  # a slave may just not have it yet
-            self._hinted, self._reroute = MASTER_ID, True
+        if self._doubtful():
             self._again(slot)
             return
         grace = min(self._settings.grace_s, self._settings.read_deadline_s / 2)

@@ -113,7 +113,7 @@ class Model:
         self.most_in_flight = 0
         self.most_filled = 0
         self.latency: Callable[[int, int], float] = lambda queue, start: 0.001
-        self.on_hint: Callable[[int], bool] | None = None
+        self.on_hint: Callable[[int | None], bool] | None = None
         self.suggests = 0
 
     def connect(self, deadline: Deadline) -> Stream:

@@ -276,7 +276,8 @@ class TestReplicas:
         slave = Queue(0, slave_has)
         real = model.answer
 
-        def hint(broker: int) -> bool:
+        def hint(suggested: int | None) -> bool:
+            broker = suggested or 0
             if broker == at["replica"]:
                 return False
             at["replica"] = broker

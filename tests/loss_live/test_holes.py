@@ -1,0 +1,122 @@
+"""Offsets without a message that are no loss: filters, compaction, inner batches, and replicas that lag."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message
+from tests.mockbroker import eventually
+from tests.reading import Run, batch_reader, bodies, feed, names, positions, post, read, rows
+from tests.scale import scaled
+
+
+@pytest.fixture
+def many(rocketmq, make_topic) -> tuple[str, int]:
+    topic, count = make_topic(queues=4), scaled(1_000_000)
+    body = bytes(10)
+    post(rocketmq, [Message(topic, body, tags="common", properties={"n": "1"}) for _ in range(count)])
+    return topic, count
+
+
+def test_old_connector_a_filter_without_any_match_finishes_and_moves_on(rocketmq, many, lost_lines):
+    topic, count = many
+    for chosen in ({"sql": "n = 2"}, {"tags": "rare"}):
+        run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", **chosen)
+        end = run.latest()
+        assert sum(positions(end).values()) == count
+        assert rows(run.reader, run.plan(end)) == []
+        run.offset = end
+        assert run.batch() == []
+        assert read(rocketmq, subscribe=topic, **chosen) == []
+        run.drain(feed(rocketmq, topic, 4, tags="rare" if "tags" in chosen else "common", properties={"n": "2"}))
+        count += 4
+        assert len(run.read) == 4
+        assert set(bodies(read(rocketmq, subscribe=topic, **chosen))) == set(run.read)
+    assert lost_lines() == []
+
+
+def test_batch_consume_queues_hold_several_messages_per_entry(rocketmq, make_topic, lost_lines):
+    topic = make_topic(queues=2, attributes={"queue.type": "BatchCQ"})
+    sent = feed(rocketmq, topic, 200)
+    assert sorted(bodies(read(rocketmq, subscribe=topic))) == sorted(sent)
+    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+    run.drain(sent)
+    assert sorted(run.read) == sorted(sent)
+    tasks = list(rows_by_task(rocketmq, topic))
+    assert sorted(body for task in tasks for body in task) == sorted(sent)
+    assert len(tasks) > 10
+    assert lost_lines() == []
+
+
+def rows_by_task(mq: LocalBroker, topic: str) -> Iterator[list[str]]:
+    reader = batch_reader(mq, subscribe=topic, maxRecordsPerPartition=7)
+    for partition in reader.partitions():
+        yield bodies(rows(reader, [partition]))
+
+
+COMPACTION = {
+    "enableCompaction": True,
+    "compactionScheduleInternal": 1000,
+    "compactionMappedFileSize": 20_000,
+    "compactionCqMappedFileSize": 2000,
+}
+
+
+def test_compaction_removes_older_messages_of_a_key_and_that_is_no_loss(lost_lines):
+    with LocalBroker(conf=COMPACTION, quiet=True) as mq:
+        mq.create_topic("table", 1, attributes={"cleanup.policy": "COMPACTION"})
+        count = 600
+        made = names(count)
+        post(mq, [Message("table", body.encode(), keys=[str(n % 10)]) for n, body in enumerate(made)])
+        run = Run(mq, subscribe="table", startingOffsets="earliest")
+        eventually(lambda: 0 < len(read(mq, subscribe="table")) < count, 60)
+        found = read(mq, subscribe="table")
+        assert {row["keys"][0]: row["body"].decode() for row in found} == {
+            str(n % 10): made[n] for n in range(590, 600)
+        }
+        run.until(lambda: sum(run.positions.values()) == count)
+        assert set(made[590:]) <= set(run.read) <= set(made)
+        assert lost_lines() == []
+
+
+def lagging(mq: LocalBroker, topic: str) -> set[str]:
+    """A slave that has only the end of what its master has; all messages."""
+    slave = mq.slaves[0]
+    mq.create_topic(topic, 2)
+    mq.kill(slave)
+    sent = set(feed(mq, topic, 10, queues=[0]))
+    mq.create_topic("filler", 1)
+    for _ in range(5):
+        post(mq, [Message("filler", bytes(1_000_000))])
+    sent |= set(feed(mq, topic, 10, queues=[1]))
+    shutil.rmtree(mq.data / slave / "store")
+    mq.restart(slave)
+    return sent
+
+
+@pytest.mark.parametrize("where", ["slave", "hint"])
+def test_a_slave_that_lacks_what_its_master_has_is_never_believed(where, lost_lines):
+    """Asked for offsets that it does not have it answers "success, nothing there"."""
+    with LocalBroker(slaves=1, conf={"mappedFileSizeCommitLog": 4 << 20, "maxMessageSize": 2 << 20}, quiet=True) as mq:
+        sent = lagging(mq, "orders")
+        options = {"subscribe": "orders", "readFrom": where, "readDeadline": "30s", "requestTimeout": "1s"}
+        assert set(bodies(read(mq, **options))) == sent
+        run = Run(mq, startingOffsets="earliest", **options)
+        run.drain(sent)
+        assert sorted(run.read) == sorted(sent)
+        fresh = Run(mq, startingOffsets="earliest", **options)
+        mq.kill("broker-a")
+        deadline = Deadline.after(3)
+        while not deadline.expired:
+            fresh.batch()
+        assert set(fresh.read) <= sent  # nothing or the half that it has; the other half is waited for
+        assert not [queue for queue, at in fresh.positions.items() if queue.queue_id == 0 and at != 0]
+        mq.restart("broker-a")
+        fresh.drain(sent)
+        assert sorted(fresh.read) == sorted(sent)
+        assert lost_lines() == []
