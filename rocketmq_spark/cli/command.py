@@ -5,7 +5,11 @@ Exit codes: 0 done, 1 a failure (one line that says why and what to do), 2 wrong
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -50,6 +54,19 @@ class Group(click.Group):
     """A group of such commands."""
 
     command_class = Command
+
+
+@contextlib.contextmanager
+def on_ctrl_c(handle: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C calls ``handle`` instead of raising ``KeyboardInterrupt`` wherever the program happens to be."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: handle())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _unexpected(error: Exception) -> RocketMQError:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Command
+from rocketmq_spark.cli.command import Command, on_ctrl_c
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
 
@@ -62,18 +62,22 @@ def produce(
 
     if rate is not None and file is not None:
         raise click.UsageError("--rate makes up its messages: leave --file out")
-    stop = threading.Event()
-    messages: Iterator[Message]
-    if rate is None:
-        messages = (Message(topic, line, tags, keys, properties) for line in _lines(file, output))
-    else:
-        messages = (
+    _check_topic(target, topic)
+    report = _Report(output, topic)
+    with target.producer() as producer:
+        if rate is None:
+            lines = (Message(topic, line, tags, keys, properties) for line in _lines(file, output))
+            _send(producer, islice(lines, count), report)
+            return
+        stop = threading.Event()
+        orders = (
             replace(order, tags=tags or order.tags, keys=keys or order.keys, properties=properties)
             for order in _orders(topic, rate, count, stop)
         )
-    _check_topic(target, topic)
-    with target.producer() as producer:
-        _send(producer, islice(messages, count), _Report(output, topic))
+        with on_ctrl_c(stop.set):
+            _send(producer, orders, report)
+    if stop.is_set():
+        raise KeyboardInterrupt
 
 
 def _lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:

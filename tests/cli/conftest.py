@@ -81,8 +81,11 @@ class Process:
         os.killpg(self.child.pid, signal.SIGINT)
         return self.end()
 
-    def end(self, timeout_s: float = 120.0) -> tuple[str, str]:
-        return self.child.communicate(timeout=timeout_s)
+    def end(self) -> tuple[str, str]:
+        """What it prints from now on. (``communicate`` would miss lines that ``until`` has read ahead.)"""
+        assert self.child.stdout is not None
+        assert self.child.stderr is not None
+        return self.child.stdout.read(), self.child.stderr.read()
 
     @property
     def code(self) -> int:

@@ -12,14 +12,15 @@ from tests.cli.conftest import documents, eventually
 
 @pytest.fixture
 def cli(own_cache):
-    """Commands with a cache of their own; a broker that was started in the background is stopped at the end."""
+    """Commands with a cache of their own; a broker that was started in the background is killed at the end."""
 
     def invoke(*arguments, **kwargs):
         return CliRunner().invoke(app, arguments, **kwargs)
 
     yield invoke
-    if background.running() is not None:
-        background.stop()
+    left = background.running()
+    if left is not None:
+        os.kill(left.pid, signal.SIGKILL)
 
 
 def test_a_life_in_the_background(cli, own_cache):

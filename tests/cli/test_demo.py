@@ -14,7 +14,7 @@ SMALL = ("--seconds", "8", "--rate", "100")
 @pytest.mark.timeout(600)
 def test_it_runs_balances_and_leaves_data_that_the_next_commands_show(start, own_cache):
     process = start("demo", *SMALL)
-    out, err = process.end(500)
+    out, err = process.end()
     assert process.code == 0, out + err
     assert "Starting RocketMQ" in out.splitlines()[0]
     assert "All agree." in out
@@ -45,7 +45,7 @@ def test_it_runs_balances_and_leaves_data_that_the_next_commands_show(start, own
 @pytest.mark.timeout(600)
 def test_on_a_cluster_that_exists_as_json(start, rocketmq, own_cache):
     process = start("demo", *SMALL, "--json", "--name-server", rocketmq.name_server)
-    out, err = process.end(500)
+    out, err = process.end()
     assert (process.code, err) == (0, "")
     *progress, result = documents(out)
     assert {document["event"] for document in progress} == {"progress"}

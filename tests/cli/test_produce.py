@@ -54,7 +54,8 @@ def test_ctrl_c_ends_a_rate_and_says_how_much_was_sent(rocketmq, topic, start, s
     process.until("msgId")
     out, err = process.ctrl_c()
     assert (process.code, err) == (130, "")
-    assert len(stored(topic, 1 + len(out.splitlines()))) == 1 + len(out.splitlines())
+    sent = 1 + len(documents(out))
+    assert len(stored(topic, sent)) == sent
 
 
 @pytest.mark.parametrize(
