@@ -1,0 +1,41 @@
+"""One function for all data loss: an error, a warning or a note, and always the same words."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rocketmq_spark.client.pull import Cause
+from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.source import loss
+
+
+def lost(count=1, cause=Cause.TRUNCATED):
+    return [(OffsetRange(MessageQueue("t", "b", i), 3, 10), cause) for i in range(count)]
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_an_error_names_queue_offsets_cause_and_the_option(cause):
+    with pytest.raises(DataLossError) as caught:
+        loss.report("fail", lost(2, cause))
+    text = str(caught.value)
+    assert f"14 offsets cannot be read any more: t/b/0 offsets 3 to 10 ({cause.value}); t/b/1 offsets 3 to 10" in text
+    assert "Set option 'failOnDataLoss' to 'warn' or 'ignore'" in text
+    assert (caught.value.topic, caught.value.queue) == ("t", "t/b/0")
+
+
+@pytest.mark.parametrize(("policy", "level"), [("warn", logging.WARNING), ("ignore", logging.INFO)])
+def test_other_policies_say_it_in_one_line(caplog, policy, level):
+    caplog.set_level(logging.INFO, "rocketmq_spark")
+    loss.report(policy, lost(12))
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert record.getMessage().startswith("84 offsets cannot be read any more: ")
+    assert record.getMessage().endswith(f"and 2 more; failOnDataLoss={policy}")
+
+
+def test_nothing_lost_is_not_worth_a_word(caplog):
+    loss.report("fail", [])
+    assert not caplog.records
