@@ -235,7 +235,11 @@ class Options:
         raw=True,
     )
     allocation_config: str | None = _row(
-        p.string, None, _SOURCE, 'queues by broker for the strategy `config`: JSON `{"broker-a":[0,1]}`'
+        p.string,
+        None,
+        _SOURCE,
+        'queues of the strategy `config`: JSON `{"orders":{"broker-a":[0,1]}}`, or that by partition: '
+        '`{"partition-00000":{"orders":{"broker-a":[0]}}}`',
     )
     machine_rooms: tuple[str, ...] = _row(
         p.names, (), (*_SOURCE, "sink"), "rooms whose queues the strategy or selector `machineRoom` uses"

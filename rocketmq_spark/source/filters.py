@@ -7,7 +7,7 @@ before the first pull.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerError, OptionError
@@ -33,8 +33,15 @@ def check(options: Options) -> None:
         raise OptionError("options 'tags' and 'sql' exclude each other: give one of them")
     given = options.tags.values() if isinstance(options.tags, dict) else [options.tags]
     for expression in given:
-        if expression is not None and not parse_subscription(expression).tags and expression.strip() != "*":
+        if expression is not None and not _tags(expression) and expression.strip() != "*":
             raise OptionError(f"option 'tags' is {expression!r}; expected tags separated by ||")
+
+
+def _tags(expression: str) -> Sequence[str]:
+    try:
+        return parse_subscription(expression).tags
+    except ValueError:
+        return ()
 
 
 def validate(client: Client, options: Options, queues: Iterable[MessageQueue], deadline: Deadline) -> None:

@@ -1,0 +1,77 @@
+"""Positions for words, numbers and times within the bounds of queues; what brokers say is in tests/options_live."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.errors import OffsetError, OptionError
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.source import positions
+
+A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 0, 0)}
+
+
+def check(role="batch source", **given):
+    positions.check(options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role), role)
+
+
+def test_words():
+    assert positions.resolve("earliest", BOUNDS, "x") == {A: 5, B: 0}
+    assert positions.resolve("latest", BOUNDS, "x") == {A: 20, B: 0}
+
+
+def test_numbers():
+    assert positions.resolve({A: -2, B: -1}, BOUNDS, "x") == {A: 5, B: 0}
+    assert positions.resolve({A: 20, B: 0}, BOUNDS, "x") == {A: 20, B: 0}
+    # What lies below the minimum is loss, and found when it is planned.
+    assert positions.resolve({A: 3, B: 0}, BOUNDS, "x") == {A: 3, B: 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({A: 0}, "option 'startingOffsets' must name every queue; it lacks t/b/1"),
+        ({A: 0, B: 0, MessageQueue("t", "b", 2): 0}, "names queues that are not read: t/b/2"),
+        ({A: 21, B: 0}, "t/b/0 is 21, but the queue ends at 20"),
+    ],
+)
+def test_numbers_that_do_not_fit(given, problem):
+    with pytest.raises(OffsetError) as caught:
+        positions.resolve(given, BOUNDS, "startingOffsets")
+    assert problem in str(caught.value)
+
+
+def test_long_lists_are_cut():
+    queues = [MessageQueue("t", "b", i) for i in range(13)]
+    assert positions.listed(reversed(queues)).endswith("t/b/9 and 3 more")
+    assert positions.listed([A]) == "t/b/0"
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "problem"),
+    [
+        ("batch source", {"startingOffsets": "latest"}, "'latest'; a batch that starts at the end reads nothing"),
+        ("batch source", {"startingOffsets": '{"t":{"b":{"0":-1}}}'}, "t/b/0 is -1; a batch that starts at the end"),
+        ("batch source", {"endingOffsets": '{"t":{"b":{"0":-2}}}'}, "t/b/0 is -2; a batch that ends at the beginning"),
+        ("stream source", {"startingOffsets": "committed"}, "give the group with option 'group'"),
+    ],
+)
+def test_what_makes_no_sense(role, given, problem):
+    with pytest.raises(OptionError) as caught:
+        check(role, **given)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "given"),
+    [
+        ("stream source", {"startingOffsets": "latest"}),
+        ("stream source", {"startingOffsets": '{"t":{"b":{"0":-1}}}'}),
+        ("stream source", {"startingOffsets": "committed", "group": "g"}),
+        ("batch source", {"startingOffsets": "earliest", "endingOffsets": "latest"}),
+    ],
+)
+def test_what_makes_sense(role, given):
+    check(role, **given)

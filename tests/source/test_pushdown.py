@@ -1,0 +1,130 @@
+"""Predicates of Spark as fewer ranges: never a row too few."""
+
+from __future__ import annotations
+
+import operator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+)
+
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.source.pushdown import CLOCK_MARGIN_MS, enabled, understand
+
+_COMPARED = {
+    EqualTo: operator.eq,
+    EqualNullSafe: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+}
+COLUMNS = {
+    "topic": st.sampled_from(["t", "u"]),
+    "brokerName": st.sampled_from(["a", "b"]),
+    "queueId": st.integers(0, 3),
+    "queueOffset": st.integers(-3, 25),
+}
+
+
+@st.composite
+def predicates(draw):
+    """A filter of Spark and what it means for a row."""
+    column = draw(st.sampled_from(sorted(COLUMNS)))
+    values = COLUMNS[column]
+    if draw(st.booleans()):
+        chosen = draw(st.lists(values, max_size=3))
+        return In((column,), tuple(chosen)), lambda row: row[column] in chosen
+    kind, value = draw(st.sampled_from(sorted(_COMPARED, key=str))), draw(values)
+    return kind((column,), value), lambda row: _COMPARED[kind](row[column], value)
+
+
+@given(st.lists(predicates(), max_size=4))
+def test_no_row_that_matches_is_lost(found):
+    understood = understand([one for one, _ in found])
+    for queue in (MessageQueue(t, b, i) for t in "tu" for b in "ab" for i in range(3)):
+        kept = understood.keep(OffsetRange(queue, 0, 20))
+        inside = range(kept.start, kept.end) if kept else range(0)
+        for offset in range(20):
+            row = {
+                "topic": queue.topic,
+                "brokerName": queue.broker_name,
+                "queueId": queue.queue_id,
+                "queueOffset": offset,
+            }
+            if all(matches(row) for _, matches in found):
+                assert offset in inside
+
+
+def test_ranges_shrink():
+    understood = understand(
+        [EqualTo(("queueId",), 1), GreaterThanOrEqual(("queueOffset",), 5), LessThan(("queueOffset",), 8)]
+    )
+    queue = MessageQueue("t", "a", 1)
+    assert understood.keep(OffsetRange(queue, 0, 20)) == OffsetRange(queue, 5, 9)
+    assert understood.keep(OffsetRange(MessageQueue("t", "a", 2), 0, 20)) is None
+    assert understood.keep(OffsetRange(queue, 10, 20)) is None
+
+
+def test_times_keep_a_margin_for_clocks():
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    ms = int(noon.timestamp() * 1000)
+    understood = understand(
+        [GreaterThan(("storeTimestamp",), noon), LessThanOrEqual(("storeTimestamp",), noon + timedelta(seconds=1))]
+    )
+    assert understood.by_time
+    assert understood.time_from_ms == ms - CLOCK_MARGIN_MS
+    assert understood.time_to_ms == ms + 1001 + CLOCK_MARGIN_MS
+
+
+def test_a_time_without_a_zone_says_nothing():
+    assert not understand([GreaterThan(("storeTimestamp",), datetime(2026, 1, 31))]).by_time
+
+
+@pytest.mark.parametrize(
+    ("filters", "tags"),
+    [
+        ([EqualTo(("tags",), "a")], {"a"}),
+        ([In(("tags",), ("a", "b"))], {"a", "b"}),
+        ([In(("TAGS",), ("a", "b")), EqualTo(("tags",), "b")], {"b"}),
+        ([EqualTo(("tags",), " a")], None),
+        ([EqualTo(("tags",), "a || b")], None),
+        ([EqualTo(("tags",), "*")], None),
+        ([EqualTo(("tags",), "")], None),
+        ([EqualNullSafe(("tags",), None)], None),
+        ([GreaterThan(("tags",), "a")], None),
+    ],
+)
+def test_tags(filters, tags):
+    assert understand(filters).tags == (None if tags is None else frozenset(tags))
+
+
+def test_what_is_not_understood_says_nothing():
+    understood = understand(
+        [
+            Not(EqualTo(("topic",), "t")),
+            IsNotNull(("topic",)),
+            StringContains(("topic",), "x"),
+            EqualTo(("a", "topic"), "u"),
+        ]
+    )
+    whole = OffsetRange(MessageQueue("t", "a", 0), 3, 9)
+    assert understood.keep(whole) == whole
+    assert (understood.tags, understood.by_time) == (None, False)
+
+
+def test_not_enabled_outside_of_sparks_planner():
+    assert not enabled()
