@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import AccessDenied, GroupNotFound, RocketMQError
+from rocketmq_spark.codes import RETRY_PREFIX
+from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import Client, client
@@ -32,12 +33,13 @@ class Publisher:
         one = client(self._options)
         if not self._greeted:
             self._greeted = True
-            self._look_for_members(one, positions)
+            self._look_for_members(one, self._routed(one, positions))
         changed = {q: offset for q, offset in positions.items() if self._published.get(q) != offset}
         if not changed:
             return
         deadline = Deadline.after(self._options.request_timeout)
         try:
+            changed = self._routed(one, changed)
             try:
                 one.brokers.commit(self._options.group, changed, deadline)
             except GroupNotFound:
@@ -50,19 +52,38 @@ class Publisher:
             return
         self._published.update(changed)
 
+    def _routed(self, one: Client, positions: Positions) -> dict[MessageQueue, int]:
+        """Those whose topic exists; a listener may be the first in its process to ask for it."""
+        known = set()
+        for topic in sorted({queue.topic for queue in positions}):
+            try:
+                one.routes.get(topic)
+            except RocketMQError as e:
+                logger.info("the offsets of topic %s are not published now: %s", topic, e)
+            else:
+                known.add(topic)
+        return {queue: offset for queue, offset in positions.items() if queue.topic in known}
+
     def _create_group(self, one: Client) -> None:
         group = self._options.group
         try:
             one.admin.create_group(group)
-        except AccessDenied as e:
+        except (AccessDenied, NotSupported) as e:
+            denied = isinstance(e, AccessDenied)
             raise GroupNotFound(
-                f"the broker does not know group {group!r}, and this user may not create it",
+                f"the broker does not know group {group!r}, and "
+                + ("this user may not create it" if denied else "a Proxy does not let it be created"),
                 e.addr,
                 e.broker_code,
                 remark=e.remark,
                 remedy=f"Let an administrator create it: mqadmin updateSubGroup -g {group} -c <cluster>",
             ) from e
         logger.info("consumer group %s was created", group)
+        try:
+            # Every consumer has one, and RocketMQ's own tools look a group up by it.
+            one.admin.create_topic(RETRY_PREFIX + group, 1, timeout_s=self._options.request_timeout)
+        except RocketMQError as e:
+            logger.info("the retry topic of group %s was not created: %s", group, e)
 
     def _look_for_members(self, one: Client, positions: Positions) -> None:
         """Members of a live group commit offsets of their own, in turns with ours."""
