@@ -1,0 +1,150 @@
+"""What exists now, on a real broker and on one that says what the test wants; brokers that die are in tests/loss_live."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.codes import Request
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RouteNotFound
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.source.catalog import Catalog
+from tests.mockbroker import NO_ROUTE, MockBroker, never, ok, route
+from tests.reading import feed
+
+STATS = (
+    b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"t"}:'
+    b'{"lastUpdateTimestamp":7,"maxOffset":9,"minOffset":2}}}'
+)
+
+
+def catalog(name_server, **given):
+    made = {"nameServer": name_server, "routeRefresh": 0, "numRetries": 0, "requestTimeout": "1s", **given}
+    if not made.keys() & {"subscribePattern", "assign"}:
+        made.setdefault("subscribe", "t")
+    return Catalog(options_table.parse(made).for_role("stream source"))
+
+
+@pytest.fixture
+def scripted():
+    """Name server and broker in one: topic ``t`` with one queue from 2 to 9."""
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        broker.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
+        yield broker
+    session.close_all()
+
+
+def queues(topic, count):
+    return [MessageQueue(topic, "broker-a", i) for i in range(count)]
+
+
+def test_all_queues_with_their_bounds(broker_cluster, make_topic):
+    one, two = make_topic(queues=2), make_topic(queues=3)
+    feed(broker_cluster, two, 6)
+    bounds = catalog(broker_cluster.name_server, subscribe=f"{one},{two}").sweep().bounds
+    assert set(bounds) == {*queues(one, 2), *queues(two, 3)}
+    assert [bounds[queue].max_offset for queue in queues(two, 3)] == [2, 2, 2]
+    assert all(of.min_offset == 0 for of in bounds.values())
+
+
+def test_assigned_queues_only(broker_cluster, make_topic):
+    topic = make_topic(queues=4)
+    assign = f'{{"{topic}":{{"broker-a":[3,1]}}}}'
+    assert sorted(catalog(broker_cluster.name_server, assign=assign).sweep().bounds) == [
+        queues(topic, 4)[i] for i in (1, 3)
+    ]
+    with pytest.raises(OptionError, match=f"option 'assign' names queues that do not exist: {topic}/broker-a/9"):
+        catalog(broker_cluster.name_server, assign=f'{{"{topic}":{{"broker-a":[1,9]}}}}').sweep()
+
+
+def test_topics_that_match_in_full(broker_cluster):
+    for name in ("cat-one", "cat-two", "a-cat-three"):
+        broker_cluster.create_topic(name, 1)
+    assert catalog(broker_cluster.name_server, subscribePattern="cat-.*").topics() == ("cat-one", "cat-two")
+    everything = catalog(broker_cluster.name_server, subscribePattern=".*").topics()
+    assert {"cat-one", "a-cat-three"} <= set(everything)
+    internal = {"TBW102", "broker-a", "DefaultCluster", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
+    assert not internal & set(everything)
+    with pytest.raises(RouteNotFound, match=r"no topic matches option 'subscribePattern' 'nosuch\.\*'"):
+        catalog(broker_cluster.name_server, subscribePattern="nosuch.*").sweep()
+
+
+def test_a_missing_topic_is_waited_for(scripted):
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, NO_ROUTE, route(1, {"broker-a": scripted.address})])
+    assert list(catalog(scripted.address, topicWait="20s").sweep().bounds) == queues("t", 1)
+
+
+def test_a_missing_topic_is_an_error_at_once_by_default(scripted):
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    with pytest.raises(RouteNotFound, match="topic t"):
+        catalog(scripted.address).sweep()
+
+
+def test_a_start_needs_all_answers(scripted):
+    scripted.on(Request.GET_TOPIC_STATS_INFO, never)
+    with pytest.raises(CallTimeout):
+        catalog(scripted.address, requestTimeout="100ms").sweep()
+    with pytest.raises(ConnectionLost):
+        catalog("127.0.0.1:1").sweep()
+
+
+def test_a_running_stream_waits_for_answers(scripted, caplog):
+    one = catalog(scripted.address, requestTimeout="200ms")
+    assert one.sweep().bounds
+    one._rest_s = 0.0
+    scripted.on(Request.GET_TOPIC_STATS_INFO, never)
+    assert one.recent().bounds == {}
+    assert "the stream waits" in caplog.text
+    one._rest_s = 0.0
+    scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
+    assert list(one.recent().bounds) == queues("t", 1)
+
+
+def test_one_sweep_serves_several_questions(scripted):
+    one = catalog(scripted.address)
+    one._rest_s = 60.0
+    one.sweep()
+    one._rest_s = 60.0
+    assert one.recent() is one.recent()
+    assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 1
+
+
+def test_a_quiet_topic_is_asked_less_often(scripted):
+    one = catalog(scripted.address)
+    one.sweep()
+    rests = []
+    for _ in range(12):
+        one._swept_at = float("-inf")
+        one.recent()
+        rests.append(one._rest_s)
+    assert rests == sorted(rests)
+    assert rests[-1] >= 0.25
+
+
+def test_static_topics_are_refused(scripted):
+    body = {"topicQueueMappingByBroker": {"broker-a": {"topic": "t", "totalQueues": 1, "bname": "broker-a"}}}
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, **body))
+    with pytest.raises(OptionError, match="topic 't' is a static topic"):
+        catalog(scripted.address).sweep()
+
+
+def test_a_topic_that_nobody_may_read(scripted):
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, perm=2))
+    with pytest.raises(RouteNotFound, match="no read permission"):
+        catalog(scripted.address).sweep()
+
+
+def test_queues_that_the_strategy_leaves_out_are_named_once(broker_cluster, make_topic, caplog):
+    topic = make_topic(queues=3)
+    given = {"allocationStrategy": "config", "allocationConfig": f'{{"{topic}":{{"broker-a":[0]}}}}'}
+    one = catalog(broker_cluster.name_server, subscribe=topic, **given)
+    for _ in range(3):
+        assert list(one.sweep().bounds) == queues(topic, 1)
+    lines = [
+        record.getMessage() for record in caplog.records if "gives these queues to no partition" in record.getMessage()
+    ]
+    assert lines == [
+        f"the allocation strategy gives these queues to no partition: {topic}/broker-a/1, {topic}/broker-a/2"
+    ]

@@ -1,0 +1,71 @@
+"""The listener publishes what a query has finished, as soon as Spark tells; with real queries in tests/group_live."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from rocketmq_spark.errors import ConnectionLost, OptionError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.source.listener import GroupOffsetListener
+
+END = '{"topics":{"t":{"b":{"0":5}},"u":{"b":{"0":7}}},"v":1}'
+T, U = MessageQueue("t", "b", 0), MessageQueue("u", "b", 0)
+
+
+def progress(*ends):
+    return SimpleNamespace(progress=SimpleNamespace(sources=[SimpleNamespace(endOffset=end) for end in ends]))
+
+
+@pytest.fixture
+def listening(monkeypatch):
+    def made(**options):
+        listener = GroupOffsetListener(name_server="h:1", group="g", **options)
+        published = []
+        monkeypatch.setattr(listener._publisher, "publish", published.append)
+        return listener, published
+
+    return made
+
+
+def test_a_group_is_needed():
+    with pytest.raises(OptionError, match="option 'group' is required"):
+        GroupOffsetListener(name_server="h:1")
+
+
+def test_the_end_of_a_batch_is_published(listening):
+    listener, published = listening()
+    listener.onQueryProgress(progress(END))
+    assert published == [{T: 5, U: 7}]
+
+
+def test_only_the_topics_that_are_named(listening):
+    listener, published = listening(subscribe="u")
+    listener.onQueryProgress(progress(END))
+    assert published == [{U: 7}]
+
+
+@pytest.mark.parametrize("other", ["17", "null", '{"kafka":{"0":5}}', None, '{"topics":7}'])
+def test_other_formats_are_left_alone(listening, other):
+    listener, published = listening()
+    listener.onQueryProgress(progress(other, END))
+    assert published == [{T: 5, U: 7}]
+
+
+def test_a_query_does_not_suffer_from_a_broker(listening, monkeypatch, caplog):
+    listener, _ = listening()
+
+    def refuse(positions):
+        raise ConnectionLost("no broker")
+
+    monkeypatch.setattr(listener._publisher, "publish", refuse)
+    listener.onQueryProgress(progress(END))
+    assert "the offsets of a finished batch are not published" in caplog.text
+
+
+def test_nothing_else_matters(listening):
+    listener, published = listening()
+    for call in (listener.onQueryStarted, listener.onQueryIdle, listener.onQueryTerminated):
+        call(SimpleNamespace())
+    assert published == []

@@ -1,0 +1,95 @@
+"""A group's offsets on the broker: what was finished, when it changed, and nothing without a group."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import AccessDenied, GroupNotFound
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.source.publish import Publisher
+from tests.mockbroker import MockBroker, never, ok, refuse, route
+
+A = MessageQueue("t", "broker-a", 0)
+
+
+def options(name_server, **given):
+    made = {"nameServer": name_server, "subscribe": "t", "requestTimeout": "300ms", **given}
+    return options_table.parse(made).for_role("stream source")
+
+
+@pytest.fixture
+def scripted():
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, refuse(Response.SYSTEM_ERROR, "no consumer for this group"))
+        broker.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+        yield broker
+    session.close_all()
+
+
+def stored(broker):
+    return [(c.ext["consumerGroup"], c.ext["commitOffset"]) for c in broker.seen(Request.UPDATE_CONSUMER_OFFSET)]
+
+
+def test_nothing_without_a_group(scripted):
+    Publisher(options(scripted.address)).publish({A: 5})
+    assert scripted.requests == []
+
+
+def test_only_changes_are_stored(scripted):
+    publisher = Publisher(options(scripted.address, group="g"))
+    for offset in (5, 5, 7, 7):
+        publisher.publish({A: offset})
+    assert stored(scripted) == [("g", "5"), ("g", "7")]
+
+
+def test_a_broker_that_does_not_answer_is_asked_next_time(scripted, caplog):
+    publisher = Publisher(options(scripted.address, group="g"))
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, never)
+    publisher.publish({A: 5})
+    assert "the offsets of group g are published later" in caplog.text
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+    publisher.publish({A: 5})
+    assert stored(scripted)[-1] == ("g", "5")
+
+
+def test_access_denied_is_an_error(scripted):
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.NO_PERMISSION, "no Sub on the group"))
+    with pytest.raises(AccessDenied):
+        Publisher(options(scripted.address, group="g")).publish({A: 5})
+
+
+def test_live_members_are_named(scripted, caplog):
+    scripted.on(Request.GET_CONSUMER_LIST_BY_GROUP, ok(b'{"consumerIdList":["10.0.0.1@7","10.0.0.2@8"]}'))
+    publisher = Publisher(options(scripted.address, group="g"))
+    publisher.publish({A: 5})
+    publisher.publish({A: 6})
+    assert caplog.text.count("group g has 2 live members (10.0.0.1@7, 10.0.0.2@8)") == 1
+
+
+def test_a_group_that_may_not_be_created(scripted):
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.SUBSCRIPTION_GROUP_NOT_EXIST, "no group"))
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, ok(
+        b'{"brokerAddrTable":{"broker-a":{"brokerName":"broker-a","cluster":"c","brokerAddrs":{"0":"%s"}}},'
+        b'"clusterAddrTable":{"c":["broker-a"]}}' % scripted.address.encode()
+    ))  # fmt: skip
+    scripted.on(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, refuse(Response.NO_PERMISSION, "admins only"))
+    with pytest.raises(GroupNotFound, match=r"the broker does not know group 'g'.*mqadmin updateSubGroup -g g"):
+        Publisher(options(scripted.address, group="g")).publish({A: 5})
+
+
+def test_on_a_real_broker(rocketmq, make_topic):
+    topic, group = make_topic(queues=2), f"g-{uuid.uuid4().hex[:8]}"
+    queues = [MessageQueue(topic, "broker-a", i) for i in range(2)]
+    made = options(rocketmq.name_server, subscribe=topic, group=group, requestTimeout="10s")
+    publisher = Publisher(made)
+    publisher.publish({queues[0]: 0, queues[1]: 0})
+    publisher.publish({queues[0]: 0, queues[1]: 3})
+    brokers = session.client(made).brokers
+    assert brokers.committed(group, queues, Deadline.after(10)) == {queues[0]: 0, queues[1]: 3}

@@ -1,0 +1,98 @@
+"""What travels to a task and what comes out of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.source import tasks
+from rocketmq_spark.source.schema import BASIC
+from rocketmq_spark.source.tasks import RangePartition
+from tests.reading import bodies, feed
+
+
+def options(mq, topic, **given):
+    return options_table.parse({"nameServer": mq.name_server, "subscribe": topic, **given}).for_role("batch source")
+
+
+def read(found, *ranges, addresses=()):
+    partition = pickle.loads(pickle.dumps(RangePartition(tuple(ranges), addresses)))
+    return [row for batch in tasks.read(found, BASIC, partition) for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def filled(rocketmq, make_topic):
+    topic = make_topic(queues=3)
+    return topic, feed(rocketmq, topic, 30)
+
+
+def test_ranges_come_in_the_order_of_queues_and_offsets(rocketmq, filled):
+    topic, _ = filled
+    wanted = [OffsetRange(MessageQueue(topic, "broker-a", i), a, b) for i, a, b in ((2, 0, 4), (0, 5, 10), (1, 3, 3))]
+    found = read(options(rocketmq, topic), *wanted)
+    assert [(row["queueId"], row["queueOffset"]) for row in found] == [
+        *((0, offset) for offset in range(5, 10)),
+        *((2, offset) for offset in range(4)),
+    ]
+
+
+def test_two_parts_of_one_queue(rocketmq, filled):
+    topic, _ = filled
+    queue = MessageQueue(topic, "broker-a", 0)
+    found = read(options(rocketmq, topic), OffsetRange(queue, 7, 9), OffsetRange(queue, 0, 2))
+    assert [row["queueOffset"] for row in found] == [0, 1, 7, 8]
+
+
+@pytest.mark.parametrize("known", ["right", "wrong", "none"])
+def test_addresses_are_a_hint(rocketmq, filled, known):
+    topic, sent = filled
+    addresses = {"right": rocketmq.address("broker-a"), "wrong": "127.0.0.1:1"}
+    hint = (("broker-a", addresses[known]),) if known in addresses else ()
+    ranges = [OffsetRange(MessageQueue(topic, "broker-a", i), 0, 10) for i in range(3)]
+    assert sorted(bodies(read(options(rocketmq, topic), *ranges, addresses=hint))) == sorted(sent)
+
+
+def test_a_partition_has_the_addresses_that_it_needs(rocketmq, filled):
+    topic, _ = filled
+    one = session.client(options(rocketmq, topic))
+    one.routes.get(topic)
+    known, away = (
+        OffsetRange(MessageQueue(topic, "broker-a", 0), 0, 1),
+        OffsetRange(MessageQueue(topic, "broker-z", 0), 0, 1),
+    )
+    first, second, both = tasks.partitions(one, [[known], [away], [known, away]])
+    here = (("broker-a", rocketmq.address("broker-a")),)
+    assert (first.addresses, second.addresses, both.addresses) == (here, (), here)
+    assert first.value == (known,)
+
+
+def test_topics_with_different_filters_in_one_task(rocketmq, make_topic):
+    one, two = make_topic(queues=1), make_topic(queues=1)
+    feed(rocketmq, one, 3, tags="a")
+    wanted = feed(rocketmq, one, 3, tags="b") + feed(rocketmq, two, 3, tags="a")
+    found = options(rocketmq, f"{one},{two}", tags=f'{{"{one}":"b"}}')
+    ranges = [OffsetRange(MessageQueue(topic, "broker-a", 0), 0, end) for topic, end in ((one, 6), (two, 3))]
+    assert sorted(bodies(read(found, *ranges))) == sorted(wanted)
+
+
+@pytest.mark.parametrize(("policy", "fails"), [("fail", True), ("warn", False)])
+def test_what_is_not_there_is_loss(rocketmq, filled, policy, fails):
+    topic, _ = filled
+    found = options(rocketmq, topic, failOnDataLoss=policy, readDeadline="2s")
+    wanted = OffsetRange(MessageQueue(topic, "broker-a", 0), 5, 15)
+    if fails:
+        with pytest.raises(
+            DataLossError, match=f"5 offsets cannot be read any more: {topic}/broker-a/0 offsets 10 to 15"
+        ):
+            read(found, wanted)
+    else:
+        assert [row["queueOffset"] for row in read(found, wanted)] == list(range(5, 10))
+
+
+def test_no_partition_no_rows(rocketmq, filled):
+    assert list(tasks.read(options(rocketmq, filled[0]), BASIC, None)) == []
