@@ -142,7 +142,7 @@ class Catalog:
                 if self._is_deleted(topic):
                     deleted.add(topic)
             except RocketMQError as e:
-                self._waits(e)
+                self.waits(e)
         view = self._looked(routes, Deadline.after(self._options.request_timeout), tolerant=True)
         return self._note(replace(view, deleted=frozenset(deleted)), time.monotonic() - begun)
 
@@ -151,10 +151,11 @@ class Catalog:
         try:
             return self.topics()
         except RocketMQError as e:
-            self._waits(e)
+            self.waits(e)
             return self._matched[1]
 
-    def _waits(self, error: RocketMQError) -> None:
+    def waits(self, error: RocketMQError) -> None:
+        """Note an error that time may heal, and ask for routes anew; raise any other."""
         if not error.retriable:
             raise error
         logger.warning("the stream waits: %s", error)
@@ -177,7 +178,7 @@ class Catalog:
         wanted = self._covered(wanted)
         # Statistics are the master's as long as there is one, wherever messages are read.
         read_from = "master" if self._options.read_from == "master" else "hint"
-        bounds = self.client.brokers.bounds(wanted, deadline, self._waits if tolerant else None, read_from)
+        bounds = self.client.brokers.bounds(wanted, deadline, self.waits if tolerant else None, read_from)
         brokers = (data for route in routes.values() for data in route.brokers.values())
         return View(bounds, orphans=frozenset(data.broker_name for data in brokers if not data.master))
 
@@ -219,7 +220,7 @@ class Catalog:
         try:
             return self.client.brokers.max_offsets(gone, Deadline.after(self._options.request_timeout))
         except RocketMQError as e:
-            self._waits(e)
+            self.waits(e)
             return {}
 
     def _note(self, view: View, took_s: float = 0.0) -> View:

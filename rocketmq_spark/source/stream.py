@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import BrokerNotFound, RouteNotFound
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
@@ -57,6 +57,19 @@ class Stream:
         """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
         self._open(begin)
         self._publisher.publish(begin.positions)
+        deadline = Deadline.after(self._options.read_deadline)
+        while True:
+            try:
+                return self._planned(begin, wanted)
+            except RocketMQError as e:
+                if not e.retriable or (self._frozen is not None and deadline.expired):
+                    raise
+                self._catalog.waits(e)
+            time.sleep(0.2)
+            if self._frozen is None:
+                return begin
+
+    def _planned(self, begin: Offsets, wanted: Wanted) -> Offsets:
         view = self._view(begin)
         moved = self._moved(begin, view)
         ends = self._ends(view)
@@ -146,7 +159,7 @@ class Stream:
 
     def _same_topics(self, start: Offsets, view: View, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """Without the ranges of topics that were made again while the query was down: their offsets mean other messages."""
-        suspected = recreation.suspects(start, view.bounds, {r.queue for r in ranges})
+        suspected = recreation.suspects(start, _of_masters(view), {r.queue for r in ranges})
         group, client = self._options.group, self._catalog.client
         gone = set(recreation.recreated(client, group, start.positions, suspected, self._deadline()))
         lost = [(r, Cause.WENT_BACK) for r in ranges if r.queue in gone]
@@ -229,7 +242,7 @@ class Stream:
 
     def _recreated(self, found: Offsets, view: View) -> Iterable[MessageQueue]:
         moving = {q for q, b in view.bounds.items() if b.max_offset > found.positions.get(q, b.max_offset)}
-        suspected = recreation.suspects(found, view.bounds, moving)
+        suspected = recreation.suspects(found, _of_masters(view), moving)
         first, self._compared = not self._compared, True
         if len(suspected) > _CHECKED_QUEUES and not (first and self._initial is None):
             return []
@@ -238,10 +251,20 @@ class Stream:
 
     def _sample(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
         offset = max(begin.positions.get(queue, minimum), minimum)
-        return self._catalog.client.brokers.sample(self._options.group, queue, offset, self._deadline())
+        try:
+            return self._catalog.client.brokers.sample(self._options.group, queue, offset, self._deadline())
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            return 0, 0  # what was learnt before has to do
 
     def _deadline(self) -> Deadline:
         return Deadline.after(10 * self._options.request_timeout)
+
+
+def _of_masters(view: View) -> planner.Bounds:
+    """The bounds that masters tell. Where only slaves live nobody can be asked whether a topic was made again."""
+    return {queue: bounds for queue, bounds in view.bounds.items() if queue.broker_name not in view.orphans}
 
 
 def _trusted(view: View, begin: Offsets) -> View:

@@ -1,0 +1,138 @@
+"""Source and sink through the Remoting port of a Proxy in cluster mode, given as name server: no broker is ever dialled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from rocketmq_spark import session
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message
+from rocketmq_spark.remoting import endpoint
+from tests.mockbroker import eventually
+from tests.reading import Run, bodies, data_source, feed, names, post, read
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[LocalBroker]:
+    with LocalBroker(proxy=True, quiet=True) as mq:
+        yield mq
+
+
+@pytest.fixture
+def topic(proxied: LocalBroker) -> str:
+    (name,) = names(1, "through")
+    proxied.create_topic(name, 4)
+    eventually(lambda: len(known(proxied, name)) == 4, 30)
+    return name
+
+
+def known(mq: LocalBroker, topic: str) -> list[object]:
+    """The queues of a topic as the Proxy tells them: it keeps routes for a while."""
+    try:
+        return list(Run(mq.proxy_server, subscribe=topic, numRetries=0, startingOffsets="earliest").positions)
+    except RocketMQError:
+        return []
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Every address that is connected to while the test runs; there is at least one."""
+    session.close_all()
+    found: set[str] = set()
+    connect = endpoint.socket.create_connection
+
+    def noted(address: tuple[str, int], *args: object, **how: object) -> object:
+        found.add(f"{address[0]}:{address[1]}")
+        return connect(address, *args, **how)
+
+    monkeypatch.setattr(endpoint.socket, "create_connection", noted)
+    yield found
+    session.close_all()
+
+
+@pytest.fixture
+def only_the_proxy(proxied: LocalBroker, dialled: set[str]) -> Callable[[], None]:
+    def check() -> None:
+        assert dialled == {proxied.proxy_server}
+        assert proxied.address("broker-a") not in dialled
+
+    return check
+
+
+def test_batches(proxied, topic, only_the_proxy):
+    sent = feed(proxied.proxy_server, topic, 400)
+    found = read(proxied.proxy_server, subscribe=topic)
+    assert sorted(bodies(found)) == sorted(sent)
+    assert {row["brokerName"] for row in found} == {"broker-a"}
+    assert {row["queueId"] for row in found} == {0, 1, 2, 3}
+    only_the_proxy()
+
+
+def test_streams_and_their_group(proxied, topic, only_the_proxy):
+    group = f"g-{topic}"
+    proxied.admin.create_group(group)
+    ends = proxied.proxy_server
+    run = Run(ends, subscribe=topic, startingOffsets="earliest", group=group, maxOffsetsPerTrigger=60)
+    sent = feed(ends, topic, 200)
+    run.drain(sent)
+    run.latest()
+    sent += feed(ends, topic, 20)
+    again = Run(ends, run.offset, subscribe=topic, group=group)
+    again.drain(sent[200:])
+    assert sorted(run.read + again.read) == sorted(sent)
+    again.latest()
+    only_the_proxy()
+    stored = proxied.admin.brokers.committed(group, list(again.positions), Deadline.after(10))
+    assert stored == again.positions
+
+
+def test_positions(proxied, topic, only_the_proxy):
+    sent = feed(proxied.proxy_server, topic, 20)
+    ends = proxied.proxy_server
+    assert set(bodies(read(ends, subscribe=topic, startingTimestamp=0))) == set(sent)
+    with pytest.raises(OffsetError):
+        read(ends, subscribe=topic, startingTimestamp="2100-01-01")
+    run = Run(ends, available_now=True, subscribe=topic, startingOffsets="earliest")
+    run.batch()
+    assert sorted(run.read) == sorted(sent)
+    only_the_proxy()
+
+
+def test_tags_are_filtered_exactly(proxied, topic, only_the_proxy):
+    made = dict(zip(names(4), ("Aa", "BB", "c", None), strict=True))
+    post(proxied.proxy_server, [Message(topic, body.encode(), tags=tag) for body, tag in made.items()])
+    found = read(proxied.proxy_server, subscribe=topic, tags="Aa || c")
+    assert set(bodies(found)) == {body for body, tag in made.items() if tag in ("Aa", "c")}
+    only_the_proxy()
+
+
+def test_the_sink(proxied, topic, only_the_proxy):
+    source, _ = data_source({"nameServer": proxied.proxy_server, "topic": topic})
+    made = names(50)
+    schema = StructType([StructField("body", BinaryType()), StructField("tags", StringType())])
+    writer = source.writer(schema, overwrite=False)
+    batch = pa.RecordBatch.from_pydict({"body": [body.encode() for body in made], "tags": ["t"] * 50})
+    writer.commit([writer.write(iter([batch]))])
+    found = read(proxied.proxy_server, subscribe=topic)
+    assert sorted(bodies(found)) == sorted(made)
+    assert {row["tags"] for row in found} == {"t"}
+    only_the_proxy()
+
+
+def test_what_a_proxy_does_not_pass_is_refused_with_the_reason(proxied, topic, only_the_proxy):
+    ends = proxied.proxy_server
+    with pytest.raises(OptionError, match="'subscribePattern' cannot be used here") as e:
+        read(ends, subscribePattern="t.*")
+    assert "Proxy" in str(e.value)
+    with pytest.raises(OptionError, match="'sql' cannot be used here") as e:
+        read(ends, subscribe=topic, sql="a = 1")
+    assert "Proxy" in str(e.value)
+    with pytest.raises(RouteNotFound, match="no-such-topic"):
+        read(ends, subscribe="no-such-topic", numRetries=0)
+    only_the_proxy()

@@ -1,0 +1,80 @@
+"""A master that dies while its slave lives: reading goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire import rpc
+from tests.mockbroker import eventually
+from tests.reading import Run, bodies, feed, positions, read, rows
+
+SHORT = {"requestTimeout": "1s", "numRetries": 3}
+
+
+@pytest.fixture
+def pair() -> Iterator[LocalBroker]:
+    """A master and a slave that may be killed; topic ``orders``."""
+    with LocalBroker(slaves=1, quiet=True) as mq:
+        mq.create_topic("orders", 4)
+        yield mq
+
+
+def copied(mq: LocalBroker, topic: str, total: int) -> None:
+    """Wait until the slave has so many messages of a topic."""
+    calls, slave = mq.admin.brokers.calls, mq.address(mq.slaves[0])
+
+    def has() -> int:
+        asked = [rpc.GET_MAX_OFFSET.request(topic=topic, queueId=i, bname="broker-a") for i in range(4)]
+        answers = [calls.ask(slave, one, Deadline.after(5)) for one in asked]
+        return sum(rpc.GET_MAX_OFFSET.answer(answer)["offset"] for answer in answers)
+
+    eventually(lambda: has() >= total, 60)
+
+
+def test_a_killed_master_with_a_slave_goes_on_being_read(pair):
+    first = feed(pair, "orders", 40)
+    runs = {
+        where: Run(pair, subscribe="orders", startingOffsets="earliest", readFrom=where, **SHORT)
+        for where in ("hint", "slave")
+    }
+    for run in runs.values():
+        run.drain(first)
+    second = feed(pair, "orders", 40)
+    copied(pair, "orders", 80)
+    eventually(lambda: all(sum(positions(run.latest()).values()) == 80 for run in runs.values()), 30)
+    planned = {where: run.latest() for where, run in runs.items()}
+    tasks = {where: run.plan(planned[where]) for where, run in runs.items()}
+    pair.kill("broker-a")
+    # A batch that was planned while the master lived ...
+    for where, run in runs.items():
+        assert set(bodies(rows(run.reader, tasks[where]))) == set(second)
+    # ... a stream that goes on, one that starts again, and a batch.
+    for run in runs.values():
+        run.drain(second)
+        assert sorted(run.read) == sorted([*first, *second])
+        assert run.batch() == []
+        again = Run(pair, run.offset, subscribe="orders", readFrom="hint", **SHORT)
+        assert again.batch() == []
+    assert sorted(bodies(read(pair, subscribe="orders", **SHORT))) == sorted([*first, *second])
+    pair.restart("broker-a")
+    third = feed(pair, "orders", 40)
+    for run in runs.values():
+        run.drain(third)
+        assert sorted(run.read) == sorted([*first, *second, *third])
+
+
+def test_master_only_waits_for_the_master(pair):
+    sent = feed(pair, "orders", 40)
+    run = Run(pair, subscribe="orders", startingOffsets="earliest", readFrom="master", **SHORT)
+    run.drain(sent)
+    copied(pair, "orders", 40)
+    pair.kill("broker-a")
+    assert run.batch() == []
+    assert set(run.positions) == {MessageQueue("orders", "broker-a", i) for i in range(4)}
+    pair.restart("broker-a")
+    run.drain(feed(pair, "orders", 4))
