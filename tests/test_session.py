@@ -10,7 +10,7 @@ from rocketmq_spark import options, session
 from rocketmq_spark.client.calls import Credentials
 from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import Producer
 from rocketmq_spark.wire import rpc
@@ -178,6 +178,15 @@ def test_settings_of_a_producer_come_from_its_options():
     assert (settings.send_latency_fault, settings.store_must_be_ok, settings.batch_max_delay_ms) == (True, True, 20)
     plain = session.producer_settings(parsed("producer", group="g"))
     assert (plain.send_latency_fault, plain.auto_batch, plain.batch_max_delay_ms) == (False, False, None)
+    assert plain.environment is None
+
+
+def test_a_producer_stays_in_the_environment_of_its_options(rocketmq, topic):
+    given = {"name_server": rocketmq.name_server, "group": "g_environment"}
+    with Producer(environment="2", environments="4", **given) as producer:
+        assert {producer.send(Message(topic, b"x")).queue.queue_id for _ in range(8)} == {1, 5}
+    with pytest.raises(OptionError, match="option 'environments' needs option 'environment'"):
+        Producer(environments="4", **given)
 
 
 def test_settings_of_pulls_come_from_the_options():

@@ -21,6 +21,8 @@ from rocketmq_spark.errors import (
     LocalProtocolError,
     OptionError,
     RocketMQError,
+    ServerFault,
+    ServiceNotAvailable,
 )
 from rocketmq_spark.wire import acl
 from rocketmq_spark.wire.header import Command
@@ -167,3 +169,10 @@ def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Part
     calls = Calls(parts.pool, namespace="ns")
     assert (calls.on_wire("t"), calls.on_wire("%RETRY%g")) == ("ns%t", "%RETRY%ns%g")
     assert parts.calls.on_wire("t") == "t"
+
+
+def test_a_broker_that_takes_no_sends_yet_is_told_apart_from_its_exceptions() -> None:
+    """The same code 1; only the remark differs (broker-lab.md, 8, row 3b)."""
+    soon = refused(Command(Response.SYSTEM_ERROR, remark="broker unable to service, until 2099-01-01"), "a:1")
+    assert (type(soon), soon.retriable) == (ServiceNotAvailable, True)
+    assert type(refused(Command(Response.SYSTEM_ERROR, remark="NullPointerException"), "a:1")) is ServerFault

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, SendFailed
-from rocketmq_spark.model import Message
+from rocketmq_spark.model import Message, SendRequest, SendResult
+from rocketmq_spark.producer.delivery import Delivery, Parcel
 from rocketmq_spark.producer.faults import RELEASE_4, tables
 from rocketmq_spark.producer.producer import Producer
-from tests.producer.scripted import Bench, refused
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import Topics
+from tests.producer.scripted import Bench, ManualClockwork, refused
 from tests.queues import qs
 
 M = Message("T", b"x")
@@ -137,3 +141,54 @@ def test_0_15_a_route_change_starts_a_new_index(bench: Bench) -> None:
     producer.send(M)
     counts = Counter(producer.send(M).queue for _ in range(40))
     assert counts == dict.fromkeys(qs("c:0-3"), 10)
+
+
+def parts(bench: Bench, **settings: Any) -> Delivery:
+    given = ProducerSettings(group="g", **{"retries": None, "pinned_retries": None, **settings})
+    return Delivery(bench.sender, Topics(bench.sender, given), given, ManualClockwork(bench.time))
+
+
+def parcel(**how: Any) -> Parcel:
+    return Parcel("T", SendRequest("g", b"x"), Deadline.after(10), **how)
+
+
+def test_a_narrowed_parcel_goes_to_what_is_left_at_random_and_pauses_between_attempts(bench: Bench) -> None:
+    delivery = parts(bench)
+    only_a = lambda queues: [q for q in queues if q.broker_name == "a"]  # noqa: E731
+    for _ in range(60):
+        delivery.send(parcel(narrow=only_a))
+    assert {queue.broker_name for _, queue, _ in bench.sender.calls} == {"a"}
+    assert {queue.queue_id for _, queue, _ in bench.sender.calls} == {0, 1}
+    bench.sender.script = [refused(Response.SYSTEM_BUSY)] * 3
+    begin = bench.time.now
+    delivery.send(parcel(narrow=only_a))
+    assert bench.time.now > begin, "other brokers of the topic are no reason not to wait"
+
+
+def test_time_in_a_lane_does_not_count(bench: Bench) -> None:
+    delivery = parts(bench)
+    queue, outcomes = qs("a:0")[0], []
+    for _ in range(2):
+        one = parcel(pinned=queue, lane=queue, timeout_s=10.0, done=outcomes.append)
+        bench.sender.script.append(None)
+        delivery.enqueue(one)
+    delivery.pump()
+    bench.time.advance(9.0)
+    bench.sender.answer()
+    bench.time.advance(0.5)
+    assert bench.sender.deadlines[-1] > 9.0
+    bench.time.advance(5.0)
+    bench.sender.answer()
+    assert [type(outcome) for outcome in outcomes] == [SendResult] * 2
+
+
+def test_the_window_may_be_widened(bench: Bench) -> None:
+    delivery = parts(bench, max_in_flight=1)
+    bench.sender.script = [None] * 5
+    for _ in range(4):
+        delivery.enqueue(parcel())
+    delivery.pump()
+    assert len(bench.sender.waiting) == 1
+    delivery.widen(3)
+    delivery.pump()
+    assert len(bench.sender.waiting) == 3

@@ -91,3 +91,17 @@ def test_3_3_an_environment_sees_its_own_queues_only(sender: ScriptedSender) -> 
     assert known.queues("T", SOON, refresh=True) is found
     with pytest.raises(OptionError, match="'environments' is 9"):
         topics(sender, environment=Environment.of(9, 9)).queues("T", SOON)
+
+
+def test_3_3_positions_of_environments_count_queues_that_take_no_writes(sender: ScriptedSender) -> None:
+    """Sorted, a:2 and a:3 lie before b:0: without them environment 3 would be b:0, which environment 5 reads."""
+    sender.read_only = tuple(qs("a:2-3"))
+    assert names(list(topics(sender, environment=Environment.of(5)).queues("T", SOON))) == "b:0"
+    with pytest.raises(OptionError, match=r"owns T/a/2, none of which takes messages now"):
+        topics(sender, environment=Environment.of(3)).queues("T", SOON)
+
+
+def test_an_environment_of_a_topic_that_is_yet_to_be_made(sender: ScriptedSender) -> None:
+    sender.routes["TBW102"] = tuple(qs("a:0-3", "TBW102"))
+    known = topics(sender, environment=Environment.of(2))
+    assert names(list(known.queues("new", SOON))) == "a:1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from pyspark import cloudpickle
 
 from rocketmq_spark.datasource import RocketMQDataSource
 from rocketmq_spark.errors import OptionError, RouteNotFound
+from rocketmq_spark.sink import writers
 from rocketmq_spark.sink.report import Written
 from tests.schemas import struct
 
@@ -76,3 +78,12 @@ def test_overwriting_is_refused(broker_cluster, topic, kind):
 def test_a_topic_that_does_not_exist_is_told_before_any_task(broker_cluster, kind):
     with pytest.raises(RouteNotFound, match="knows no such topic"):
         getattr(source(broker_cluster.name_server, topic="no-such-topic"), kind)(SCHEMA, False)
+
+
+@pytest.mark.parametrize(("attempt", "warned"), [(0, False), (1, True)])
+def test_a_later_attempt_says_that_rows_may_be_there_twice(writer, caplog, monkeypatch, attempt, warned):
+    """The planner sees no Spark configuration; the task knows its attempt."""
+    task = SimpleNamespace(attemptNumber=lambda: attempt, partitionId=lambda: 3)
+    monkeypatch.setattr(writers, "TaskContext", SimpleNamespace(get=lambda: task))
+    writer.write(iter([]))
+    assert ("attempt 1 of partition 3 sends its rows again (a failure, or spark.speculation)" in caplog.text) == warned
