@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from rocketmq_spark.codes import Request, Response, SysFlag
+from rocketmq_spark.codes import VERSION, Request, Response, SysFlag
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -349,3 +349,14 @@ class TestRealBroker:
             return parts.sender.send(queue, request, parts.soon).status is SendStatus.SEND_OK
         except ConnectionLost:
             return False
+
+
+def test_versions_of_brokers_and_queues_to_read(real: Parts, broker_cluster: LocalBroker, topic: str) -> None:
+    broker_cluster.admin.create_topic(topic, read_queues=8, write_queues=3)
+    assert real.sender.versions(topic, real.soon) == {broker_cluster.brokers[0]: VERSION}
+    assert [queue.queue_id for queue in real.sender.all_queues(topic, real.soon)] == list(range(8))
+
+
+def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_MAX_OFFSET, mb.close)
+    assert parts.sender.versions("t", parts.soon) == {}
