@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: demo test check soak bench docs clean java
+.PHONY: demo test test-4.2 source-4.2 check soak bench docs clean java
 .NOTPARALLEL:
 
 demo: java $(READY)
@@ -14,11 +14,18 @@ demo: java $(READY)
 test: java check
 	@$(PYTEST) --complete $(OPTIONS)
 
+# The source on the oldest PySpark that is supported, in an environment of its own.
+test-4.2: java
+	@PIP_CONSTRAINT=$(CURDIR)/tests/pyspark-4.2.txt $(MAKE) --no-print-directory VENV=.venv-4.2 source-4.2
+
+source-4.2: $(READY)
+	@$(PYTEST) tests/source tests/options_live tests/growth_live tests/spark/test_read.py tests/spark/test_restart.py tests/spark/test_source_together.py
+
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
 soak: java $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/loss_live tests/growth_live
 
 bench: java $(READY)
 	@$(BIN)/python -m benchmarks
