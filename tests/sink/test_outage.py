@@ -13,12 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
+from rocketmq_spark.producer.pending import Outcome
 from rocketmq_spark.sink import task
 from rocketmq_spark.wire.messages import decode_batch
+from tests.broker.recording import RecordingSender
 from tests.mockbroker import Call, Command, MockBroker, never, ok, refuse, route
 from tests.scale import scaled
 from tests.sink.live import Writes, bodies, frame, numbered, sink_options, stored, writes
@@ -179,38 +183,59 @@ def two(pair: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> Writes:
     return Writes(pair.name_server, monkeypatch)
 
 
-def flowing(seconds: float, at: float, strike: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
-    """A few rows every 20 ms, and ``strike`` once after ``at`` seconds."""
-    begin, pause = Deadline.after(seconds), threading.Event()
-    struck = False
+def flowing(strike: Callable[[], Any], over: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
+    """A few rows every 20 ms until it is ``over``, and ``strike`` once after 25 of them."""
+    pause, limit = threading.Event(), Deadline.after(100.0)
     for number in itertools.count():
         yield frame(body=numbered(5, number * 5))
-        if not struck and begin.remaining() < seconds - at:
-            struck = True
+        if number == 25:
             strike()
-        if begin.expired:
+        if number > 25 and (over() or limit.expired):
             return
         pause.wait(0.02)
+
+
+class Noting(RecordingSender):
+    """Keeps when a broker failed and when it acknowledged."""
+
+    def __init__(self, client: session.Client) -> None:
+        super().__init__(client)
+        self.outcomes: list[tuple[float, str, bool]] = []
+
+    def send_async(
+        self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Callable[[Outcome], None]
+    ) -> None:
+        def noted(outcome: Outcome) -> None:
+            self.outcomes.append((time.monotonic(), queue.broker_name, isinstance(outcome, SendResult)))
+            done(outcome)
+
+        super().send_async(queue, request, deadline, noted)
+
+    def times(self, broker: str, good: bool) -> list[float]:
+        return [at for at, name, was in self.outcomes if (name, was) == (broker, good)]
 
 
 def test_a_killed_broker_gets_no_send_while_it_is_isolated_and_returns(
     pair: LocalBroker, pair_topic: str, two: Writes
 ) -> None:
-    killed: list[float] = []
+    two.kind = Noting
 
     def kill() -> None:
-        killed.append(time.monotonic())
         pair.kill("broker-a")
         threading.Timer(2.0, pair.restart, ("broker-a",)).start()
 
-    flow = flowing(12.0, 0.5, kill)
-    done = two.stream(flow, frame(body=["x"]).schema, topic=pair_topic, latencyMax="500ms", notAvailableDuration="4s")
-    assert two.sender is not None
-    to_a = [at - killed[0] for at, queue, _ in two.sender.sends if queue.broker_name == "broker-a" and at > killed[0]]
-    first = min(to_a)
-    between = [at for at in to_a if first + 0.3 < at < first + 3.7]
-    assert not between, "isolated for four seconds after the first failure"
-    assert max(to_a) > 4, "it is used again"
+    def used_again() -> bool:
+        assert isinstance(two.sender, Noting)
+        failed, good = two.sender.times("broker-a", False), two.sender.times("broker-a", True)
+        return bool(failed and good) and max(good) > max(failed)
+
+    given = {"latencyMax": "500ms", "notAvailableDuration": "4s"}
+    done = two.stream(flowing(kill, used_again), frame(body=["x"]).schema, topic=pair_topic, **given)
+    assert used_again()
+    assert isinstance(two.sender, Noting)
+    failed = min(two.sender.times("broker-a", False))
+    spared = [at for at, queue, _ in two.sender.sends if queue.broker_name == "broker-a" and at > failed]
+    assert not [at - failed for at in spared if failed + 0.5 < at < failed + 3.9]
     assert done.brokers["broker-a"].failures >= 1
     found = bodies(stored(pair, pair_topic, done.rows))
     assert set(numbered(done.rows)) <= set(found)
@@ -229,10 +254,13 @@ def test_send_latency_fault_spares_a_frozen_broker(
         timers.append(threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)))
         timers[-1].start()
 
+    def thawed() -> bool:
+        return timers[0].finished.is_set()
+
     given = {"latencyMax": "500ms", "notAvailableDuration": "6s", "sendTimeout": "3s", "maxInFlight": 2}
     try:
         done = two.stream(
-            flowing(4.0, 0.3, freeze), frame(body=["x"]).schema, topic=pair_topic, sendLatencyFault=fault, **given
+            flowing(freeze, thawed), frame(body=["x"]).schema, topic=pair_topic, sendLatencyFault=fault, **given
         )
     finally:
         for timer in timers:
