@@ -1,0 +1,55 @@
+"""Spark Connect: a real server, a client that has no JVM, and our source and sink between them."""
+
+from __future__ import annotations
+
+from tests.reading import bodies, feed, read
+
+SCRIPT = """
+    import os
+    from tests.fix_spark import CONF
+    from pyspark.sql import SparkSession
+
+    name_server, topic, out, folder = sys.argv[1:]
+    builder = SparkSession.builder.remote("local[2]")
+    for name, value in CONF.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
+
+    def texts(frame):
+        return sorted(row[0] for row in frame.selectExpr("cast(body as string)").collect())
+
+    source = dict(nameServer=name_server, subscribe=topic)
+    report(texts(spark.read.format("rocketmq").options(**source).load()))
+
+    frame = spark.createDataFrame([(f"written-{i}",) for i in range(20)], "body string")
+    frame.write.format("rocketmq").option("nameServer", name_server).option("topic", out).mode("append").save()
+    report(texts(spark.read.format("rocketmq").options(nameServer=name_server, subscribe=out).load()))
+
+    stream = spark.readStream.format("rocketmq").options(**source, startingOffsets="earliest", maxOffsetsPerTrigger=8)
+    writer = stream.load().select("body").writeStream.format("rocketmq").option("nameServer", name_server)
+    writer = writer.option("topic", out).option("checkpointLocation", folder).trigger(availableNow=True)
+    finish(writer.start())
+    report(texts(spark.read.format("rocketmq").options(nameServer=name_server, subscribe=out).load()))
+
+    try:
+        spark.read.format("rocketmq").options(nameServer=name_server, subscribe=topic + "x").load().collect()
+    except Exception as e:
+        report(str(e))
+    spark.stop()
+"""
+
+
+def test_a_connect_session_reads_writes_and_streams(rocketmq, topic, make_topic, run_script, tmp_path):
+    out = make_topic(queues=2)
+    sent = feed(rocketmq, topic, 24)
+    done = run_script(SCRIPT, rocketmq.name_server, topic, out, tmp_path / "checkpoint")
+    assert done.code == 0, done.err[-4000:]
+    written = [f"written-{i}" for i in range(20)]
+    found, stored, streamed, error = done.reports
+    assert found == sorted(sent)
+    assert stored == sorted(written)
+    assert streamed == sorted([*written, *sent])
+    assert "ROCKETMQ_ROUTE_NOT_FOUND" in error
+    assert topic in error
+    assert sorted(bodies(read(rocketmq, subscribe=out))) == streamed

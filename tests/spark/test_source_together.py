@@ -1,0 +1,218 @@
+"""The source among other things of Spark: SQL, several clusters in one query, watermarks, progress, triggers, idle time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as f
+
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message
+from tests.fix_spark import finish, wait_until
+from tests.reading import bodies, feed, names, post, read
+from tests.spark import pipelines
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[LocalBroker]:
+    """A second cluster, which closes connections that are idle for three seconds."""
+    with LocalBroker(conf={"serverChannelMaxIdleTimeSeconds": 3}, quiet=True) as mq:
+        yield mq
+
+
+def texts(frame) -> list[str]:
+    return sorted(row[0] for row in frame.selectExpr("cast(body as string)").collect())
+
+
+@pytest.fixture
+def numbered(rocketmq, topic):
+    """Forty messages with properties and tags."""
+    made = names(40)
+    post(
+        rocketmq,
+        [
+            Message(topic, body.encode(), tags=("even", "odd")[n % 2], properties={"n": str(n)} if n else None)
+            for n, body in enumerate(made)
+        ],
+    )
+    return made
+
+
+def test_sql_views_with_options(spark, rocketmq, topic, numbered):
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW messages USING rocketmq OPTIONS "
+        f"(nameServer '{rocketmq.name_server}', subscribe '{topic}', propertyColumns 'n:int')"
+    )
+    found = spark.sql("SELECT cast(body AS string), n FROM messages WHERE n >= 30 ORDER BY n").collect()
+    assert [(row[0], row[1]) for row in found] == [(numbered[n], n) for n in range(30, 40)]
+    assert spark.sql("SELECT count(*) FROM messages").first()[0] == 40
+    spark.catalog.dropTempView("messages")
+
+
+def test_options_of_one_read_of_a_table(spark, rocketmq, topic, numbered):
+    spark.sql("CREATE TABLE rocketmq_messages USING rocketmq OPTIONS (nameServer 'x:1', subscribe 'nothing')")
+    try:
+        found = spark.sql(
+            f"SELECT cast(body AS string) FROM rocketmq_messages WITH ('nameServer' = '{rocketmq.name_server}', "
+            f"'subscribe' = '{topic}', 'tags' = 'odd')"
+        ).collect()
+        assert {row[0] for row in found} == set(numbered[1::2])
+    finally:
+        spark.sql("DROP TABLE rocketmq_messages")
+
+
+PREDICATES = [
+    "tags = 'odd'",
+    "tags IN ('odd', 'none')",
+    "tags <> 'odd'",
+    "tags IS NULL",
+    "tags = 'odd' OR n = 4",
+    "tags = 'a || b'",
+    "n > 20",
+    "n = 7 AND tags = 'odd'",
+    "n IS NULL",
+    "n <=> NULL",
+    "queueId IN (1, 2)",
+    "queueId = 3 AND queueOffset >= 2",
+    "queueOffset < 2",
+    "queueOffset > 2 AND queueOffset <= 4",
+    "queueOffset = 3 OR queueId = 0",
+    "topic = 'another'",
+    "brokerName = 'broker-a'",
+    "storeTimestamp >= timestamp'2020-01-01 00:00:00'",
+    "storeTimestamp < timestamp'2020-01-01 00:00:00'",
+    "storeTimestamp BETWEEN timestamp'2020-01-01' AND timestamp'2100-01-01'",
+    "bornTimestamp > timestamp'2020-01-01'",
+    "NOT (tags = 'odd')",
+    "tags LIKE 'od%' AND queueOffset > 1",
+]
+
+
+def test_pushed_predicates_never_change_a_row(spark, rocketmq, topic, numbered):
+    def found() -> list[list[str]]:
+        frame = pipelines.read(spark, rocketmq.name_server, topic, propertyColumns="n:int")
+        one = None
+        for number, predicate in enumerate(PREDICATES):
+            part = frame.where(predicate).selectExpr(f"{number} number", "cast(body as string) body")
+            one = part if one is None else one.union(part)
+        rows = one.collect()
+        return [sorted(row["body"] for row in rows if row["number"] == i) for i in range(len(PREDICATES))]
+
+    plain = found()
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        assert found() == plain
+        pruned = pipelines.read(spark, rocketmq.name_server, topic).where("queueId = 3 and queueOffset < 2")
+        assert pruned.rdd.getNumPartitions() == 1
+        assert pruned.count() == 2
+        none = pipelines.read(spark, rocketmq.name_server, topic).where("queueOffset > 1000")
+        assert none.count() == 0
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert plain[0] == sorted(numbered[1::2])
+    assert plain[3] == []
+    assert plain[8] == [numbered[0]]
+
+
+def test_two_clusters_in_one_query(spark, rocketmq, topic, numbered, other):
+    """Join, union and self-join of batches, and a stream of one cluster that is written to the other."""
+    (there,) = names(1, "there")
+    other.create_topic(there, 2)
+    post(other, [Message(there, body.encode(), tags="copy") for body in numbered[:10]])
+    ours = pipelines.read(spark, rocketmq.name_server, topic)
+    theirs = pipelines.read(spark, other.name_server, there)
+    assert texts(ours.alias("a").join(theirs.alias("b"), "body").select("a.body")) == sorted(numbered[:10])
+    assert texts(ours.select("body").union(theirs.select("body"))) == sorted([*numbered, *numbered[:10]])
+    assert texts(ours.alias("a").join(ours.alias("b"), "msgId").select("a.body")) == sorted(numbered)
+
+
+def test_streams_of_two_clusters_in_one_query(spark, rocketmq, topic, numbered, other, tmp_path):
+    there, out = names(2, "there")
+    other.create_topic(there, 2)
+    other.create_topic(out, 2)
+    theirs = feed(other, there, 20)
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 10}
+    both = (
+        pipelines.read_stream(spark, rocketmq.name_server, topic, **options)
+        .select("body")
+        .union(pipelines.read_stream(spark, other.name_server, there, **options).select("body"))
+    )
+    writer = both.writeStream.format("rocketmq").option("nameServer", other.name_server).option("topic", out)
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    finish(query)
+    assert set(bodies(read(other, subscribe=out))) == {*numbered, *theirs}
+
+
+def test_a_watermark_on_the_born_time(spark, rocketmq, topic, tmp_path):
+    sent = feed(rocketmq, topic, 20)
+    frame = pipelines.read_stream(spark, rocketmq.name_server, topic, startingOffsets="earliest")
+    seen = frame.withWatermark("bornTimestamp", "10 seconds").groupBy(f.window("bornTimestamp", "1 hour")).count()
+    query = (
+        seen.writeStream.outputMode("complete").format("memory").queryName("born")
+        .option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    )  # fmt: skip
+    finish(query)
+    assert sum(row["count"] for row in spark.table("born").collect()) == len(sent)
+    assert "watermark" in query.lastProgress["eventTime"]
+
+
+def test_progress_shows_the_end_of_the_queues_and_trigger_once_ignores_caps(spark, rocketmq, topic, tmp_path):
+    sent = feed(rocketmq, topic, 40)
+    frame = pipelines.read_stream(
+        spark, rocketmq.name_server, topic, startingOffsets="earliest", maxOffsetsPerTrigger=16
+    )
+
+    def query(**trigger):
+        writer = frame.selectExpr("cast(body as string)").writeStream.format("text")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(**trigger)
+        return writer.start(str(tmp_path / "out"))
+
+    running = query(processingTime="1 hour")
+    wait_until(running, lambda: running.lastProgress and running.lastProgress["numInputRows"])
+    running.stop()
+    (source,) = running.lastProgress["sources"]
+    assert sum(_flat(source["latestOffset"])) == 40
+    assert sum(_flat(source["endOffset"])) == 16
+    once = query(once=True)
+    finish(once)
+    assert [p["numInputRows"] for p in once.recentProgress if p["numInputRows"]] == [24]
+    assert sorted(row[0] for row in spark.read.text(str(tmp_path / "out")).collect()) == sorted(sent)
+
+
+def _flat(offset: object) -> list[int]:
+    found = json.loads(offset) if isinstance(offset, str) else offset
+    return [value for brokers in found["topics"].values() for queues in brokers.values() for value in queues.values()]
+
+
+def test_kinesis_sql_96_idle_past_every_close_of_idle_connections(spark, other, tmp_path):
+    """Past the broker's close (three seconds here) and past the 60 s after which Spark ends idle workers."""
+    (topic,) = names(1, "quiet")
+    other.create_topic(topic, 2)
+    frame = pipelines.read_stream(spark, other.name_server, topic, startingOffsets="earliest", group=f"g-{topic}")
+    query = (
+        frame.selectExpr("cast(body as string)").writeStream.format("text")
+        .option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(tmp_path / "out"))
+    )  # fmt: skip
+    try:
+        sent = feed(other, topic, 10)
+        wait_until(query, lambda: committed(spark, tmp_path / "out") >= set(sent))
+        until = time.monotonic() + 65
+        wait_until(query, lambda: time.monotonic() > until, 80)
+        sent += feed(other, topic, 10)
+        wait_until(query, lambda: committed(spark, tmp_path / "out") >= set(sent))
+    finally:
+        query.stop()
+    assert sorted(row[0] for row in spark.read.text(str(tmp_path / "out")).collect()) == sorted(sent)
+
+
+def committed(spark, folder: Path) -> set[str]:
+    """What the file sink has committed, read without Spark."""
+    found: set[str] = set()
+    for entry in folder.glob("_spark_metadata/[0-9]*"):
+        for line in entry.read_text().splitlines()[1:]:
+            found |= set(Path(json.loads(line)["path"].removeprefix("file://")).read_text().split())
+    return found
