@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.scale import SCALE
 
@@ -15,7 +15,7 @@ NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
 PROCESSES = {"broker", "cli", "localbroker", "notebooks", "spark", "witness", "test_packaging.py", "test_testing.py"}
 # A busy machine takes its time: examples have no deadline of their own, tests have pytest's. What has passed passes again
 # tomorrow; new examples are looked for with full counts.
-settings.register_profile("house", deadline=None, derandomize=SCALE < 1)
+settings.register_profile("house", deadline=None, derandomize=SCALE < 1, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 
 _seen = pytest.StashKey[Counter[str]]()
