@@ -40,7 +40,7 @@ class RocketMQDataSource(DataSource):
         from rocketmq_spark.source import pushdown
         from rocketmq_spark.source.readers import PrunedReader, RocketMQReader
 
-        kind = PrunedReader if pushdown.enabled() else RocketMQReader
+        kind = PrunedReader if self._parsed.predicate_pushdown and pushdown.enabled() else RocketMQReader
         return kind(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:

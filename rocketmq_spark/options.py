@@ -24,6 +24,8 @@ DEFAULT_GROUP = "rocketmq_spark"
 # What Spark itself hands to a source or sink beside the user's options.
 TOLERATED = frozenset(
     {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
+    # properties of a table in Spark's catalogue
+    | {"provider", "owner", "location", "comment", "external", "is_managed_location", "collation"}
 )
 
 
@@ -258,6 +260,14 @@ class Options:
     max_records_per_partition: int = _row(
         p.integer(1), 500_000, _SOURCE, "most offsets in one task; larger ranges are split", shown="500000"
     )
+    predicate_pushdown: bool = _row(
+        p.boolean,
+        False,
+        _BATCH,
+        "let predicates prune where `spark.sql.python.filterPushdown.enabled` is set. Only for frames that are used once: "
+        "Spark reads a frame that is used again as a predicate left it",
+        shown="false",
+    )
     columns: tuple[str, ...] = _row(
         p.names, (), _SOURCE, "columns to build, any of the schema; the others are not even decoded", shown="all basic"
     )
@@ -449,7 +459,7 @@ def parse(given: Mapping[str, object]) -> Options:
     """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all."""
     values: dict[str, Any] = {}
     problems: list[str] = []
-    for name, value in given.items():
+    for name, value in p.of_table(given).items():
         if value is None or name.lower() in TOLERATED:
             continue
         row = _BY_NAME.get(name.lower())

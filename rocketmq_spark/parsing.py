@@ -49,6 +49,14 @@ def text(value: object) -> str:
     return str(value)
 
 
+def of_table(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Options of a table in Spark's catalogue: where it is made they come as ``option.name``; those of ``WITH`` win."""
+    own = {name[7:]: value for name, value in given.items() if name.startswith("option.")}
+    plain = {name: value for name, value in given.items() if not name.startswith("option.")}
+    known = {name.lower() for name in plain}
+    return {**{name: value for name, value in own.items() if name.lower() not in known}, **plain}
+
+
 def string(value: str) -> str:
     if not value.strip():
         raise ValueError("a text that is not empty")

@@ -64,6 +64,7 @@ SAMPLES = {
     "num_partitions": ("4", 4, "0", "auto, or a whole number"),
     "min_partitions": ("4", 4, "0", "at least 1"),
     "max_records_per_partition": ("1000", 1000, "0", "at least 1"),
+    "predicate_pushdown": ("true", True, "yes", "true or false"),
     "columns": ("body, tags", ("body", "tags"), "[1", "JSON array"),
     "include_properties": ("ALL", "all", "some", "one of none, user, all"),
     "property_columns": ("n:bigint, s", (("n", "bigint"), ("s", "string")), "n:number", "amount:bigint"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql.datasource import EqualTo, LessThan
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker, servers
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.allocation import allocate
-from tests.reading import Run, bodies, feed, plan, read
+from rocketmq_spark.source import pushdown
+from rocketmq_spark.source.readers import PrunedReader
+from tests.reading import Run, batch_reader, bodies, feed, plan, ranges_of, read
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +176,17 @@ def test_environments__say_how_many_there_are_or_list_their_queues(rocketmq, mak
             read(rocketmq, subscribe=topic, **wrong)
     with pytest.raises(OptionError, match="'environment'"):
         read(rocketmq, subscribe=topic, environments=2)
+
+
+def test_predicate_pushdown__is_off_unless_asked_for(rocketmq, filled, monkeypatch):
+    """Whether Spark asks is seen in tests/spark; here, which reader it gets when it does."""
+    topic, _ = filled
+    monkeypatch.setattr(pushdown, "enabled", lambda: True)
+    assert not isinstance(batch_reader(rocketmq, subscribe=topic), PrunedReader)
+    reader = batch_reader(rocketmq, subscribe=topic, predicatePushdown=True, numPartitions=4)
+    assert isinstance(reader, PrunedReader)
+    predicates = [EqualTo(("queueId",), 2), LessThan(("queueOffset",), 10)]
+    assert list(reader.pushFilters(predicates)) == predicates
+    ((only,),) = ranges_of(reader.partitions())
+    assert (only.queue.queue_id, only.start) == (2, 0)
+    assert 10 <= only.end < 100
