@@ -1,0 +1,172 @@
+"""Drivers that are killed (SIGKILL) at every point of a batch, again and again: what their queries committed is the input.
+
+Two queries run in each driver: one over messages that were there before, one that started at ``latest`` while a
+producer sends. The file sink drops repeated batches, so every message must be there exactly once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from tests.reading import feed, names, positions
+from tests.scale import SCALE, scaled
+
+KILLS = 20 if SCALE >= 1 else 5
+MESSAGES = scaled(100_000)
+CAP = MESSAGES // (10 * KILLS)
+
+SCRIPT = """
+    name_server, folder, early_topic, late_topic, cap, last = sys.argv[1:]
+    spark = new_session("local[2]")
+
+    def start(name, topic, where):
+        stream = spark.readStream.format("rocketmq").options(
+            nameServer=name_server, subscribe=topic, startingOffsets=where, maxOffsetsPerTrigger=cap).load()
+        writer = stream.selectExpr("cast(body as string)").writeStream.format("text")
+        writer = writer.option("checkpointLocation", f"{folder}/{name}/checkpoint")
+        return (writer.trigger(availableNow=True) if last else writer).start(f"{folder}/{name}/out")
+
+    queries = [start("early", early_topic, "earliest"), start("late", late_topic, "latest")]
+    for query in queries:
+        query.awaitTermination()
+    for name in ("early", "late"):
+        rows = spark.read.text(f"{folder}/{name}/out").collect()
+        with open(f"{folder}/{name}.txt", "w") as f:
+            f.writelines(row[0] + "\\n" for row in rows)
+    report("done")
+"""
+
+
+def numbers(folder: Path) -> set[int]:
+    """The batches that a log of Spark's knows."""
+    with suppress(FileNotFoundError):
+        return {int(p.name.removesuffix(".compact")) for p in folder.iterdir() if p.name[:1].isdigit()}
+    return set()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a query is: last batch in the log of offsets, of commits, and of the file sink; files of its tasks."""
+
+    planned: int
+    committed: int
+    written: int
+    files: int
+
+    @classmethod
+    def of(cls, folder: Path) -> State:
+        planned, committed, written = (
+            max(numbers(folder / log), default=-1)
+            for log in ("checkpoint/offsets", "checkpoint/commits", "out/_spark_metadata")
+        )
+        return cls(planned, committed, written, sum(1 for _ in folder.glob("out/part-*")))
+
+
+# When to kill, given how far the query was when its driver started and how far it is now.
+POINTS: dict[str, Callable[[State, State], bool]] = {
+    "after the offset log entry": lambda was, now: now.planned > max(was.planned, now.committed),
+    "during tasks": lambda was, now: now.files > was.files and now.planned > max(now.written, was.planned, 0),
+    "after tasks, before the commit entry": lambda was, now: now.written == now.planned > max(was.planned, 0),
+    "during planning": lambda was, now: now.committed > max(was.committed, 0) and now.planned == now.committed,
+    "at random": lambda was, now: now.committed > was.committed,
+}
+
+
+# In turn; Spark logs a first batch also when there is nothing to read, so the first kill hits the query at "latest".
+KILLED = list(itertools.islice(zip(itertools.cycle(POINTS), itertools.cycle(["late", "early"]), strict=False), KILLS))
+
+
+@dataclass(slots=True)
+class Sending:
+    """A producer that goes on sending; where each message went."""
+
+    mq: LocalBroker
+    topic: str
+    sent: dict[str, tuple[MessageQueue, int]]
+    stop: threading.Event
+
+    def run(self) -> None:
+        with Producer(name_server=self.mq.name_server, group="steady", send_timeout="30s") as producer:
+            for queue in itertools.cycle(producer.queues(self.topic)):
+                if self.stop.wait(0.02):
+                    return
+                made = names(5, "late")
+                result = producer.send_batch([Message(self.topic, body.encode()) for body in made], queue)
+                assert result.queue_offset is not None
+                for i, body in enumerate(made):
+                    self.sent[body] = (queue, result.queue_offset + i)
+
+
+@pytest.fixture
+def sending(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Iterator[Sending]:
+    one = Sending(rocketmq, make_topic(queues=4), {}, threading.Event())
+    thread = threading.Thread(target=one.run)
+    thread.start()
+    yield one
+    one.stop.set()
+    thread.join()
+
+
+def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
+    """Wait for the moment in the query that lives in ``folder``, and end its driver; how far it was."""
+    was, deadline = State.of(folder), Deadline.after(120)
+    while True:
+        now = State.of(folder)
+        if POINTS[point](was, now):
+            break
+        assert not deadline.expired, f"{point}: {was} and still {now}\n{script.so_far().err[-3000:]}"
+        assert script.process.poll() is None, script.so_far().err[-3000:]
+        time.sleep(0.001)
+    if point == "at random":
+        time.sleep(rng.random() * 2)
+    script.kill()
+    now = State.of(folder)
+    if point.startswith("after tasks") and now.committed == now.written:
+        # It was faster than we looked: without the entry it has died before it.
+        for name in (f"{now.committed}", f".{now.committed}.crc"):
+            (folder / "checkpoint" / "commits" / name).unlink(missing_ok=True)
+    return State.of(folder)
+
+
+@pytest.mark.timeout(300 + 60 * KILLS)
+def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
+    rocketmq, make_topic, sending, start_script, tmp_path
+):
+    rng = random.Random(KILLS)
+    topic = make_topic(queues=4)
+    early = feed(rocketmq, topic, MESSAGES)
+    folders = {name: tmp_path / name for name in ("early", "late")}
+    arguments = (rocketmq.name_server, tmp_path, topic, sending.topic, CAP)
+    deaths: list[tuple[str, str, State]] = []
+    for point, name in KILLED:
+        script = start_script(SCRIPT, *arguments, "")
+        deaths.append((name, point, kill_at(script, folders[name], point, rng)))
+        if len(deaths) == 1:  # Spark forgets old batches
+            log = folders["late"] / "checkpoint" / "offsets" / "0"
+            first = json.loads(log.read_text().splitlines()[-1])
+    after_first = [state for _, _, state in deaths if state.committed >= 0 or state.planned > 0]
+    assert 4 * len(after_first) >= 3 * KILLS, deaths
+    sending.stop.set()
+    assert start_script(SCRIPT, *arguments, "last").wait(240).report == "done"
+
+    committed = {name: (tmp_path / f"{name}.txt").read_text().split() for name in folders}
+    assert sorted(committed["early"]) == sorted(early), deaths
+    # The first batch says where it began; whatever was sent from there on has to be there.
+    begun = positions(json.dumps({"topics": first.get("start", first["topics"])}))
+    expected = [body for body, (queue, offset) in sending.sent.items() if offset >= begun[queue]]
+    assert sorted(committed["late"]) == sorted(expected), deaths
+    assert expected
