@@ -42,8 +42,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def forgetful() -> Iterator[LocalBroker]:
-    with _starting[0].result() as mq:
+    mq = _starting[0].result()  # running already, so not entered again
+    try:
         yield mq
+    finally:
+        mq.close()
 
 
 @pytest.fixture
