@@ -10,6 +10,7 @@ from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.remoting.pool import Dialling, Pool
@@ -73,7 +74,7 @@ class Admin:
         for name, address in masters.items():
             command = rpc.UPDATE_AND_CREATE_TOPIC.request(
                 topic=self._calls.on_wire(topic),
-                defaultTopic="TBW102",
+                defaultTopic=AUTO_CREATE_TOPIC,
                 readQueueNums=reads,
                 writeQueueNums=writes,
                 perm=perm,

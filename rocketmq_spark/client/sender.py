@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import SENDABLE_SYS_FLAGS, Property, Response
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC, SENDABLE_SYS_FLAGS, Property, Response
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
-
-AUTO_CREATE_TOPIC = "TBW102"
 
 _STATUS = {
     Response.SUCCESS: SendStatus.SEND_OK,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker.process import Server
 from rocketmq_spark.localbroker.servers import BrokerSpec
@@ -54,7 +55,7 @@ class Registration:
         known = self.admin.topic_config(topic, broker_name)
         command = rpc.UPDATE_AND_CREATE_TOPIC.request(
             topic=topic,
-            defaultTopic="TBW102",
+            defaultTopic=AUTO_CREATE_TOPIC,
             readQueueNums=known.read_queues,
             writeQueueNums=known.write_queues,
             perm=known.perm,

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, groupby
 from typing import Any
 
-from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate_all
-from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.session import environment
 
 Task = list[OffsetRange]
 
@@ -28,14 +27,6 @@ _COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash"})
 
 def partition_id(number: int) -> str:
     return f"partition-{number:05d}"
-
-
-def environment(options: Options) -> Environment | None:
-    if options.environment is None:
-        if options.environments is not None:
-            raise OptionError("option 'environments' needs option 'environment', the one to use")
-        return None
-    return Environment.of(options.environment, options.environments)
 
 
 def covered(options: Options, queues: Sequence[MessageQueue]) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
