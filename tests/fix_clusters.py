@@ -138,9 +138,10 @@ class Tap(FaultyProxy):
         super().__init__(target)
         self.data = bytearray()
 
-    def pass_on(self, sink: socket.socket, data: bytes) -> None:
-        self.data += data
-        super().pass_on(sink, data)
+    def pass_on(self, sink: socket.socket, data: bytes, answers: bool) -> None:
+        if not answers:
+            self.data += data
+        super().pass_on(sink, data, answers)
 
     def field(self, name: str, request: int) -> set[str]:
         """The values of a header field in requests of a code."""

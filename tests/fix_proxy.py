@@ -36,7 +36,7 @@ class Link:
         try:
             while data := source.recv(CHUNK):
                 self._proxy.count(len(data), answers)
-                self._proxy.pass_on(sink, data)
+                self._proxy.pass_on(sink, data, answers)
             if not self._cut:
                 sink.shutdown(socket.SHUT_WR)
         except OSError:
@@ -141,7 +141,7 @@ class FaultyProxy:
             else:
                 self.forwarded += size
 
-    def pass_on(self, sink: socket.socket, data: bytes) -> None:
+    def pass_on(self, sink: socket.socket, data: bytes, answers: bool) -> None:
         if self.delay_s:
             self._closed.wait(self.delay_s)
         self._may_pass.wait()

@@ -108,14 +108,23 @@ class Brokers:
         }
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
-        """Store the group's offsets, the next ones to read. Raises ``GroupNotFound`` for a group the broker lacks."""
-        questions = [
-            self._question(
-                rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=self.calls.on_wire(group), commitOffset=offset
-            )
-            for queue, offset in offsets.items()
-        ]
-        self.ask_all(questions, deadline)
+        """Store the group's offsets, the next ones to read. Raises ``GroupNotFound`` for a group the broker lacks.
+
+        One queue of each topic goes before the others: brokers make the group's table of a topic at its first offset,
+        and of two that make it at the same time one is lost (ConsumerOffsetManager.commitOffset in 5.5.0).
+        """
+        firsts = {(queue.broker_name, queue.topic): queue for queue in sorted(offsets, reverse=True)}.values()
+        for queues in (firsts, offsets.keys() - firsts):
+            questions = [
+                self._question(
+                    rpc.UPDATE_CONSUMER_OFFSET,
+                    queue,
+                    consumerGroup=self.calls.on_wire(group),
+                    commitOffset=offsets[queue],
+                )
+                for queue in queues
+            ]
+            self.ask_all(questions, deadline)
 
     def _numbers(self, row: rpc.Row, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         answers = self.ask_all([self._question(row, queue) for queue in queues], deadline)

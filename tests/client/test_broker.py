@@ -135,6 +135,15 @@ class TestGroupOffsets:
         with pytest.raises(GroupNotFound, match="not exist"):
             routed.brokers.commit("g", {QUEUES[0]: 5}, routed.soon)
 
+    def test_the_first_offset_of_a_topic_is_stored_before_the_others_are_sent(
+        self, broker: MockBroker, routed: Parts
+    ) -> None:
+        """Brokers lose one of two first offsets that arrive at the same time."""
+        broker.on(Request.UPDATE_CONSUMER_OFFSET, refuse(26, "Group g not exist!"))
+        with pytest.raises(GroupNotFound):
+            routed.brokers.commit("g", dict.fromkeys(reversed(QUEUES), 5), routed.soon)
+        assert [c.ext["queueId"] for c in broker.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["0"]
+
 
 class TestSomeBrokersDoNotAnswer:
     @pytest.fixture

@@ -149,6 +149,13 @@ def test_keys_as_one_text():
     assert [properties for _, properties, _ in items_of(encoded)] == [{"KEYS": "k1 k2"}, {}, {}]
 
 
+def test_empty_keys_are_no_keys():
+    schema = pa.schema([("body", pa.binary()), ("keys", pa.list_(pa.string()))])
+    made = batch_of([(b"b", ["k1", "", "k2"]), (b"c", ["k1", ""]), (b"d", [""]), (b"e", [])], schema)
+    encoded = encoder({"body": "body", "keys": "keys"})(made)
+    assert [properties for _, properties, _ in items_of(encoded)] == [{"KEYS": "k1 k2"}, {"KEYS": "k1"}, {}, {}]
+
+
 def test_null_maps_may_own_entries_that_nobody_sees():
     entries = pa.StructArray.from_arrays([pa.array(["TAGS", "a"]), pa.array(["\x01", "b"])], names=["key", "value"])
     entries = pa.StructArray.from_arrays(
