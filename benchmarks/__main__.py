@@ -1,9 +1,60 @@
-"""``make bench``: every benchmark, one after the other."""
+"""``make bench``: every figure next to its peers, measured in one run, and whether the targets are held."""
 
 from __future__ import annotations
 
-from benchmarks import read, write
+import contextlib
+import json
+import platform
+from pathlib import Path
+
+from benchmarks import codec, harness, latency, memory, planning, read, spark, targets, workload, write
+from benchmarks.harness import Found
+from benchmarks.kafka import KafkaNode, connector_jars
+from rocketmq_spark import LocalBroker
+
+SECTIONS = ("codec", "read", "write", "latency", "planning", "memory")
+
+
+def main() -> None:
+    options = harness.arguments(__doc__ or "")
+    wanted = options.sections or SECTIONS
+    unknown = set(wanted).difference(SECTIONS)
+    if unknown:
+        raise SystemExit(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    found: Found = {}
+    with contextlib.ExitStack() as stack:
+        kafka = None
+        if not options.no_kafka and {"read", "write", "latency"}.intersection(wanted):
+            kafka = stack.enter_context(KafkaNode())
+        if {"codec", "read", "latency", "memory"}.intersection(wanted):
+            broker = stack.enter_context(LocalBroker(conf=workload.STORE, heap_mb=1024, quiet=True))
+        if "codec" in wanted:
+            codec.run(broker, found, options.repeats)
+        if {"read", "write"}.intersection(wanted):
+            session = spark.session(connector_jars() if kafka else ())
+            if "read" in wanted:
+                read.run(broker, session, kafka, options, found)
+            if "write" in wanted:
+                write.run(session, kafka, options, found)
+            session.stop()
+        if "latency" in wanted:
+            latency.run(broker, kafka, options, found)
+        if "memory" in wanted:
+            memory.run(broker, options, found)
+    if "planning" in wanted:
+        planning.run(options, found)
+    results = list(targets.verdicts(found))
+    harness.show(targets.table([v for v in results if v.value is not None or not options.sections]))
+    if options.json:
+        document = {
+            "machine": {"cores": harness.CORES, "python": platform.python_version(), "system": platform.platform()},
+            "messages": options.messages,
+            "repeats": options.repeats,
+            "figures": found,
+            "targets": [v.as_json() for v in results],
+        }
+        Path(options.json).write_text(json.dumps(document, indent=1), "utf-8")
+
 
 if __name__ == "__main__":
-    read.main()
-    write.main()
+    main()

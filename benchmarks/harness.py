@@ -1,10 +1,9 @@
-"""Cases that are measured in turns, and the table of what came out."""
+"""Cases that are measured in turns, their CPU, and the tables of what came out."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -16,20 +15,33 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rocketmq_spark import LocalBroker
-
 _TICKS = os.sysconf("SC_CLK_TCK")
+CORES = os.cpu_count()
 SIZES = (100, 1024)
+
+# Section of a size to case to figures: what the report prints, the targets judge and --json writes.
+Found = dict[str, dict[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """CPU seconds: Python processes of the client side, its JVMs, and the servers."""
+
+    python: float = 0.0
+    jvm: float = 0.0
+    server: float = 0.0
+
+    def __sub__(self, other: Cpu) -> Cpu:
+        return Cpu(self.python - other.python, self.jvm - other.jvm, self.server - other.server)
 
 
 @dataclass(slots=True)
 class Result:
-    """One run: how many messages in how many seconds, and CPU seconds of client and broker."""
+    """One run: how many messages in how many seconds, and the CPU it took."""
 
     messages: int
-    seconds: float
-    cpu_client: float = 0.0
-    cpu_broker: float = 0.0
+    seconds: float = 1.0
+    cpu: Cpu = field(default_factory=Cpu)
 
     @property
     def rate(self) -> float:
@@ -42,98 +54,111 @@ class Case:
 
     name: str
     run: Callable[[], Result]
+    warm_up: bool = True
     results: list[Result] = field(default_factory=list)
 
     def median(self) -> float:
         return statistics.median(result.rate for result in self.results)
 
 
-def process_cpu(pid: int) -> float:
-    """CPU seconds of a process so far, its ended children included."""
+def process_cpu(pid: int, children: bool = True) -> float:
+    """CPU seconds of a process so far, with or without its ended children."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
         fields = stat.read().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / _TICKS
+    return sum(map(int, fields[11 : 15 if children else 13])) / _TICKS
 
 
-def tree_cpu(pid: int) -> float:
-    """CPU seconds of a process and all its living descendants."""
-    total, queue = 0.0, [pid]
+def cpu_now(servers: Sequence[int]) -> Cpu:
+    """CPU of this process and all its living descendants, ``servers`` apart."""
+    python, jvm, queue = 0.0, 0.0, [os.getpid()]
     while queue:
-        current = queue.pop()
+        pid = queue.pop()
+        if pid in servers:
+            continue
         with contextlib.suppress(OSError):
-            total += process_cpu(current)
-            for task in os.listdir(f"/proc/{current}/task"):
-                with open(f"/proc/{current}/task/{task}/children", encoding="ascii") as children:
+            spent = process_cpu(pid, children=pid != os.getpid())
+            with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as comm:
+                java = comm.read().strip() == "java"
+            python, jvm = python + spent * (not java), jvm + spent * java
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as children:
                     queue += map(int, children.read().split())
-    return total
+    return Cpu(python, jvm, sum(process_cpu(pid) for pid in servers))
 
 
 @contextlib.contextmanager
-def timed(broker: LocalBroker, messages: int) -> Iterator[Result]:
-    """Time the body; CPU of this process with its children, and of the broker."""
-    pid = broker.pid("broker-a")
-    client, server, begin = tree_cpu(os.getpid()), process_cpu(pid), time.perf_counter()
-    result = Result(messages, 1.0)
+def timed(servers: Sequence[int], messages: int) -> Iterator[Result]:
+    """Time the body, and the CPU that it takes."""
+    before, begin = cpu_now(servers), time.perf_counter()
+    result = Result(messages)
     yield result
     result.seconds = time.perf_counter() - begin
-    # Name server and brokers are children of this process too.
-    result.cpu_broker = process_cpu(pid) - server
-    result.cpu_client = tree_cpu(os.getpid()) - client - result.cpu_broker
+    result.cpu = cpu_now(servers) - before
+
+
+class WrongCount(SystemExit):
+    """A reader that reads a row twice is fast and wrong."""
 
 
 def expect(what: str, found: int, wanted: int) -> None:
     if found != wanted:
-        raise SystemExit(f"{what}: {found} messages instead of {wanted}")
+        raise WrongCount(f"{what}: {found} messages instead of {wanted}")
 
 
-def rounds(cases: Sequence[Case], repeats: int, between: Callable[[], None] = lambda: None) -> None:
-    """Run all cases in turns, so that a slow moment of the machine hits each of them."""
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def rounds(cases: Sequence[Case], repeats: int) -> None:
+    """Run all cases in turns, so that a slow moment of the machine hits each of them; one turn before is not counted."""
+    for case in cases:
+        if case.warm_up:
+            case.run()
     for turn in range(repeats):
         for case in cases:
-            between()
             result = case.run()
             case.results.append(result)
-            rate, done = result.rate / 1000, f"{turn + 1}/{repeats}"
-            print(f"  {done} {case.name}: {rate:,.0f} k msg/s in {result.seconds:.2f} s", file=sys.stderr, flush=True)
+            say(f"  {turn + 1}/{repeats} {case.name}: {result.rate / 1000:,.0f} k msg/s in {result.seconds:.2f} s")
 
 
-def report(title: str, cases: Sequence[Case], size: int, peer: str) -> dict[str, Any]:
-    """Print the table: rates in thousand messages a second, ratio to ``peer`` by medians, CPU microseconds a message."""
-    base = next((case.median() for case in cases if case.name == peer), None)
+def report(title: str, cases: Sequence[Case], size: int) -> dict[str, dict[str, Any]]:
+    """Print rates in thousand messages a second and CPU microseconds a message; the figures by case."""
     table = Table(title=title)
-    for column in ("case", "min", "median", "max", "MiB/s", f"times {peer}", "client µs", "broker µs"):
+    for column in ("case", "min", "median", "max", "MiB/s", "Python µs", "JVM µs", "server µs"):
         table.add_column(column, justify="left" if column == "case" else "right")
     found = {}
     for case in cases:
         rates = sorted(result.rate / 1000 for result in case.results)
-        median = case.median()
-        middle = min(case.results, key=lambda r, m=median: abs(r.rate - m))
-        ratio = median / base if base else float("nan")
-        client, broker = (1e6 * cpu / middle.messages for cpu in (middle.cpu_client, middle.cpu_broker))
-        table.add_row(
-            case.name, f"{rates[0]:,.0f}", f"{median / 1000:,.0f}", f"{rates[-1]:,.0f}",
-            f"{median * size / 2**20:,.0f}", f"{ratio:.2f}", f"{client:.2f}", f"{broker:.2f}",
-        )  # fmt: skip
+        median = case.median() / 1000
+        middle = min(case.results, key=lambda r, m=median: abs(r.rate / 1000 - m))
+        cpu = [1e6 * part / middle.messages for part in (middle.cpu.python, middle.cpu.jvm, middle.cpu.server)]
+        mib = median * 1000 * size / 2**20
+        table.add_row(case.name, *(f"{n:,.0f}" for n in (rates[0], median, rates[-1], mib)), *(f"{n:.2f}" for n in cpu))
         found[case.name] = {
-            "min": rates[0], "median": median / 1000, "max": rates[-1], "ratio": ratio,
-            "client_us": client, "broker_us": broker,
+            "min": rates[0], "median": median, "max": rates[-1],
+            "python_us": cpu[0], "jvm_us": cpu[1], "server_us": cpu[2],
         }  # fmt: skip
-    Console(width=130).print(table)
+    show(table)
     return found
 
 
+def show(table: Table) -> None:
+    Console(width=130).print(table)
+
+
 def arguments(description: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="messages of 100 B; a fifth of that of 1 KiB")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one JSON document beside the tables")
-    return parser.parse_args()
+    parser = argparse.ArgumentParser(prog="make bench", description=description)
+    parser.add_argument("sections", nargs="*", help="only these: codec, read, write, latency, planning, memory")
+    parser.add_argument("--messages", type=int, help="messages of 100 B in a run; a third of that of 1 KiB")
+    parser.add_argument("--repeats", type=int, help="counted runs of each case")
+    parser.add_argument("--full", action="store_true", help="more messages and more runs, without a limit of time")
+    parser.add_argument("--no-kafka", action="store_true", help="without spark-sql-kafka and its broker")
+    parser.add_argument("--json", metavar="FILE", help="where to write all figures")
+    options = parser.parse_args()
+    options.messages = options.messages or (4_000_000 if options.full else 1_000_000)
+    options.repeats = options.repeats or (7 if options.full else 3)
+    return options
 
 
 def count_of(messages: int, size: int) -> int:
-    return messages if size <= 100 else max(1, messages // 4)
-
-
-def dump(found: dict[str, Any], wanted: bool) -> None:
-    if wanted:
-        print(json.dumps(found))
+    return messages if size <= 100 else max(1, messages // 3)

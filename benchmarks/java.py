@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-import resource
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +46,29 @@ def compiled() -> Path:
     return folder
 
 
-def run(mode: str, name_server: str, topic: str, count: int, *arguments: int) -> dict[str, Any]:
-    """One timed run in a JVM of its own: messages, distinct messages, seconds, CPU seconds of that JVM.
+def run(
+    mode: str, name_server: str, topic: str, count: int, *arguments: int | str, on_begin: Callable[[], None]
+) -> dict[str, Any]:
+    """One run in a JVM of its own that has warmed up: messages, distinct messages, seconds, CPU seconds of that JVM.
 
-    The JVM's start is not in the seconds, but its warm-up is, as it is for every peer.
+    ``on_begin`` is called when the pass that counts begins.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [
         str(find_java().path), "-Xmx2g", f"-Duser.home={compiled()}",
         "-cp", os.pathsep.join([str(compiled()), class_path()]),
         "Bench", mode, name_server, topic, str(count), *map(str, arguments),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"Bench {mode} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {**json.loads(lines[-1]), "cpu_client": cpu}
+    found = None
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line == "begin\n":
+                    on_begin()
+                elif line.startswith("{"):
+                    found = json.loads(line)
+        if process.returncode or found is None:
+            errors.seek(0)
+            text = errors.read()[-2000:].decode("utf-8", "replace")
+            raise RuntimeError(f"Bench {mode} ended with {process.returncode}:\n{text}")
+    return dict(found)

@@ -1,86 +1,152 @@
-"""``python -m benchmarks.read``: batch and AvailableNow reads next to the Java client's, on the same broker."""
+"""Batch and AvailableNow reads next to the Java client's, plain sockets and Kafka, on the same machine in turns.
+
+Three times over the same messages: with the broker's stock limits, with raised ones, and cold, when a broker believes
+that its data lies on disk and gives eight messages an answer.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks import harness, java, spark, workload
-from benchmarks.harness import Case, Result
+from benchmarks import ceiling, harness, java, raw, spark, targets, workload
+from benchmarks.harness import Case, Cpu, Found, Result
+from benchmarks.kafka import KafkaNode
 from rocketmq_spark import LocalBroker
-from rocketmq_spark.options import parse
-from rocketmq_spark.source.readers import RocketMQReader
-from rocketmq_spark.source.schema import BASIC
 
-PEER = "Java DefaultMQPullConsumer, 8 threads"
-
-
-def main() -> None:
-    options = harness.arguments(__doc__ or "")
-    found = {}
-    with LocalBroker(conf=workload.STOCK, heap_mb=1024, quiet=True) as broker:
-        session = spark.session()
-        for size in harness.SIZES:
-            count = harness.count_of(options.messages, size)
-            topic = f"read-{size}"
-            workload.fill(broker, topic, count, size)
-            cases = cases_of(broker, session, topic, count)
-            harness.rounds(cases, options.repeats)
-            title = f"Reads of {count:,} messages, {size} B, stock broker (thousand messages a second)"
-            found[str(size)] = harness.report(title, cases, size, PEER)
-        session.stop()
-    harness.dump(found, options.json)
+PLAIN = "topic,brokerName,queueId,queueOffset,body,bornTimestamp,storeTimestamp"
+# What an operator may raise, and what makes every pull a "disk" pull; both can be changed while a broker runs.
+RAISED = {
+    "maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 << 20,
+}  # fmt: skip
+COLD = {"accessMessageInMemoryMaxRatio": 0, "accessMessageInMemoryHotRatio": 0}
+STOCK = {
+    "maxTransferCountOnMessageInMemory": 32, "maxTransferBytesOnMessageInMemory": 256 << 10,
+    "accessMessageInMemoryMaxRatio": 40, "accessMessageInMemoryHotRatio": 26,
+}  # fmt: skip
 
 
-def cases_of(broker: LocalBroker, session: SparkSession, topic: str, count: int) -> list[Case]:
-    def through_spark(**options: str) -> Result:
-        frame, seen = spark.counted(spark.source(session, broker, topic, **options), f"rows{os.urandom(4).hex()}")
-        with harness.timed(broker, count) as result:
+def run(broker: LocalBroker, session: SparkSession, kafka: KafkaNode | None, options: Any, found: Found) -> None:
+    for size in harness.SIZES:
+        count = harness.count_of(options.messages, size)
+        topic = f"read-{size}"
+        workload.fill(broker, topic, count, size)
+        if kafka is not None:
+            kafka.write(spark.rows(session, count, size), topic)
+        with tempfile.TemporaryDirectory() as folder:
+            reads = Reads(broker, session, kafka, topic, count, Path(folder) / "batch.arrow")
+            ceiling.prepare(broker, topic, reads.path)
+            for name, conf, cases in (
+                ("stock", STOCK, reads.stock()),
+                ("raised", RAISED, reads.raised()),
+                ("cold", {**STOCK, **COLD}, reads.cold()),
+            ):
+                broker.admin.update_broker_config("broker-a", conf)
+                harness.rounds(cases, options.repeats)
+                title = f"Reads of {count:,} messages, {size} B, {name} broker (thousand messages a second)"
+                found[f"{name} {size}"] = harness.report(title, cases, size)
+        broker.admin.update_broker_config("broker-a", STOCK)
+
+
+class Reads:
+    """Every way to read one topic."""
+
+    def __init__(
+        self, broker: LocalBroker, session: SparkSession, kafka: KafkaNode | None, topic: str, count: int, path: Path
+    ) -> None:
+        self.broker, self.session, self.kafka, self.topic, self.count, self.path = (
+            broker, session, kafka, topic, count, path,
+        )  # fmt: skip
+        self.pid = raw.pid_of(broker)
+
+    def stock(self) -> list[Case]:
+        per, depth = raw.per_answer(self.broker, self.topic), 64
+        return [
+            *self._plain_sockets(per, depth),
+            Case(targets.ALONE, lambda: raw.decoded(self.broker, self.topic, self.count)),
+            Case(targets.SPARK, lambda: self.noop(self.source())),
+            Case(targets.PLAIN, lambda: self.noop(self.source(columns=PLAIN))),
+            Case(targets.STREAM, self.available_now),
+            Case(targets.CEILING, self.prebuilt),
+            *self._java(32, lite=True),
+            *self._kafka(),
+        ]
+
+    def raised(self) -> list[Case]:
+        return [
+            *self._plain_sockets(1024, 4),
+            Case(targets.ALONE, lambda: raw.decoded(self.broker, self.topic, self.count)),
+            Case(targets.SPARK, lambda: self.noop(self.source())),
+            Case(targets.PLAIN, lambda: self.noop(self.source(columns=PLAIN))),
+            Case(targets.CEILING, self.prebuilt),
+            *self._java(1024),
+        ]
+
+    def cold(self) -> list[Case]:
+        return [
+            *self._plain_sockets(8, 64),
+            Case(targets.SPARK, lambda: self.noop(self.source())),
+            *self._java(32),
+        ]
+
+    def _plain_sockets(self, per_answer: int, depth: int) -> list[Case]:
+        return [
+            Case(targets.RAW, lambda: raw.sockets(self.broker, self.topic, self.count, per_answer, depth)),
+            Case(targets.BULK, lambda: raw.bulk(self.broker, self.topic, self.count)),
+        ]
+
+    def _java(self, most: int, lite: bool = False) -> list[Case]:
+        cases = [
+            Case(targets.PULL8, lambda: self.peer("pull", most, 8), warm_up=False),
+            Case(targets.LITE32, lambda: self.peer("lite", most, 20), warm_up=False),
+        ]
+        if lite:
+            cases.append(Case(targets.LITE, lambda: self.peer("lite", 10, 20), warm_up=False))
+        return cases
+
+    def _kafka(self) -> list[Case]:
+        kafka = self.kafka
+        if kafka is None:
+            return []
+        return [Case(targets.KAFKA, lambda: self.noop(kafka.read(self.session, self.topic), kafka.pid))]
+
+    def source(self, **options: str) -> DataFrame:
+        return spark.source(self.session, self.broker, self.topic, **options)
+
+    def noop(self, frame: DataFrame, pid: int | None = None) -> Result:
+        """Every row to a sink that drops it, counted on the way: a second pass would be a second read."""
+        frame, seen = spark.counted(frame, f"rows{os.urandom(4).hex()}")
+        with harness.timed([pid or self.pid], self.count) as result:
             frame.write.format("noop").mode("overwrite").save()
-        harness.expect("batch read", seen.get["rows"], count)
+        harness.expect("batch read", seen.get["rows"], self.count)
         return result
 
-    def as_stream() -> Result:
-        with harness.timed(broker, count) as result:
-            rows = spark.available_now(session, broker, topic)
-        harness.expect("AvailableNow read", rows, count)
+    def available_now(self) -> Result:
+        with harness.timed([self.pid], self.count) as result:
+            rows = spark.available_now(self.session, self.broker, self.topic)
+        harness.expect("AvailableNow read", rows, self.count)
         return result
 
-    def without_spark() -> Result:
-        reader = RocketMQReader(
-            parse({"nameServer": broker.name_server, "subscribe": topic}).for_role("batch source"), BASIC
-        )
-        rows = 0
-        with harness.timed(broker, count) as result:
-            for partition in reader.partitions():
-                for batch in reader.read(partition):
-                    rows += len(batch)
-        harness.expect("read without Spark", rows, count)
-        return result
+    def prebuilt(self) -> Result:
+        reader = self.session.read.format("ceiling").option("path", str(self.path)).option("rows", self.count)
+        return self.noop(reader.load())
 
-    return [
-        Case("Spark batch read, all columns", through_spark),
-        Case("Spark batch read, without properties", lambda: through_spark(columns=_PLAIN)),
-        Case("Spark AvailableNow", as_stream),
-        Case("pull and decode, one process, no Spark", without_spark),
-        Case(PEER, lambda: _java(broker, "pull", topic, count, 32, 8)),
-        Case("Java LitePull, defaults", lambda: _java(broker, "lite", topic, count, 10, 20)),
-        Case("Java LitePull, 32 a pull", lambda: _java(broker, "lite", topic, count, 32, 20)),
-    ]
+    def peer(self, mode: str, *arguments: int) -> Result:
+        return java_run(self.broker, mode, self.topic, self.count, *arguments)
 
 
-_PLAIN = "topic,brokerName,queueId,queueOffset,body,bornTimestamp,storeTimestamp"
+def java_run(broker: LocalBroker, mode: str, topic: str, count: int, *arguments: int | str) -> Result:
+    """A run of the Java client, its count checked."""
+    pid, before = raw.pid_of(broker), 0.0
 
+    def begin() -> None:
+        nonlocal before
+        before = harness.process_cpu(pid)
 
-def _java(broker: LocalBroker, mode: str, topic: str, count: int, *arguments: int) -> Result:
-    pid = broker.pid("broker-a")
-    before = harness.process_cpu(pid)
-    found: dict[str, Any] = java.run(mode, broker.name_server, topic, count, *arguments)
+    found = java.run(mode, broker.name_server, topic, count, *arguments, on_begin=begin)
     harness.expect(f"Java {mode}", found["distinct"], count)
-    return Result(count, found["seconds"], found["cpu_client"], harness.process_cpu(pid) - before)
-
-
-if __name__ == "__main__":
-    main()
+    return Result(count, found["seconds"], Cpu(jvm=found["cpu"], server=harness.process_cpu(pid) - before))

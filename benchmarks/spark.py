@@ -6,32 +6,45 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks import ceiling
 from rocketmq_spark import LocalBroker
 
+_QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+_FAST = {
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.python.udf.buffer.size": "1048576",
+}
 
-def session(slots: int = 2) -> SparkSession:
-    """A quiet local session with the settings that docs/performance.md recommends."""
+
+def session(jars: Sequence[Path] = ()) -> SparkSession:
+    """With the settings that docs/performance.md recommends."""
+    made = plain_session(jars, _FAST)
+    ceiling.register(made)
+    return made
+
+
+def plain_session(jars: Sequence[Path], conf: Mapping[str, str], slots: int = 2) -> SparkSession:
+    """A quiet local session, else with Spark's defaults."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    conf = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.sql.execution.python.udf.buffer.size": "1048576",
-        "spark.log.level": "ERROR",
-    }
     builder = SparkSession.builder.master(f"local[{slots}]").appName("rocketmq-spark-bench")
-    for name, value in conf.items():
+    jar_conf = {"spark.jars": ",".join(map(str, jars))} if jars else {}
+    for name, value in {**_QUIET, **jar_conf, **conf}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -61,7 +74,7 @@ def available_now(spark: SparkSession, broker: LocalBroker, topic: str, **option
         return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def rows(spark: SparkSession, count: int, size: int, slots: int = 2) -> DataFrame:
+def rows(spark: SparkSession, count: int, size: int, *more: str, slots: int = 2) -> DataFrame:
     """``count`` rows to write, generated in the JVM."""
     filler = f"rpad(cast(id as string), {size}, 'x')"
     return spark.range(0, count, 1, slots).selectExpr(
@@ -69,10 +82,5 @@ def rows(spark: SparkSession, count: int, size: int, slots: int = 2) -> DataFram
         "concat('tag', id % 4) tags",
         "concat('key-', id) keys",
         "map('region', 'eu-west', 'amount', cast(id as string)) properties",
+        *more,
     )
-
-
-def chunks(total: int, size: int) -> Iterator[int]:
-    while total > 0:
-        yield min(size, total)
-        total -= size

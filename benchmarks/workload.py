@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +13,17 @@ import pyarrow as pa
 from rocketmq_spark import LocalBroker
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.model import SendRequest
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.options import parse
+from rocketmq_spark.ports import Sender
 from rocketmq_spark.session import client
 from rocketmq_spark.sink.encode import Encoder, UniqueIds
 
 QUEUES = 8
+_ROWS = 20_000
 # The stock store sizes of RocketMQ; a small broker for tests rolls its files more often.
-STOCK = {"mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": 300_000 * 20}
+STORE = {"mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": 300_000 * 20}
 
 
 def frame(count: int, size: int, first: int = 0) -> pa.RecordBatch:
@@ -38,31 +43,42 @@ def frame(count: int, size: int, first: int = 0) -> pa.RecordBatch:
     )
 
 
-def fill(broker: LocalBroker, topic: str, count: int, size: int) -> None:
-    """Write ``count`` messages round robin, and wait until all can be read."""
-    broker.create_topic(topic, queues=QUEUES)
-    sender = client(parse({"nameServer": broker.name_server})).sender
-    queues = sender.publish_queues(topic, Deadline.after(10))
+def bodies(count: int, size: int) -> Iterator[bytes]:
+    """The messages as batch bodies of at most 1 MiB."""
     encoder = Encoder(
         {name: name for name in ("body", "tags", "keys", "properties")}, 4 << 20, UniqueIds(os.urandom(8))
     )
-    sent = turn = 0
-    while sent < count:
-        rows = min(20_000, count - sent)
-        for chunk in encoder(frame(rows, size, sent)).chunks(1 << 20):
-            request = SendRequest("bench", chunk.body, batch=True, born_timestamp_ms=int(time.time() * 1000))
-            _send(sender, queues[turn % len(queues)], request)
-            turn += 1
-        sent += rows
+    for first in range(0, count, _ROWS):
+        for chunk in encoder(frame(min(_ROWS, count - first), size, first)).chunks(1 << 20):
+            yield bytes(chunk.body)
+
+
+def send(broker: LocalBroker, topic: str, batches: Iterable[bytes], depth: int = 4) -> None:
+    """Send batch bodies round robin, ``depth`` at a time."""
+    sender = client(parse({"nameServer": broker.name_server})).sender
+    queues = sender.publish_queues(topic, Deadline.after(10))
+
+    def one(turn_and_body: tuple[int, bytes]) -> None:
+        turn, body = turn_and_body
+        request = SendRequest("bench", body, batch=True, born_timestamp_ms=int(time.time() * 1000))
+        _send(sender, queues[turn % len(queues)], request)
+
+    with ThreadPoolExecutor(depth) as pool:
+        for _ in pool.map(one, enumerate(batches)):
+            pass
+
+
+def fill(broker: LocalBroker, topic: str, count: int, size: int) -> None:
+    """Write ``count`` messages round robin, and wait until all can be read."""
+    broker.create_topic(topic, queues=QUEUES)
+    send(broker, topic, bodies(count, size))
     wait_visible(broker, topic, count)
 
 
-def _send(sender: object, queue: object, request: SendRequest) -> None:
-    from rocketmq_spark.errors import RocketMQError
-
+def _send(sender: Sender, queue: MessageQueue, request: SendRequest) -> None:
     while True:
         try:
-            sender.send(queue, request, Deadline.after(30))  # type: ignore[attr-defined]
+            sender.send(queue, request, Deadline.after(30))
             return
         except RocketMQError as e:
             if not e.retriable:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.write``: batch and stream writes next to the Java client's, on the same broker.
+"""Batch and stream writes next to the Java client's and Kafka's, on the same machine in turns.
 
 Sustained: the clock stops when all messages can be read, not when they are acknowledged.
 """
@@ -7,86 +7,111 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks import harness, java, spark, workload
-from benchmarks.harness import Case, Result
+from benchmarks import harness, raw, spark, targets, workload
+from benchmarks.harness import Case, Found, Result
+from benchmarks.kafka import KafkaNode
+from benchmarks.read import java_run
 from rocketmq_spark import LocalBroker
 
-PEER = "Java batches of 1 MiB, 2 threads"
+_NUMBERS = itertools.count()
 
 
-def main() -> None:
-    options = harness.arguments(__doc__ or "")
-    found = {}
+def run(session: SparkSession, kafka: KafkaNode | None, options: Any, found: Found) -> None:
     for size in harness.SIZES:
-        with LocalBroker(conf=workload.STOCK, heap_mb=1024, quiet=True) as broker:
-            session = spark.session()
-            count = harness.count_of(options.messages, size)
-            cases = cases_of(broker, session, count, size)
+        count = harness.count_of(options.messages, size)
+        with LocalBroker(conf=workload.STORE, heap_mb=1024, quiet=True) as broker:
+            cases = Writes(broker, session, kafka, count, size).cases()
             harness.rounds(cases, options.repeats)
-            title = f"Writes of {count:,} messages, {size} B, until readable (thousand messages a second)"
-            found[str(size)] = harness.report(title, cases, size, PEER)
-            session.stop()
-    harness.dump(found, options.json)
+        title = f"Writes of {count:,} messages, {size} B, until they can be read (thousand messages a second)"
+        found[f"write {size}"] = harness.report(title, cases, size)
 
 
-def cases_of(broker: LocalBroker, session: SparkSession, count: int, size: int) -> list[Case]:
-    numbers = itertools.count()
+class Writes:
+    """Every way to write the same messages, each time to a topic of its own."""
 
-    def topic() -> str:
-        name = f"write-{size}-{next(numbers)}"
-        broker.create_topic(name, queues=workload.QUEUES)
+    def __init__(
+        self, broker: LocalBroker, session: SparkSession, kafka: KafkaNode | None, count: int, size: int
+    ) -> None:
+        self.broker, self.session, self.kafka, self.count, self.size = broker, session, kafka, count, size
+        self.pid = raw.pid_of(broker)
+        self.topic("warm")
+        self.source = f"source-{size}"
+
+    def cases(self) -> list[Case]:
+        workload.fill(self.broker, self.source, self.count, self.size)
+        kafka = self.kafka
+        return [
+            Case(targets.SEND, self.bodies),
+            Case(targets.WRITE, self.batch),
+            Case(targets.HASH, lambda: self.batch(self.rows("concat('s-', id % 1000) shardingKey"))),
+            Case("Spark topic to topic, AvailableNow", self.stream),
+            Case(targets.DROP, self.drop),
+            Case(targets.JAVA_BATCH[0], lambda: self.peer("batch", self.size, 1 << 20, 2), warm_up=False),
+            Case(targets.JAVA_BATCH[1], lambda: self.peer("auto", self.size), warm_up=False),
+            *([Case(targets.KAFKA_WRITE, lambda: self.to_kafka(kafka))] if kafka is not None else []),
+        ]
+
+    def topic(self, name: str | None = None) -> str:
+        name = name or f"write-{self.size}-{next(_NUMBERS)}"
+        self.broker.create_topic(name, queues=workload.QUEUES)
         return name
 
-    def batch() -> Result:
-        frame, name = spark.rows(session, count, size), topic()
-        with harness.timed(broker, count) as result:
-            writer = frame.write.format("rocketmq").option("nameServer", broker.name_server).option("topic", name)
+    def rows(self, *more: str) -> DataFrame:
+        return spark.rows(self.session, self.count, self.size, *more)
+
+    def bodies(self) -> Result:
+        """Encoded before, sent by plain sends one after the other."""
+        name = self.topic()
+        batches = list(workload.bodies(self.count, self.size))
+        with harness.timed([self.pid], self.count) as result:
+            workload.send(self.broker, name, batches)
+            workload.wait_visible(self.broker, name, self.count)
+        return result
+
+    def batch(self, rows: DataFrame | None = None) -> Result:
+        name = self.topic()
+        rows = rows if rows is not None else self.rows()
+        with harness.timed([self.pid], self.count) as result:
+            writer = rows.write.format("rocketmq").option("nameServer", self.broker.name_server).option("topic", name)
             writer.mode("append").save()
-            workload.wait_visible(broker, name, count)
-        harness.expect("Spark batch write", workload.visible(broker, name), count)
+            workload.wait_visible(self.broker, name, self.count)
+        harness.expect("Spark batch write", workload.visible(self.broker, name), self.count)
         return result
 
-    def stream() -> Result:
-        source, name = f"stream-source-{size}", topic()
-        if next(numbers) and not _exists(broker, source):
-            workload.fill(broker, source, count, size)
-        reader = session.readStream.format("rocketmq").option("nameServer", broker.name_server)
-        rows = reader.option("subscribe", source).option("startingOffsets", "earliest").load()
-        with tempfile.TemporaryDirectory() as folder, harness.timed(broker, count) as result:
+    def stream(self) -> Result:
+        name = self.topic()
+        reader = self.session.readStream.format("rocketmq").option("nameServer", self.broker.name_server)
+        rows = reader.option("subscribe", self.source).option("startingOffsets", "earliest").load()
+        with tempfile.TemporaryDirectory() as folder, harness.timed([self.pid], self.count) as result:
             writer = rows.select("body", "tags", "keys", "properties").writeStream.format("rocketmq")
-            writer = writer.option("nameServer", broker.name_server).option("topic", name)
+            writer = writer.option("nameServer", self.broker.name_server).option("topic", name)
             writer.option("checkpointLocation", folder).trigger(availableNow=True).start().awaitTermination()
-            workload.wait_visible(broker, name, count)
-        harness.expect("Spark stream write", workload.visible(broker, name), count)
+            workload.wait_visible(self.broker, name, self.count)
+        harness.expect("Spark stream write", workload.visible(self.broker, name), self.count)
         return result
 
-    def peer(mode: str, *arguments: int) -> Result:
-        name, pid = topic(), broker.pid("broker-a")
-        before = harness.process_cpu(pid)
-        found = java.run(mode, broker.name_server, name, count, size, *arguments)
-        with harness.timed(broker, count) as rest:
-            workload.wait_visible(broker, name, count)
-        harness.expect(f"Java {mode}", workload.visible(broker, name), count)
-        seconds = found["seconds"] + rest.seconds
-        return Result(count, seconds, found["cpu_client"], harness.process_cpu(pid) - before)
+    def drop(self) -> Result:
+        with harness.timed([self.pid], self.count) as result:
+            self.rows().write.format("ceiling").mode("append").save()
+        return result
 
-    return [
-        Case("Spark batch write", batch),
-        Case("Spark topic to topic, AvailableNow", stream),
-        Case(PEER, lambda: peer("batch", 1 << 20, 2)),
-        Case("Java autoBatch, asynchronous", lambda: peer("auto")),
-    ]
+    def to_kafka(self, kafka: KafkaNode) -> Result:
+        name = f"write-{self.size}-{next(_NUMBERS)}"
+        rows = self.rows()
+        with harness.timed([kafka.pid], self.count) as result:
+            kafka.write(rows, name)
+        harness.expect("spark-sql-kafka write", kafka.read(self.session, name).count(), self.count)
+        return result
 
-
-def _exists(broker: LocalBroker, topic: str) -> bool:
-    from rocketmq_spark.client.admin import Admin
-
-    with Admin(broker.name_server) as admin:
-        return topic in admin.topics()
-
-
-if __name__ == "__main__":
-    main()
+    def peer(self, mode: str, *arguments: int) -> Result:
+        name = self.topic()
+        result = java_run(self.broker, mode, name, self.count, *arguments, "warm")
+        with harness.timed([self.pid], self.count) as rest:
+            workload.wait_visible(self.broker, name, self.count)
+        harness.expect(f"Java {mode}", workload.visible(self.broker, name), self.count)
+        result.seconds += rest.seconds
+        return result

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.session import Producer
     from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.source.listener import GroupOffsetListener
+    from rocketmq_spark.tuning import low_latency_conf
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _HOMES = {
     "Producer": "session",
     "RocketMQError": "errors",
     "foreach_batch_writer": "sink.foreach",
+    "low_latency_conf": "tuning",
     "write_rocketmq": "sink.foreach",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "Producer",
     "RocketMQError",
     "foreach_batch_writer",
+    "low_latency_conf",
     "register",
     "write_rocketmq",
 ]

@@ -43,20 +43,20 @@ class Brokers:
         self,
         queues: Iterable[MessageQueue],
         deadline: Deadline,
-        on_error: Callable[[RocketMQError], None] | None = None,
+        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
         read_from: str = "master",
     ) -> dict[MessageQueue, QueueBounds]:
         """Minimum and maximum offset of each queue: one question per topic and broker, all at once.
 
         A queue that its broker does not report (read queues were reduced) is missing from the result; with ``on_error``
-        so are those of brokers that do not answer, and their errors are told.
+        so are those whose question failed, and the error is told with one of them.
         Through a Proxy, which does not know that question, the offsets are asked queue by queue.
         """
         wanted = sorted(set(queues))
-        pairs = sorted({(queue.broker_name, queue.topic) for queue in wanted})
+        firsts = {(queue.broker_name, queue.topic): queue for queue in wanted}
         questions = [
             Question(broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic)
-            for broker, topic in pairs
+            for broker, topic in sorted(firsts)
         ]
         found: dict[MessageQueue, QueueBounds] = {}
         for question, answer in zip(questions, self.ask_each(questions, deadline, read_from=read_from), strict=True):
@@ -64,10 +64,10 @@ class Brokers:
                 return self._bounds_by_queue(wanted, deadline)
             if not isinstance(answer, RocketMQError):
                 found.update(bodies.topic_stats(question.topic, answer.body))
-            elif on_error is None or not answer.retriable:
+            elif on_error is None:
                 raise answer
             else:
-                on_error(answer)
+                on_error(answer, firsts[question.broker_name, question.topic])
         return {queue: found[queue] for queue in wanted if queue in found}
 
     def _bounds_by_queue(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, QueueBounds]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
-from rocketmq_spark.errors import NotSupported, OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import NotSupported, OptionError, RocketMQError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import Client, client
@@ -39,12 +39,19 @@ _LONGEST_OF_ALL_S = 10.0
 class View:
     """The queues of a moment, topics that are known to be deleted, and brokers that only have slaves now.
 
+    ``forgotten`` are topics with the brokers that do not know them any more, although others do.
+
     A slave may lack what its master has: its bounds say what can be read there, and nothing of what is lost.
     """
 
     bounds: Bounds = field(default_factory=dict)
     deleted: frozenset[str] = frozenset()
+    forgotten: frozenset[tuple[str, str]] = frozenset()
     orphans: frozenset[str] = frozenset()
+
+    def lacks(self, queue: MessageQueue) -> bool:
+        """Whether the queue's topic was deleted, everywhere or on its broker."""
+        return queue.topic in self.deleted or (queue.topic, queue.broker_name) in self.forgotten
 
 
 class Catalog:
@@ -178,9 +185,26 @@ class Catalog:
         wanted = self._covered(wanted)
         # Statistics are the master's as long as there is one, wherever messages are read.
         read_from = "master" if self._options.read_from == "master" else "hint"
-        bounds = self.client.brokers.bounds(wanted, deadline, self.waits if tolerant else None, read_from)
+        forgotten: dict[tuple[str, str], RocketMQError] = {}
+
+        def note(error: RocketMQError, queue: MessageQueue) -> None:
+            # A slave may not have heard of a topic yet; of a topic that its master does not know nothing is left.
+            if isinstance(error, TopicNotFound) and routes[queue.topic].brokers[queue.broker_name].master:
+                forgotten[queue.topic, queue.broker_name] = error
+            elif tolerant:
+                self.waits(error)
+            else:
+                raise error
+
+        bounds = self.client.brokers.bounds(wanted, deadline, note, read_from)
         brokers = (data for route in routes.values() for data in route.brokers.values())
-        return View(bounds, orphans=frozenset(data.broker_name for data in brokers if not data.master))
+        orphans = frozenset(data.broker_name for data in brokers if not data.master)
+        left = {queue.topic for queue in bounds}
+        for (topic, broker_name), error in forgotten.items():
+            if topic not in left and topic not in self._had and not tolerant:
+                raise error
+            logger.info("broker %s does not know topic %s, though the name server says so", broker_name, topic)
+        return View(bounds, forgotten=frozenset(forgotten), orphans=orphans)
 
     def _readable(self, route: TopicRoute, tolerant: bool) -> list[MessageQueue]:
         if route.static:

@@ -92,7 +92,7 @@ class Stream:
             missing = [
                 queue
                 for queue, end in (self._frozen or {}).items()
-                if queue not in view.bounds and queue.topic not in view.deleted and end > begin.positions.get(queue, 0)
+                if queue not in view.bounds and not view.lacks(queue) and end > begin.positions.get(queue, 0)
             ]
             missing = [queue for queue in missing if queue not in self._catalog.hidden(missing, view)]
             if not missing:
@@ -150,7 +150,7 @@ class Stream:
         if not self._opened:
             ranges = self._same_topics(start, view, ranges)
         self._open(start)
-        gone = [r for r in ranges if r.queue.topic in view.deleted]
+        gone = [r for r in ranges if view.lacks(r.queue)]
         lost = planner.truncated(ranges, bounds)
         causes = [*((part, Cause.TRUNCATED) for part in lost), *((part, Cause.TOPIC_DELETED) for part in gone)]
         loss.report(self._options.fail_on_data_loss, causes)
@@ -199,7 +199,7 @@ class Stream:
             position = found.positions[queue]
             lost.append((OffsetRange(queue, position, position), Cause.WENT_BACK))
             restart[queue] = view.bounds[queue].min_offset
-        dropped = {queue for queue in found.positions if queue.topic in view.deleted}
+        dropped = {queue for queue in found.positions if view.lacks(queue)}
         lost += [(OffsetRange(q, found.positions[q], found.positions[q]), Cause.TOPIC_DELETED) for q in sorted(dropped)]
         skipped = self._hidden(found, view)
         lost += [(part, Cause.QUEUE_GONE) for part in skipped]

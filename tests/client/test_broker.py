@@ -157,7 +157,7 @@ class TestSomeBrokersDoNotAnswer:
 
     def test_their_errors_are_told_and_the_others_answer(self, routed: Parts) -> None:
         errors: list[RocketMQError] = []
-        found = routed.brokers.bounds(self.queues, routed.soon, errors.append)
+        found = routed.brokers.bounds(self.queues, routed.soon, lambda error, queue: errors.append(error))
         assert found == {QUEUES[0]: QueueBounds(1, 9, 5)}
         assert [type(error) for error in errors] == [ConnectionLost, BrokerNotFound]
 
@@ -165,10 +165,15 @@ class TestSomeBrokersDoNotAnswer:
         with pytest.raises(ConnectionLost):
             routed.brokers.bounds(self.queues, routed.soon)
 
-    def test_what_will_not_pass_is_raised_all_the_same(self, broker: MockBroker, routed: Parts) -> None:
+    def test_who_is_told_decides_what_will_pass(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, refuse(16, "no"))
+
+        def told(error: RocketMQError, queue: MessageQueue) -> None:
+            assert queue == self.queues[0]
+            raise error
+
         with pytest.raises(AccessDenied) as caught:
-            routed.brokers.bounds(self.queues[:1], routed.soon, lambda _: None)
+            routed.brokers.bounds(self.queues[:1], routed.soon, told)
         assert (caught.value.addr, caught.value.topic) == (broker.address, "t")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark import Message, Producer
+from rocketmq_spark import Message, Producer, low_latency_conf
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -30,8 +30,8 @@ MESSAGES = scaled(100_000)
 CAP = MESSAGES // (10 * KILLS)
 
 SCRIPT = """
-    name_server, folder, early_topic, late_topic, cap, last = sys.argv[1:]
-    spark = new_session("local[2]")
+    name_server, folder, early_topic, late_topic, cap, conf, last = sys.argv[1:]
+    spark = new_session("local[2]", **json.loads(conf))
 
     def start(name, topic, where):
         stream = spark.readStream.format("rocketmq").options(
@@ -143,14 +143,16 @@ def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
 
 
 @pytest.mark.timeout(300 + 60 * KILLS)
+@pytest.mark.parametrize("conf", [{}, low_latency_conf()], ids=["defaults", "low_latency_conf"])
 def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
-    rocketmq, make_topic, sending, start_script, tmp_path
+    rocketmq, make_topic, sending, start_script, tmp_path, conf
 ):
     rng = random.Random(KILLS)
+    conf = json.dumps({name.replace(".", "_"): value for name, value in conf.items()})
     topic = make_topic(queues=4)
     early = feed(rocketmq, topic, MESSAGES)
     folders = {name: tmp_path / name for name in ("early", "late")}
-    arguments = (rocketmq.name_server, tmp_path, topic, sending.topic, CAP)
+    arguments = (rocketmq.name_server, tmp_path, topic, sending.topic, CAP, conf)
     deaths: list[tuple[str, str, State]] = []
     for point, name in KILLED:
         script = start_script(SCRIPT, *arguments, "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,7 +12,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
 from tests.mockbroker import eventually
-from tests.reading import Run, feed, positions, rows
+from tests.reading import Run, bodies, feed, positions, read, rows
 
 
 def made_again(mq: LocalBroker, topic: str, queues: int = 2) -> None:
@@ -116,6 +116,37 @@ def test_one_of_two_topics_that_was_deleted_while_the_query_was_down(rocketmq, t
     # A new query has lost nothing: it never had the topic.
     with pytest.raises(RouteNotFound, match=topic):
         Run(rocketmq, startingOffsets="earliest", **both)
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_topic_that_was_deleted_on_one_of_two_brokers(pair, lost_lines, available_now):
+    topic = f"orders-{available_now}"
+    pair.create_topic(topic, 2)
+    both = {"subscribe": topic, "startingOffsets": "earliest"}
+    run = Run(pair, **both)
+    run.drain(feed(pair, topic, 8))
+    left, unfinished = run.offset, feed(pair, topic, 8)
+    end = run.latest()
+    delete_on(pair, topic, "broker-b")  # the name server goes on naming the broker
+    fails(Run(pair, left, available_now=available_now, **both), f"{topic}/broker-b/0 .*topic deleted")
+    lenient = Run(pair, left, available_now=available_now, failOnDataLoss="warn", **both)
+    kept = set(unfinished) & set(bodies(read(pair, **both)))  # a new query reads what is left
+    lenient.drain(kept)
+    assert set(lenient.read) == kept
+    assert {queue.broker_name for queue in lenient.positions} == {"broker-a"}
+    logged = Run(pair, left, failOnDataLoss="warn", **both)
+    assert {row["body"].decode() for row in rows(logged.reader, logged.plan(end))} == kept
+    assert any(f"{topic}/broker-b/1" in line and "topic deleted" in line for line in lost_lines())
+
+
+def delete_on(mq: LocalBroker, topic: str, broker: str) -> None:
+    mq.admin.brokers.calls.ask(mq.address(broker), rpc.DELETE_TOPIC_IN_BROKER.request(topic=topic, bname=broker))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalBroker]:
+    with LocalBroker(brokers=2, quiet=True) as mq:
+        yield mq
 
 
 def test_a_queue_that_its_broker_does_not_read_any_more(rocketmq, make_topic, lost_lines):

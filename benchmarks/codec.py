@@ -1,0 +1,78 @@
+"""Decode and encode on one core: no broker, no socket."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks import harness, workload
+from benchmarks.harness import Case, Cpu, Found, Result
+from benchmarks.raw import ranges_of
+from rocketmq_spark.client.ranges import RangeReader, Window
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.options import parse
+from rocketmq_spark.session import client, pull_settings
+from rocketmq_spark.sink.encode import Encoder
+from rocketmq_spark.sink.identifiers import UniqueIds
+from rocketmq_spark.source.decode import Decoder
+from rocketmq_spark.source.schema import BASIC
+
+ROWS = 20_000
+TIMES = 50
+PLAIN = ("topic", "brokerName", "queueId", "queueOffset", "body", "bornTimestamp", "storeTimestamp")
+
+
+def run(broker: LocalBroker, found: Found, repeats: int) -> None:
+    for size in harness.SIZES:
+        topic = f"codec-{size}"
+        workload.fill(broker, topic, ROWS, size)
+        cases = [*_decodes(broker, topic), *_encodes(size)]
+        harness.rounds(cases, repeats)
+        title = f"One core, {size} B (thousand messages a second)"
+        figures = harness.report(title, cases, size)
+        # The targets are told in millions.
+        found[f"codec {size}"] = {name: {**row, "median": row["median"] / 1000} for name, row in figures.items()}
+
+
+def _decodes(broker: LocalBroker, topic: str) -> list[Case]:
+    options = parse({"nameServer": broker.name_server})
+    one = client(options)
+    ranges = ranges_of(broker, topic)
+    one.routes.get(topic)
+    dial = one.bulk("broker-a", topic)
+    reader = RangeReader(
+        ranges, dial, [one.pull_template(r.queue, "bench") for r in ranges], pull_settings(options), print
+    )
+    # A window lives until the next one is asked for.
+    windows = [Window(window.buffer.copy(), list(window.pieces)) for window in reader.windows()]
+    queues = [r.queue for r in ranges]
+    plain = tuple(column for column in BASIC if column.name in PLAIN)
+    return [
+        Case("decode, all columns", lambda: _decode(Decoder(queues, BASIC), windows)),
+        Case("decode, without properties", lambda: _decode(Decoder(queues, plain), windows)),
+    ]
+
+
+def _decode(decoder: Decoder, windows: list[Window]) -> Result:
+    begin = time.process_time()
+    rows = sum(len(decoder(window)) for _ in range(TIMES) for window in windows)
+    harness.expect("decode", rows, ROWS * TIMES)
+    return _of(rows, time.process_time() - begin)
+
+
+def _encodes(size: int) -> list[Case]:
+    names = {name: name for name in ("body", "tags", "keys", "properties")}
+    encoder = Encoder(names, 4 << 20, UniqueIds(b"benchmrk"))
+    batch = workload.frame(10_000, size)
+
+    def run() -> Result:
+        begin, rows = time.process_time(), 0
+        for _ in range(TIMES):
+            rows += sum(chunk.rows for chunk in encoder(batch).chunks(1 << 20))
+        harness.expect("encode", rows, len(batch) * TIMES)
+        return _of(rows, time.process_time() - begin)
+
+    return [Case("encode", run)]
+
+
+def _of(rows: int, seconds: float) -> Result:
+    return Result(rows, seconds, Cpu(python=seconds))

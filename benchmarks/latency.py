@@ -1,0 +1,128 @@
+"""From a producer's clock to the hands of foreachBatch, at 100 messages a second; each run in a process of its own.
+
+``python -m benchmarks.latency CASE ADDRESS TOPIC SECONDS`` is one run; it prints its percentiles as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks import harness, spark, targets, workload
+from benchmarks.harness import Found
+from benchmarks.kafka import KafkaNode, connector_jars
+from rocketmq_spark import LocalBroker, Message, Producer, low_latency_conf
+
+RATE = 100
+SECONDS = 15
+_WARM_UP_S = 5.0
+_NUMBERS = itertools.count()
+Send = Callable[[bytes], object]
+
+
+def run(broker: LocalBroker, kafka: KafkaNode | None, options: Any, found: Found) -> None:
+    runs: dict[str, list[dict[str, float]]] = {}
+    for turn in range(options.repeats):
+        for case in (targets.OURS, targets.LOW, targets.KAFKA_LATENCY):
+            address = broker.name_server if case != targets.KAFKA_LATENCY else kafka.address if kafka else None
+            if address is None:
+                continue
+            topic = f"latency-{next(_NUMBERS)}"
+            if case != targets.KAFKA_LATENCY:
+                broker.create_topic(topic, queues=workload.QUEUES)
+            command = [sys.executable, "-m", "benchmarks.latency", case, address, topic, str(SECONDS)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            if done.returncode:
+                raise SystemExit(f"{case}: {done.stderr[-3000:]}")
+            one = json.loads(done.stdout.splitlines()[-1])
+            runs.setdefault(case, []).append(one)
+            harness.say(f"  {turn + 1}/{options.repeats} {case}: p50 {one['p50']:.0f} ms, p99 {one['p99']:.0f} ms")
+    table = Table(title=f"Latency at {RATE} messages a second, producer to foreachBatch (ms, medians of the runs)")
+    for column in ("case", "p50", "p90", "p99", "worst"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for case, all_of in runs.items():
+        middle = {name: sorted(one[name] for one in all_of)[len(all_of) // 2] for name in all_of[0]}
+        found.setdefault("latency", {})[case] = middle
+        table.add_row(case, *(f"{middle[name]:.0f}" for name in ("p50", "p90", "p99", "worst")))
+    harness.show(table)
+
+
+def main(case: str, address: str, topic: str, seconds: float) -> None:
+    kafka = case == targets.KAFKA_LATENCY
+    session = spark.plain_session(connector_jars() if kafka else (), low_latency_conf() if case == targets.LOW else {})
+    if kafka:
+        send, close = _kafka_producer(session, address, topic)
+        reader = session.readStream.format("kafka").option("kafka.bootstrap.servers", address)
+        # A topic that nobody has written to yet has one partition too few for a pattern of eight.
+        send(_stamp())
+        rows = reader.option("subscribe", topic).option("startingOffsets", "earliest").load().selectExpr("value body")
+    else:
+        send, close = _producer(address, topic)
+        reader = session.readStream.format("rocketmq").option("nameServer", address).option("subscribe", topic)
+        rows = reader.option("startingOffsets", "earliest").load().select("body")
+    seen: list[tuple[float, float]] = []
+
+    def take(frame: Any, _: int) -> None:
+        bodies = [row.body for row in frame.collect()]
+        now = time.time()
+        seen.extend((float(body), now) for body in bodies)
+
+    with tempfile.TemporaryDirectory() as folder:
+        query = rows.writeStream.option("checkpointLocation", folder).foreachBatch(take).start()
+        sent = 1 if kafka else 0
+        begin = time.time()
+        stop = threading.Event()
+        while (elapsed := time.time() - begin) < _WARM_UP_S + seconds:
+            send(_stamp())
+            sent += 1
+            stop.wait(max(0.0, (sent / RATE) - elapsed))
+        while len(seen) < sent and time.time() < begin + _WARM_UP_S + seconds + 60:
+            stop.wait(0.05)
+        query.stop()
+    close()
+    harness.expect("latency", len({born for born, _ in seen}), sent)
+    late = sorted(1000 * (now - born) for born, now in seen if born > begin + _WARM_UP_S)
+    at = {name: late[min(len(late) - 1, int(part * len(late)))] for name, part in _PERCENTILES.items()}
+    print(json.dumps({**at, "messages": len(late)}))
+    session.stop()
+
+
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "worst": 1.0}
+
+
+def _stamp() -> bytes:
+    return f"{time.time():.6f}".encode()
+
+
+def _producer(name_server: str, topic: str) -> tuple[Send, Callable[[], None]]:
+    producer = Producer(name_server=name_server, group="latency")
+    return lambda body: producer.send(Message(topic, body)), producer.close
+
+
+def _kafka_producer(session: Any, address: str, topic: str) -> tuple[Send, Callable[[], None]]:
+    """Kafka's Java producer in Spark's own JVM, with its defaults."""
+    jvm = session._jvm
+    conf = jvm.java.util.Properties()
+    conf.put("bootstrap.servers", address)
+    kind = "org.apache.kafka.common.serialization.ByteArraySerializer"
+    conf.put("key.serializer", kind)
+    conf.put("value.serializer", kind)
+    producer = jvm.org.apache.kafka.clients.producer.KafkaProducer(conf)
+
+    def send(body: bytes) -> None:
+        producer.send(jvm.org.apache.kafka.clients.producer.ProducerRecord(topic, bytearray(body)))
+
+    return send, producer.close
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], seconds=float(sys.argv[4]))

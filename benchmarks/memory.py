@@ -1,0 +1,60 @@
+"""How much memory a read task needs above the worker that runs it.
+
+``python -m benchmarks.memory ADDRESS TOPIC`` reads a topic as a task does and prints its peak.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks import harness, read, workload
+from benchmarks.harness import Found
+from rocketmq_spark import LocalBroker
+from rocketmq_spark.options import parse
+from rocketmq_spark.source.readers import RocketMQReader
+from rocketmq_spark.source.schema import BASIC
+
+# Bodies and how many of them; the largest that a stock broker takes are 4 MiB with their properties.
+TOPICS = {"100 B": (100, 500_000), "1 KiB": (1024, 200_000), "4 MiB": ((4 << 20) - 4096, 120)}
+RAISED = {**read.RAISED, "maxTransferBytesOnMessageInMemory": 64 << 20}
+
+
+def run(broker: LocalBroker, options: Any, found: Found) -> None:
+    table = Table(title="Peak memory of a read task above the bare worker (MiB)")
+    table.add_column("messages")
+    table.add_column("stock limits", justify="right")
+    table.add_column("raised limits", justify="right")
+    figures: dict[str, dict[str, float]] = {}
+    for name, (size, count) in TOPICS.items():
+        topic = f"memory-{size}"
+        workload.fill(broker, topic, count, size)
+        for limits, conf in (("stock", read.STOCK), ("raised", RAISED)):
+            broker.admin.update_broker_config("broker-a", conf)
+            command = [sys.executable, "-m", "benchmarks.memory", broker.name_server, topic]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+            one = json.loads(done.stdout)
+            harness.expect("memory", one["rows"], count)
+            figures[f"{name}, {limits}"] = {"MiB": one["MiB"]}
+        table.add_row(name, *(f"{figures[f'{name}, {limits}']['MiB']:.0f}" for limits in ("stock", "raised")))
+    broker.admin.update_broker_config("broker-a", read.STOCK)
+    found["memory"] = figures
+    harness.show(table)
+
+
+def main(name_server: str, topic: str) -> None:
+    reader = RocketMQReader(parse({"nameServer": name_server, "subscribe": topic}).for_role("batch source"), BASIC)
+    partitions = reader.partitions()
+    bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rows = sum(len(batch) for partition in partitions for batch in reader.read(partition))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"rows": rows, "MiB": (peak - bare) / 1024}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

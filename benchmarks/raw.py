@@ -1,0 +1,121 @@
+"""Readers without Spark: plain sockets that decode nothing, and the product's own layers one by one."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from collections.abc import Sequence
+
+from benchmarks import harness
+from benchmarks.harness import Result
+from rocketmq_spark import LocalBroker
+from rocketmq_spark.client.ranges import RangeReader
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.options import parse
+from rocketmq_spark.session import client, pull_settings
+from rocketmq_spark.source.readers import RocketMQReader
+from rocketmq_spark.source.schema import BASIC
+
+_LENGTHS = struct.Struct(">II")
+_HEADER = re.compile(rb'\{"code":0,.*"nextBeginOffset":"(\d+)".*"opaque":(\d+)')
+_BUFFER_BYTES = 8 << 20
+
+
+def ranges_of(broker: LocalBroker, topic: str) -> list[OffsetRange]:
+    return [OffsetRange(q, b.min_offset, b.max_offset) for q, b in sorted(broker.admin.describe_topic(topic).items())]
+
+
+def sockets(broker: LocalBroker, topic: str, count: int, per_answer: int, depth: int) -> Result:
+    """The ceiling: requests made beforehand, ``depth`` of them under way, answers only counted."""
+    one = client(parse({"nameServer": broker.name_server}))
+    frames: list[bytes] = []
+    ends: list[int] = []
+    for r in ranges_of(broker, topic):
+        template = one.pull_template(r.queue, "bench")
+        for start in range(r.start, r.end, per_answer):
+            ends.append(min(r.end, start + per_answer))
+            frames.append(template.frame(len(frames), start, ends[-1] - start))
+    host, _, port = broker.address("broker-a").rpartition(":")
+    with socket.create_connection((host, int(port))) as sock, harness.timed([pid_of(broker)], count) as result:
+        _pump(sock, frames, ends, depth)
+    return result
+
+
+def _pump(sock: socket.socket, frames: Sequence[bytes], ends: Sequence[int], depth: int) -> None:
+    buffer = bytearray(_BUFFER_BYTES)
+    view = memoryview(buffer)
+    sent, done, filled = min(depth, len(frames)), 0, 0
+    sock.sendall(b"".join(frames[:sent]))
+    while done < len(frames):
+        filled += sock.recv_into(view[filled:])
+        at = answered = 0
+        while filled - at >= 8:
+            length, header = _LENGTHS.unpack_from(view, at)
+            if at + 4 + length > filled:
+                break
+            match = _HEADER.match(buffer, at + 8, at + 8 + header)
+            if match is None or int(match[1]) != ends[int(match[2])]:
+                raise harness.WrongCount(f"an answer that is short or no answer: {buffer[at + 8 : at + 300]!r}")
+            answered += 1
+            at += 4 + length
+        done += answered
+        upto = min(len(frames), sent + answered)
+        if upto > sent:
+            sock.sendall(b"".join(frames[sent:upto]))
+            sent = upto
+        view[: filled - at] = view[at:filled]
+        filled -= at
+
+
+def bulk(broker: LocalBroker, topic: str, count: int) -> Result:
+    """The product's pulls with everything they promise, and no decoding."""
+    options = parse({"nameServer": broker.name_server})
+    one, ranges = client(options), ranges_of(broker, topic)
+    templates = [one.pull_template(r.queue, "bench") for r in ranges]
+    dial = one.bulk("broker-a", topic, broker.address("broker-a"))
+    reader = RangeReader(ranges, dial, templates, pull_settings(options, False), _lost, on_hint=dial.hint)
+    with harness.timed([pid_of(broker)], count) as result:
+        read = sum(min(p.next_offset, p.limit) - p.start for window in reader.windows() for p in window.pieces)
+    harness.expect("bulk pull", read, count)
+    return result
+
+
+def decoded(broker: LocalBroker, topic: str, count: int) -> Result:
+    """The source's reader without Spark, one process."""
+    options = parse({"nameServer": broker.name_server, "subscribe": topic}).for_role("batch source")
+    reader = RocketMQReader(options, BASIC)
+    with harness.timed([pid_of(broker)], count) as result:
+        rows = sum(len(batch) for partition in reader.partitions() for batch in reader.read(partition))
+    harness.expect("read without Spark", rows, count)
+    return result
+
+
+def per_answer(broker: LocalBroker, topic: str) -> int:
+    """Messages that the broker gives in one answer, when asked for many."""
+    one = client(parse({"nameServer": broker.name_server}))
+    r = ranges_of(broker, topic)[0]
+    one.routes.get(topic)
+    reader = one.bulk("broker-a", topic)(Deadline.after(10))
+    try:
+        reader.send([one.pull_template(r.queue, "bench").frame(0, r.start, 1024)], 10)
+        while True:
+            reader.receive(10)
+            found, others = reader.scan()
+            if others:
+                raise harness.WrongCount(f"no messages: {others}")
+            if found:
+                return found[0][1] - r.start
+    finally:
+        reader.close()
+
+
+def _lost(part: OffsetRange, cause: object) -> None:
+    raise harness.WrongCount(f"{part} lost: {cause}")
+
+
+def pid_of(broker: LocalBroker) -> int:
+    pid = broker.pid("broker-a")
+    assert pid is not None
+    return pid

@@ -1,0 +1,136 @@
+"""What the figures have to reach, each next to its peers of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.harness import SIZES, Found
+
+Value = Callable[[Found, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure with what it should be, for 100 B and 1 KiB or, with one number, whatever the size."""
+
+    name: str
+    wanted: tuple[float, ...]
+    value: Value
+    at_most: bool = False
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target's figure in this run; None where a peer was not measured."""
+
+    target: Target
+    size: int | None
+    wanted: float
+    value: float | None
+
+    @property
+    def held(self) -> bool | None:
+        if self.value is None:
+            return None
+        return self.value <= self.wanted if self.target.at_most else self.value >= self.wanted
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target.name, "size": self.size, "wanted": self.wanted, "value": self.value, "held": self.held,
+        }  # fmt: skip
+
+
+def rate(section: str, case: str) -> Value:
+    return lambda found, size: float(found[f"{section} {size}"][case]["median"])
+
+
+def ratio(section: str, case: str, *peers: str, of: str | None = None) -> Value:
+    """Median of a case to that of the best of its peers."""
+
+    def value(found: Found, size: int) -> float:
+        best = max(rate(of or section, peer)(found, size) for peer in peers)
+        return rate(section, case)(found, size) / best
+
+    return value
+
+
+def figure(section: str, case: str, name: str) -> Value:
+    return lambda found, size: float(found[section][case][name])
+
+
+def quotient(above: Value, below: Value) -> Value:
+    return lambda found, size: above(found, size) / below(found, size)
+
+
+def largest(section: str, name: str) -> Value:
+    return lambda found, size: max(float(case[name]) for case in found[section].values())
+
+
+SPARK, PLAIN, STREAM = "Spark batch read, all columns", "Spark batch read, without properties", "Spark AvailableNow"
+RAW, BULK, ALONE = "raw sockets, nothing decoded", "bulk pull, nothing decoded", "pull and decode, no Spark"
+PULL8, LITE, LITE32 = "Java pull consumer, 8 threads", "Java LitePull, defaults", "Java LitePull, 32 a pull"
+CEILING, KAFKA = "Spark's ceiling, prebuilt batches", "spark-sql-kafka batch read"
+WRITE, KAFKA_WRITE, HASH = "Spark batch write", "spark-sql-kafka batch write", "Spark batch write by shardingKey"
+JAVA_BATCH = ("Java batches of 1 MiB, 2 threads", "Java autoBatch, asynchronous")
+SEND, DROP = "batch bodies sent, made before", "Spark's ceiling, rows dropped"
+OURS, LOW, KAFKA_LATENCY = "rocketmq, defaults", "rocketmq, low_latency_conf()", "spark-sql-kafka, 8 partitions"
+
+TARGETS: Sequence[Target] = (
+    Target("decode, one core, all columns (M msg/s)", (3.0, 2.2), rate("codec", "decode, all columns")),
+    Target("encode, one core (M msg/s)", (6.0, 3.4), rate("codec", "encode")),
+    Target("bulk pull of raw sockets, stock", (0.85, 0.85), ratio("stock", BULK, RAW)),
+    Target("bulk pull of raw sockets, raised limits", (0.85, 0.85), ratio("raised", BULK, RAW)),
+    Target("pull and decode without Spark of raw sockets, stock", (0.55, 0.55), ratio("stock", ALONE, RAW)),
+    Target("batch read of the best Java consumer, stock", (2.0, 2.0), ratio("stock", SPARK, PULL8, LITE, LITE32)),
+    Target("batch read of LitePull defaults, stock", (5.0, 4.0), ratio("stock", SPARK, LITE)),
+    Target("batch read of spark-sql-kafka, stock", (2.3, 3.0), ratio("stock", SPARK, KAFKA)),
+    Target("batch read of Spark's ceiling, raised limits", (0.55, 0.45), ratio("raised", SPARK, CEILING)),
+    Target("batch read without properties of that with them", (1.5, 1.3), ratio("stock", PLAIN, SPARK)),
+    Target("AvailableNow of the batch read", (0.9, 0.9), ratio("stock", STREAM, SPARK)),
+    Target("batch read of the best Java consumer, cold", (2.0, 2.0), ratio("cold", SPARK, PULL8, LITE32)),
+    Target("batch write of Java's batch producer", (0.9, 1.15), ratio("write", WRITE, *JAVA_BATCH)),
+    Target("batch write of spark-sql-kafka", (1.35, 1.05), ratio("write", WRITE, KAFKA_WRITE)),
+    Target("write by shardingKey of round robin", (0.7, 0.7), ratio("write", HASH, WRITE)),
+    Target(
+        "latency p50 of spark-sql-kafka's", (0.25,),
+        quotient(figure("latency", OURS, "p50"), figure("latency", KAFKA_LATENCY, "p50")), at_most=True,
+    ),
+    Target("latency p99", (300.0,), figure("latency", OURS, "p99"), at_most=True, unit="ms"),
+    Target(
+        "low_latency_conf() p50 of the default's", (0.65,),
+        quotient(figure("latency", LOW, "p50"), figure("latency", OURS, "p50")), at_most=True,
+    ),
+    Target("planning 10,000 queues, warm routes", (1.0,), figure("planning", "warm", "seconds"), True, "s"),
+    Target("planning 10,000 queues, cold routes", (5.0,), figure("planning", "cold", "seconds"), True, "s"),
+    Target("idle polling of a core", (0.02,), figure("planning", "idle", "of a core"), at_most=True),
+    Target("memory of a read task above the bare worker", (256.0,), largest("memory", "MiB"), True, "MiB"),
+)  # fmt: skip
+
+
+def verdicts(found: Found, targets: Sequence[Target] = TARGETS) -> Iterator[Verdict]:
+    """Every target with its figure, as far as the run measured it."""
+    for target in targets:
+        for size, wanted in zip(SIZES, target.wanted, strict=False):
+            try:
+                value: float | None = target.value(found, size)
+            except KeyError:
+                value = None
+            yield Verdict(target, size if len(target.wanted) > 1 else None, wanted, value)
+
+
+def table(results: Sequence[Verdict]) -> Table:
+    made = Table(title="Targets (medians of this run)")
+    for column in ("figure", "bytes", "target", "measured", ""):
+        made.add_column(column, justify="left" if column == "figure" else "right")
+    for v in results:
+        sign = "≤" if v.target.at_most else "≥"
+        measured = "not measured" if v.value is None else f"{v.value:.2f}"
+        held = {True: "held", False: "NOT HELD", None: ""}[v.held]
+        size = str(v.size) if v.size is not None else ""
+        made.add_row(v.target.name, size, f"{sign} {v.wanted:g} {v.target.unit}".strip(), measured, held)
+    return made

@@ -1,0 +1,26 @@
+"""The settings exist in the Spark at hand: a misspelt name would be taken without a word."""
+
+from __future__ import annotations
+
+from rocketmq_spark import low_latency_conf
+
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+
+
+def test_spark_takes_the_checkpoint_manager(spark, tmp_path) -> None:
+    hadoop = spark._jvm.org.apache.hadoop
+    conf = hadoop.conf.Configuration(spark.sparkContext._jsc.hadoopConfiguration())
+    conf.set(MANAGER, low_latency_conf()[MANAGER])
+    package = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    made = package.CheckpointFileManager.create(hadoop.fs.Path(str(tmp_path)), conf)
+    assert made.getClass().getName() == low_latency_conf()[MANAGER]
+
+
+def test_spark_knows_the_other_settings(spark) -> None:
+    known = spark._jvm.org.apache.spark.internal.config.ConfigEntry
+    assert [n for n in low_latency_conf() if n != MANAGER and known.findEntry(n) is None] == []
+
+
+def test_every_call_gives_its_own() -> None:
+    low_latency_conf().clear()
+    assert low_latency_conf()
