@@ -144,6 +144,11 @@ class Run:
     def latest(self, limit: ReadLimit | None = None) -> str:
         return canonical(self.reader.latestOffset(json.loads(self.offset), limit or self.limit))
 
+    def ahead(self) -> str:
+        """The next end, as soon as the driver's view, which may be a moment old, has something new."""
+        eventually(lambda: self.latest() != self.offset, 30)
+        return self.latest()
+
     def plan(self, end: str) -> list[InputPartition]:
         return list(self.reader.partitions(json.loads(self.offset), json.loads(end)))
 

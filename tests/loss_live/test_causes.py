@@ -102,7 +102,7 @@ def test_one_of_two_topics_that_was_deleted_while_the_query_was_down(rocketmq, t
     run = Run(rocketmq, startingOffsets="earliest", **both)
     run.drain([*feed(rocketmq, topic, 4), *feed(rocketmq, other, 4)])
     more = feed(rocketmq, other, 4)
-    left, unfinished = run.offset, run.latest()
+    left, unfinished = run.offset, run.ahead()
     delete(rocketmq, topic)
     fails(Run(rocketmq, left, **both), "topic deleted")
     fails(Run(rocketmq, left, available_now=True, **both), "topic deleted")
@@ -126,7 +126,7 @@ def test_a_topic_that_was_deleted_on_one_of_two_brokers(pair, lost_lines, availa
     run = Run(pair, **both)
     run.drain(feed(pair, topic, 8))
     left, unfinished = run.offset, feed(pair, topic, 8)
-    end = run.latest()
+    end = run.ahead()
     delete_on(pair, topic, "broker-b")  # the name server goes on naming the broker
     fails(Run(pair, left, available_now=available_now, **both), f"{topic}/broker-b/0 .*topic deleted")
     lenient = Run(pair, left, available_now=available_now, failOnDataLoss="warn", **both)
@@ -225,7 +225,7 @@ def test_a_broker_that_cannot_be_reached_is_waited_for(own, lost_lines):
     assert sorted(run.read) == sorted([*sent, *more])
     # And while a task reads: it has its plan.
     third = feed(own, "orders", 20)
-    end = run.latest()
+    end = run.ahead()
     tasks = run.plan(end)
     own.restart("broker-a")
     assert {row["body"].decode() for row in rows(run.reader, tasks)} == set(third)

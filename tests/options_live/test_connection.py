@@ -53,8 +53,9 @@ class HangUp:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                self._sock.accept()[0].close()
-                self.times.append(time.monotonic())
+                taken = self._sock.accept()[0]
+                self.times.append(time.monotonic())  # before the client can notice
+                taken.close()
 
     def __exit__(self, *error: object) -> None:
         self._sock.shutdown(socket.SHUT_RDWR)

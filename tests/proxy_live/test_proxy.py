@@ -119,6 +119,7 @@ def test_the_sink(proxied, topic, only_the_proxy):
     writer = source.writer(schema, overwrite=False)
     batch = pa.RecordBatch.from_pydict({"body": [body.encode() for body in made], "tags": ["t"] * 50})
     writer.commit([writer.write(iter([batch]))])
+    eventually(lambda: len(read(proxied.proxy_server, subscribe=topic)) >= 50, 30)  # the index follows the answers
     found = read(proxied.proxy_server, subscribe=topic)
     assert sorted(bodies(found)) == sorted(made)
     assert {row["tags"] for row in found} == {"t"}
