@@ -120,7 +120,7 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     begins = np.fromiter((piece.begin for piece in pieces), np.int64, len(pieces))
     ends = np.fromiter((piece.end for piece in pieces), np.int64, len(pieces))
     starts, counts = boundaries(buffer, begins, ends)
-    head = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), _HEAD, buffer, strides=(1,))[starts]
+    head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
     any_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
     late = _behind_born_host(buffer, starts, sys_flags, any_flags, head)
@@ -168,14 +168,20 @@ def _behind_born_host(
     """Fields behind a host: the same record gathered again where IPv6 addresses moved it."""
     if not any_flags & _V6:
         return head
-    records = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), _HEAD, buffer, strides=(1,))
-    limit = len(records) - 1
+    limit = len(buffer) - _HEAD.itemsize
     born = _V6_EXTRA * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
-    late: npt.NDArray[Any] = records[np.minimum(starts + born, limit)].copy()
-    behind_store = records[np.minimum(starts + _shift(sys_flags), limit)]
+    late = _records(buffer, np.minimum(starts + born, limit))
+    behind_store = _records(buffer, np.minimum(starts + _shift(sys_flags), limit))
     for name in ("reconsumeTimes", "preparedOffset", "bodyLength"):
         late[name] = behind_store[name]
     return late
+
+
+def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
+    """A copy of the fixed fields at every start; as plain bytes, for numpy would swap each field of each record."""
+    anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), f"V{_HEAD.itemsize}", buffer, strides=(1,))
+    found: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
+    return found
 
 
 def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: Ints) -> Ints:
