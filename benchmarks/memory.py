@@ -22,7 +22,7 @@ from rocketmq_spark.source.schema import BASIC
 
 # Bodies and how many of them; the largest that a stock broker takes are 4 MiB with their properties.
 TOPICS = {"100 B": (100, 500_000), "1 KiB": (1024, 200_000), "4 MiB": ((4 << 20) - 4096, 120)}
-RAISED = {**read.RAISED, "maxTransferBytesOnMessageInMemory": 64 << 20}
+RAISED = {**read.RAISED, "maxTransferBytesOnMessageInMemory": str(64 << 20)}
 
 
 def run(broker: LocalBroker, options: Any, found: Found) -> None:

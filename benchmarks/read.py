@@ -20,13 +20,11 @@ from rocketmq_spark import LocalBroker
 
 PLAIN = "topic,brokerName,queueId,queueOffset,body,bornTimestamp,storeTimestamp"
 # What an operator may raise, and what makes every pull a "disk" pull; both can be changed while a broker runs.
-RAISED = {
-    "maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 << 20,
-}  # fmt: skip
-COLD = {"accessMessageInMemoryMaxRatio": 0, "accessMessageInMemoryHotRatio": 0}
+RAISED = {"maxTransferCountOnMessageInMemory": "1024", "maxTransferBytesOnMessageInMemory": str(4 << 20)}
+COLD = {"accessMessageInMemoryMaxRatio": "0", "accessMessageInMemoryHotRatio": "0"}
 STOCK = {
-    "maxTransferCountOnMessageInMemory": 32, "maxTransferBytesOnMessageInMemory": 256 << 10,
-    "accessMessageInMemoryMaxRatio": 40, "accessMessageInMemoryHotRatio": 26,
+    "maxTransferCountOnMessageInMemory": "32", "maxTransferBytesOnMessageInMemory": str(256 << 10),
+    "accessMessageInMemoryMaxRatio": "40", "accessMessageInMemoryHotRatio": "26",
 }  # fmt: skip
 
 

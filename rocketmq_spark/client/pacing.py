@@ -12,8 +12,8 @@ FIRST_PULL = 8
 STOCK_PULL = 32
 STOCK_BYTES = 256 << 10
 PULL_BYTES = 1 << 20
-DEPTH = 64
-ADAPTIVE_BYTES_IN_FLIGHT = 2 << 20
+DEPTH = 256
+ADAPTIVE_BYTES_IN_FLIGHT = 4 << 20
 FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict what it said when the batch was planned, before that is called loss.
 GRACE_S = 15.0

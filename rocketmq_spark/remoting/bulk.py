@@ -29,7 +29,7 @@ from rocketmq_spark.wire.header import Command
 _LENGTHS = struct.Struct(">II")
 _PREFIX_BYTES = 8
 _MAX_FRAME = 256 << 20
-WINDOW_BYTES = 4 << 20
+WINDOW_BYTES = 16 << 20
 # Stays free behind the last body, so that readers may look a few words ahead without leaving the buffer.
 SLACK_BYTES = 64
 

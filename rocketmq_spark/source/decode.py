@@ -111,7 +111,7 @@ class Decoder:
         names = [name_of(queue) for queue in self.queues]
         if len(set(names)) == 1:
             return slices.repeated(names[0], len(number_of_row))
-        return pa.array(names, pa.string()).take(pa.array(number_of_row))
+        return pa.array(names, pa.string()).take(slices.integers(number_of_row, pa.int64()))
 
 
 def _trimmed(found: Frames, pieces: list[Piece]) -> Frames:

@@ -222,7 +222,7 @@ class _Uniform:
         rows = self._pairs.rows
         start, end = self._value_start[:, chosen].ravel(), self._value_end[:, chosen].ravel()
         values = slices.strings(slices.binary(self._pairs.blob, start, end), None, self._pairs.ascii_only)
-        names = slices.tiled(tuple(self._names[j] for j in chosen), rows) if chosen else pa.array([], pa.string())
+        names = slices.tiled(tuple(self._names[j] for j in chosen), rows) if chosen else pa.nulls(0, pa.string())
         return _map(np.arange(rows + 1, dtype=np.int32) * len(chosen), names, values)
 
 
@@ -298,12 +298,12 @@ def _split_keys(column: pa.Array) -> pa.Array:
     """KEYS is one text with blanks between the keys; empty keys vanish."""
     content = slices.data(column.cast(pa.binary()))[0] if column.null_count < len(column) else np.empty(0, np.uint8)
     if not (content == ord(" ")).any():
-        present = column.is_valid().to_numpy(zero_copy_only=False)
+        present = slices.present(column)
         offsets = np.zeros(len(column) + 1, np.int32)
         np.cumsum(present, out=offsets[1:])
         bitmap = None if present.all() else slices.validity(present)
         return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
     split = pc.split_pattern(column, " ")
-    if (split.values.to_numpy(zero_copy_only=False) != "").all():
+    if not pc.any(pc.equal(split.values, "")).as_py():
         return split.cast(KEYS)
     return pa.array([None if row is None else [key for key in row if key] for row in split.to_pylist()], KEYS)

@@ -19,7 +19,6 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import filters, loss
-from rocketmq_spark.source.decode import Decoder
 from rocketmq_spark.source.schema import Column
 
 logger = logging.getLogger(__name__)
@@ -59,6 +58,8 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
     """
     if not isinstance(partition, RangePartition):
         return
+    from rocketmq_spark.source.decode import Decoder  # drivers, a new process for every stream, need not wait for it
+
     one = session.client(options)
     addresses = dict(partition.addresses)
     by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))

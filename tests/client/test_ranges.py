@@ -208,9 +208,9 @@ def test_rule_3_a_late_first_answer_does_not_fill_the_memory() -> None:
 
 
 def test_a_consumer_that_pauses_is_no_silent_broker() -> None:
-    model = Model([Queue(0, 3000)])
+    model = Model([Queue(0, 30_000)])
     windows = 0
-    ranges = [OffsetRange(read(Model([Queue(300, 301)]), [(0, 1)]).lost[0][0].queue, 0, 3000)]
+    ranges = [OffsetRange(read(Model([Queue(300, 301)]), [(0, 1)]).lost[0][0].queue, 0, 30_000)]
     for _ in model.reader(ranges, PullSettings(window_rows=200, read_deadline_s=30), lambda *_: None).windows():
         model.time.advance(1000.0)
         windows += 1

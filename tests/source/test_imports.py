@@ -1,0 +1,40 @@
+"""What a task and a stream's driver load: pandas costs every new worker half a second, and nothing here needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+READ = """
+import sys
+from rocketmq_spark.options import parse
+from rocketmq_spark.source.readers import RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.source.schema import BASIC
+options = parse({"nameServer": sys.argv[1], "subscribe": sys.argv[2], "startingOffsets": "earliest"})
+"""
+BATCH = """
+reader = RocketMQReader(options.for_role("batch source"), BASIC)
+print(sum(len(batch) for partition in reader.partitions() for batch in reader.read(partition)))
+"""
+STREAM = """
+reader = RocketMQStreamReader(options.for_role("stream source"), BASIC)
+start = reader.initialOffset()
+end = reader.latestOffset(start, reader.getDefaultReadLimit())
+print(sum(r.size for partition in reader.partitions(start, end) for r in partition.ranges))
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "absent"), [(BATCH, ["pandas"]), (STREAM, ["pandas", "rocketmq_spark.source.decode"])]
+)
+def test_no_more_is_imported_than_needed(rocketmq, topic, steps, absent):
+    from tests.reading import feed
+
+    feed(rocketmq, topic, 8, tags="t", keys=["a", "b"], properties={"n": "1"})
+    script = READ + steps + f"print(sorted(set({absent!r}) & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, rocketmq.name_server, topic], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["8", "[]"], done.stderr
