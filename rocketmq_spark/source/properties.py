@@ -304,6 +304,6 @@ def _split_keys(column: pa.Array) -> pa.Array:
         bitmap = None if present.all() else slices.validity(present)
         return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
     split = pc.split_pattern(column, " ")
-    if not pc.any(pc.equal(split.values, "")).as_py():
+    if pc.min(pc.binary_length(split.values)).as_py():  # else some key is empty
         return split.cast(KEYS)
     return pa.array([None if row is None else [key for key in row if key] for row in split.to_pylist()], KEYS)
