@@ -23,6 +23,8 @@ from rocketmq_spark.source.schema import Column
 
 logger = logging.getLogger(__name__)
 
+_PORTION_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class RangePartition(InputPartition):
@@ -72,9 +74,14 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
         reader = RangeReader(ranges, dial, templates, settings, lost, on_hint=dial.hint)
         decoder = Decoder([r.queue for r in ranges], columns, options.include_properties, filtered)
         for window in reader.windows():
-            batch = decoder(window)
-            if len(batch):
-                yield batch
+            yield from _portions(decoder(window))
+
+
+def _portions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in parts that stay in a core's cache between Python, the socket and the JVM."""
+    rows = max(1, len(batch) * _PORTION_BYTES // max(1, batch.nbytes))
+    for start in range(0, len(batch), rows):
+        yield batch.slice(start, rows)
 
 
 def _stream_of(options: Options, r: OffsetRange) -> tuple[str, session.Filter]:
