@@ -54,11 +54,17 @@ class Backlog:
 
     def send(self, opaque: int, count: int) -> Slot:
         """Take the lowest ``count`` offsets of what is to be asked for; they are under way with this number."""
-        number, start, end = heapq.heappop(self._todo)
-        limit = min(end, start + count)
-        self.put(Slot(number, limit, end))
-        slot = self._in_flight[opaque] = Slot(number, start, limit)
-        self._asked += limit - start
+        slot = self._todo[0]
+        number, start, end = slot
+        limit = start + count
+        if limit < end:
+            slot = Slot(number, start, limit)
+            heapq.heapreplace(self._todo, Slot(number, limit, end))
+        else:
+            heapq.heappop(self._todo)
+            count = end - start
+        self._in_flight[opaque] = slot
+        self._asked += count
         return slot
 
     def answered(self, opaque: int) -> Slot | None:

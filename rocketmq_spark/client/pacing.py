@@ -63,9 +63,12 @@ class Pacing:
         """What was asked will not be answered."""
         self._probing = False
 
-    def fits(self, messages: int) -> bool:
-        """Whether so many messages under way are within the bound of bytes, as far as their size is known."""
-        return messages * self._bytes_per_message <= self._settings.max_bytes_in_flight
+    def pulls(self, count: int, asked: int) -> int:
+        """How many more pulls of ``count`` the bound of bytes allows while ``asked`` messages are under way, as far as
+        their size is known; one when ``count`` is a probe."""
+        most = int(self._settings.max_bytes_in_flight / max(1.0, self._bytes_per_message))
+        room = max(0, (most - asked) // count)
+        return min(1, room) if count > self.count else room
 
     def passed(self) -> None:
         """The broker looked through what was asked for and nothing matched."""
@@ -84,8 +87,8 @@ class Pacing:
             return max(1, min(self._settings.depth, most))
         return max(1, min(DEPTH, most, max(4, int(ADAPTIVE_BYTES_IN_FLIGHT / answer))))
 
-    def learn(self, asked: int, covered: int, size: int) -> None:
-        """An answer covered ``covered`` of the ``asked`` offsets with ``size`` bytes."""
+    def learn(self, asked: int, covered: int, size: int, answers: int = 1) -> None:
+        """An answer covered ``covered`` of the ``asked`` offsets with ``size`` bytes; of several like it the largest."""
         first = not self._bytes_per_message
         self._seen = True
         self._bytes_per_message = _follow(self._bytes_per_message, size / max(1, covered))
@@ -105,7 +108,7 @@ class Pacing:
         elif probe:
             self.count, self._full_answers, self._patience = asked, 1, 1
         elif asked == self.count:
-            self._full_answers += 1
+            self._full_answers += answers
 
     def _most(self) -> int:
         most_bytes = min(PULL_BYTES, self._settings.max_bytes_in_flight)

@@ -141,21 +141,30 @@ class RangeReader:
         # While the first missing offset keeps us waiting, no more is collected behind it than may be in flight.
         if stream.filled > WINDOW_BYTES + self._settings.max_bytes_in_flight:
             depth = 0 if self._backlog.next_due is not None else 1
-        frames = []
-        while self._backlog.todo and self._backlog.in_flight < depth:
+        frames: list[bytes] = []
+        backlog = self._backlog
+        while backlog.todo and (free := depth - backlog.in_flight) > 0:
             count = self._pacing.next_count()
-            if self._backlog.in_flight and not self._pacing.fits(self._backlog.asked + count):
+            pulls = min(free, self._pacing.pulls(count, backlog.asked))
+            if not pulls and backlog.in_flight:
                 break
-            self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-            number, start, limit = self._backlog.send(self._opaque, count)
-            self._pacing.asked(limit - start)
-            # A filtered pull scans as many offsets as it is asked for; the count never falls short of the slot.
-            frames.append(self._templates[number].frame(self._opaque, start, limit - start))
+            frames.extend(self._asks(max(1, pulls), count))
         if frames:
-            if self._backlog.in_flight == len(frames):
+            if backlog.in_flight == len(frames):
                 self._heard_at = self._clock.now()
             self.pulls += len(frames)
             stream.send(frames, self._settings.read_deadline_s)
+
+    def _asks(self, pulls: int, count: int) -> Iterator[bytes]:
+        """Requests for the lowest missing offsets."""
+        for _ in range(pulls):
+            if not self._backlog.todo:
+                return
+            opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+            number, start, limit = self._backlog.send(opaque, count)
+            self._pacing.asked(limit - start)
+            # A filtered pull scans as many offsets as it is asked for; the count never falls short of the slot.
+            yield self._templates[number].frame(opaque, start, limit - start)
 
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._wait_s()):
@@ -164,18 +173,38 @@ class RangeReader:
             return
         self._heard_at = self._clock.now()
         found, others = stream.scan()
-        for answer in found:
-            self._take(answer)
+        self._take_all(found)
         for opaque, other in others:
             self._refuse(opaque, other)
 
-    def _take(self, answer: Found) -> None:
-        opaque, next_offset, suggested, begin, end = answer
+    def _take_all(self, found: list[Found]) -> None:
+        """Most answers are full ones, which must cost little: there are 30,000 in a million messages."""
+        answered, pieces, hinted, count = self._backlog.answered, self._pieces, self._hinted, self._pacing.count
+        full = largest = 0
+        for answer in found:
+            opaque, next_offset, suggested, begin, end = answer
+            slot = answered(opaque)
+            if slot is None:
+                continue
+            number, start, limit = slot
+            size = end - begin
+            if next_offset != limit or limit - start != count or suggested != hinted or not size or self._trials:
+                self._take(slot, answer)
+                continue
+            pieces.append(Piece(number, start, limit, next_offset, begin, end))
+            full += 1
+            if size > largest:
+                largest = size
+        if full:
+            self._rows += full * count
+            self._renew()
+            self._dial_pauses = self._clock.pauses()
+            self._pacing.learn(count, count, largest, full)
+
+    def _take(self, slot: Slot, answer: Found) -> None:
+        _, next_offset, suggested, begin, end = answer
         if suggested != self._hinted:
             self._follow(suggested)
-        slot = self._backlog.answered(opaque)
-        if slot is None:
-            return
         number, start, limit = slot
         if next_offset <= start:
             self._again(slot)
