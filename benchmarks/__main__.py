@@ -10,7 +10,6 @@ from pathlib import Path
 from benchmarks import codec, harness, latency, memory, planning, read, spark, targets, workload, write
 from benchmarks.harness import Found
 from benchmarks.kafka import KafkaNode, connector_jars
-from rocketmq_spark import LocalBroker
 
 SECTIONS = ("codec", "read", "write", "latency", "planning", "memory")
 
@@ -27,7 +26,7 @@ def main() -> None:
         if not options.no_kafka and {"read", "write", "latency"}.intersection(wanted):
             kafka = stack.enter_context(KafkaNode())
         if {"codec", "read", "latency", "memory"}.intersection(wanted):
-            broker = stack.enter_context(LocalBroker(conf=workload.STORE, heap_mb=1024, quiet=True))
+            broker = stack.enter_context(workload.broker())
         if "codec" in wanted:
             codec.run(broker, found, options.repeats)
         if {"read", "write"}.intersection(wanted):

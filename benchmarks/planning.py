@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks import harness
+from benchmarks import harness, workload
 from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker, session
 from rocketmq_spark.options import parse
@@ -26,7 +26,7 @@ POLLS_PER_S = 75
 
 def run(options: Any, found: Found) -> None:
     names = [f"plan-{i:04d}" for i in range(TOPICS)]
-    with LocalBroker(brokers=BROKERS, heap_mb=512, quiet=True) as broker:
+    with workload.broker(brokers=BROKERS) as broker:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: broker.admin.create_topic(name, QUEUES), names))
         cold, warm = [], []

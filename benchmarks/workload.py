@@ -26,6 +26,12 @@ _ROWS = 20_000
 STORE = {"mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": 300_000 * 20}
 
 
+def broker(brokers: int = 1) -> LocalBroker:
+    """Brokers as an operator runs them: with both compilers, which a broker for tests does without, and memory."""
+    jvm = ("-XX:TieredStopAtLevel=4", "-XX:MaxDirectMemorySize=1g")
+    return LocalBroker(brokers=brokers, conf=STORE, heap_mb=1536, jvm=jvm, quiet=True)
+
+
 def frame(count: int, size: int, first: int = 0) -> pa.RecordBatch:
     """``count`` rows as the sink takes them."""
     numbers = np.arange(first, first + count)

@@ -23,7 +23,7 @@ _NUMBERS = itertools.count()
 def run(session: SparkSession, kafka: KafkaNode | None, options: Any, found: Found) -> None:
     for size in harness.SIZES:
         count = harness.count_of(options.messages, size)
-        with LocalBroker(conf=workload.STORE, heap_mb=1024, quiet=True) as broker:
+        with workload.broker() as broker:
             cases = Writes(broker, session, kafka, count, size).cases()
             harness.rounds(cases, options.repeats)
         title = f"Writes of {count:,} messages, {size} B, until they can be read (thousand messages a second)"
