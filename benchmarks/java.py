@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pyspark
 from rocketmq_spark.localbroker import distro
 from rocketmq_spark.localbroker.java import find_java
 
+_TOO_LONG_S = 180.0
 SOURCE = Path(__file__).with_name("Bench.java")
 
 
@@ -62,11 +64,14 @@ def run(
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None
+            watch = threading.Timer(_TOO_LONG_S, process.kill)
+            watch.start()
             for line in process.stdout:
                 if line == "begin\n":
                     on_begin()
                 elif line.startswith("{"):
                     found = json.loads(line)
+            watch.cancel()
         if process.returncode or found is None:
             errors.seek(0)
             text = errors.read()[-2000:].decode("utf-8", "replace")

@@ -9,15 +9,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rocketmq_spark.codes import Perm, Property
 
 MASTER_ID = 0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MessageQueue:
-    """One queue of a topic on one broker; ordered as in Java: topic, broker name, queue id."""
+class MessageQueue(NamedTuple):
+    """One queue of a topic on one broker; ordered as in Java: topic, broker name, queue id.
+
+    A tuple, because plans hash and sort tens of thousands of them.
+    """
 
     topic: str
     broker_name: str

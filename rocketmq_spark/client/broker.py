@@ -205,11 +205,14 @@ class Brokers:
         """Answers and errors in order, asked at once."""
         results: list[Command | RocketMQError | None] = [None] * len(questions)
         addresses = [""] * len(questions)
+        known: dict[str, str] = {}
         left = threading.Semaphore(0)
         for i, question in enumerate(questions):
             done = _keep(results, i, left)
             try:
-                addresses[i] = self.routes.address(question.broker_name, read_from)
+                if question.broker_name not in known:
+                    known[question.broker_name] = self.routes.address(question.broker_name, read_from)
+                addresses[i] = known[question.broker_name]
             except RocketMQError as e:
                 done(e)
                 continue

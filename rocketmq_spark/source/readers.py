@@ -127,7 +127,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream.initial().to_json()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        begin = self._stream.initial() if start is None else Offsets.from_json(start)
+        begin = self._stream.initial() if start is None else self._stream.parsed(start)
         end = self._stream.latest(begin, self._wanted(limit))
         # Spark compares texts: where nothing is new the answer is what was given, to the letter.
         return start if end is begin and start is not None else end.to_json()
@@ -143,7 +143,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._stream.newest().to_json()
+        return self._stream.newest()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._stream.freeze()

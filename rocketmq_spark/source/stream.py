@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
@@ -41,6 +42,9 @@ class Stream:
         self._frozen: dict[MessageQueue, int] | None = None
         self._opened = False
         self._compared = False
+        self._given: tuple[dict[str, Any], Offsets] | None = None
+        self._idle: tuple[View, Offsets] | None = None
+        self._newest: tuple[View, dict[str, Any]] | None = None
 
     def initial(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
@@ -52,6 +56,12 @@ class Stream:
             self._initial = Offsets(begin, filter=filters.recorded(self._options))
             self._opened = True
         return self._initial
+
+    def parsed(self, start: dict[str, Any]) -> Offsets:
+        """The offsets of Spark's log. An idle query hands the same over many times a second."""
+        if self._given is None or self._given[0] != start:
+            self._given = (start, Offsets.from_json(start))
+        return self._given[1]
 
     def latest(self, begin: Offsets, wanted: Wanted) -> Offsets:
         """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
@@ -71,6 +81,8 @@ class Stream:
 
     def _planned(self, begin: Offsets, wanted: Wanted) -> Offsets:
         view = self._view(begin)
+        if self._idle is not None and self._idle[0] is view and self._idle[1] is begin:
+            return begin
         moved = self._moved(begin, view)
         ends = self._ends(view)
         begins = {queue: view.bounds[queue].min_offset for queue in ends}
@@ -81,6 +93,7 @@ class Stream:
             return begin
         end = planner.next_end(live, ends, begins, most)
         if end is begin:
+            self._idle = None if waiting else (view, begin)
             return begin
         return self._completed(begin, moved, end, view)
 
@@ -127,9 +140,13 @@ class Stream:
             if queue in view.bounds
         }
 
-    def newest(self) -> Offsets:
+    def newest(self) -> dict[str, Any]:
         """The ends of all queues now, for the progress of the query."""
-        return Offsets({queue: bounds.max_offset for queue, bounds in self._catalog.recent().bounds.items()})
+        view = self._catalog.recent()
+        if self._newest is None or self._newest[0] is not view:
+            ends = {queue: bounds.max_offset for queue, bounds in view.bounds.items()}
+            self._newest = (view, Offsets(ends).to_json())
+        return self._newest[1]
 
     def freeze(self) -> None:
         """Read up to what is there now, and no further. That a topic is missing is said when positions are known."""

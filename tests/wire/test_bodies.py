@@ -86,6 +86,17 @@ def test_live_topic_stats():
     assert stats[MessageQueue("CapA", "broker-a", 0)].max_offset == 9
 
 
+def test_topic_stats_in_another_order_are_the_same():
+    entry = b'{"brokerName":"b","queueId":%d,"topic":"T"}:{"lastUpdateTimestamp":7,"maxOffset":9,"minOffset":1}'
+    usual = b'{"offsetTable":{' + entry % 0 + b"," + entry % 1 + b'},"topicPutTps":0.0}'
+    other = usual.replace(b'"lastUpdateTimestamp":7,', b"").replace(
+        b'"minOffset":1', b'"minOffset":1,"lastUpdateTimestamp":7'
+    )
+    assert other != usual
+    assert bodies.topic_stats("T", other) == bodies.topic_stats("T", usual)
+    assert len(bodies.topic_stats("T", usual)) == 2
+
+
 def test_topic_stats_of_thousands_of_queues_are_quick():
     key = '{"brokerName":"broker-a","queueId":%d,"topic":"T"}'
     value = '{"lastUpdateTimestamp":1795159949122,"maxOffset":3,"minOffset":0}'
