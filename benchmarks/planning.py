@@ -19,7 +19,7 @@ from rocketmq_spark.source.schema import BASIC
 TOPICS, QUEUES, BROKERS = 1250, 4, 2
 # A message in every queue would take longer to write than to plan: a moved end is planned just the same.
 PER_QUEUE = 5
-IDLE_S = 6.0
+IDLE_S = 20.0
 # How often Spark asks an idle stream for its newest offset.
 POLLS_PER_S = 75
 

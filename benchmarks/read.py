@@ -73,7 +73,7 @@ class Reads:
             Case(targets.PLAIN, lambda: self.noop(self.source(columns=PLAIN))),
             Case(targets.STREAM, self.available_now),
             Case(targets.CEILING, self.prebuilt),
-            *self._java(32, lite=True),
+            *self._java(32, self.count, lite=True),
             *self._kafka(),
         ]
 
@@ -84,14 +84,14 @@ class Reads:
             Case(targets.SPARK, lambda: self.noop(self.source())),
             Case(targets.PLAIN, lambda: self.noop(self.source(columns=PLAIN))),
             Case(targets.CEILING, self.prebuilt),
-            *self._java(1024),
+            *self._java(1024, self.count),
         ]
 
     def cold(self) -> list[Case]:
         return [
             *self._plain_sockets(8, 64),
             Case(targets.SPARK, lambda: self.noop(self.source())),
-            *self._java(32),
+            *self._java(32, self.part),
         ]
 
     def _plain_sockets(self, per_answer: int, depth: int) -> list[Case]:
@@ -100,13 +100,13 @@ class Reads:
             Case(targets.BULK, lambda: raw.bulk(self.broker, self.topic, self.count)),
         ]
 
-    def _java(self, most: int, lite: bool = False) -> list[Case]:
+    def _java(self, most: int, count: int, lite: bool = False) -> list[Case]:
         cases = [
-            Case(targets.PULL8, lambda: self.peer("pull", most, 8), warm_up=False),
-            Case(targets.LITE32, lambda: self.peer("lite", most, 20), warm_up=False),
+            Case(targets.PULL8, lambda: self.peer("pull", count, most, 8), warm_up=False),
+            Case(targets.LITE32, lambda: self.peer("lite", count, most, 20), warm_up=False),
         ]
         if lite:
-            cases.append(Case(targets.LITE, lambda: self.peer("lite", 10, 20), warm_up=False))
+            cases.append(Case(targets.LITE, lambda: self.peer("lite", self.part, 10, 20), warm_up=False))
         return cases
 
     def _kafka(self) -> list[Case]:
@@ -137,9 +137,8 @@ class Reads:
         reader = self.session.read.format("ceiling").option("path", str(self.path)).option("rows", self.count)
         return self.noop(reader.load())
 
-    def peer(self, mode: str, *arguments: int) -> Result:
-        """A part of the topic, for that is long enough and the whole would take minutes."""
-        return java_run(self.broker, mode, self.topic, self.part, *arguments, at_least=True)
+    def peer(self, mode: str, count: int, *arguments: int) -> Result:
+        return java_run(self.broker, mode, self.topic, count, *arguments, at_least=True)
 
 
 def java_run(

@@ -250,7 +250,7 @@ class Catalog:
     def _note(self, view: View, took_s: float = 0.0) -> View:
         quiet = view.bounds == self._view.bounds
         longest = max(_LONGEST_REST_S, min(_LONGEST_OF_ALL_S, _REST_PER_SWEEP * took_s))
-        self._rest_s = min(longest, self._rest_s * 2) if quiet else _SHORTEST_REST_S
+        self._rest_s = min(longest, max(self._rest_s * 2, 5 * took_s)) if quiet else _SHORTEST_REST_S
         self._swept_at = time.monotonic()
         self._view = view
         return view
