@@ -28,7 +28,7 @@ soak: java $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/loss_live tests/growth_live
 
 bench: java $(READY)
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(ARGUMENTS)
 
 docs: $(READY)
 	@$(BIN)/python docs/write_options.py && $(BIN)/python -m rocketmq_spark.localbroker conf

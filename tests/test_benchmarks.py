@@ -1,0 +1,91 @@
+"""What the benchmarks conclude from figures; the figures themselves are nobody's test."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import harness, markdown, targets
+from benchmarks.targets import Target, Verdict
+
+FOUND = {
+    "stock 100": {
+        "ours": {"median": 800.0},
+        "slow": {"median": 100.0},
+        "fast": {"median": 400.0},
+        "raw": {"median": 2000.0, "server_us": 0.6},
+        "ceiling": {"median": 2000.0, "python_us": 0.1, "jvm_us": 0.9},
+    },
+    "latency": {"low": {"p50": 100.0}},
+}
+
+
+def test_a_ratio_is_to_the_best_of_the_peers():
+    assert targets.ratio("stock", "ours", "slow", "fast")(FOUND, 100) == 2.0
+
+
+def test_the_bound_is_what_two_cores_give_an_ideal_client():
+    bound = targets.two_core_bound("stock", "raw", ("stock", "ceiling"), "slow", "fast")
+    assert bound(FOUND, 100) == pytest.approx(2000 / 1.6 / 400)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "at_most", "bound", "held"),
+    [
+        (2.0, False, None, True),
+        (2.1, False, None, False),
+        (2.1, False, 2.05, True),  # the machine gives no more
+        (2.5, False, 2.4, False),  # it would give more
+        (2.0, True, None, True),
+        (1.9, True, None, False),
+    ],
+)
+def test_held_or_not(wanted, at_most, bound, held):
+    target = Target("t", (wanted,), lambda *_: 2.0, at_most)
+    assert Verdict(target, 100, wanted, 2.0, bound).held is held
+
+
+def test_what_was_not_measured_is_neither_held_nor_not():
+    missing = Target("t", (1.0, 1.0), targets.ratio("stock", "ours", "kafka"))
+    results = list(targets.verdicts(FOUND, [missing]))
+    assert [(v.size, v.value, v.held) for v in results] == [(100, None, None), (1024, None, None)]
+
+
+def test_a_wrong_count_ends_the_run():
+    harness.expect("fine", 3, 3)
+    with pytest.raises(SystemExit, match="5 messages instead of 3"):
+        harness.expect("batch read", 5, 3)
+
+
+def test_cases_take_turns_and_warm_ups_do_not_count():
+    order = []
+
+    def case(name: str, warm_up: bool = True) -> harness.Case:
+        def run() -> harness.Result:
+            order.append(name)
+            return harness.Result(10, 2.0)
+
+        return harness.Case(name, run, warm_up)
+
+    cases = [case("a"), case("b", warm_up=False)]
+    harness.rounds(cases, 2)
+    assert order == ["a", "a", "b", "a", "b"]
+    assert [len(c.results) for c in cases] == [2, 2]
+    assert cases[0].median() == 5.0
+
+
+def test_cpu_of_this_process_is_python():
+    before = harness.cpu_now([])
+    while (spent := harness.cpu_now([]) - before).python == 0:
+        sum(range(100_000))
+    assert spent.server == 0
+
+
+def test_markdown():
+    document = {
+        "targets": [{"target": "t", "size": None, "wanted": 1.0, "value": None, "two_core_bound": None, "held": None}],
+        "figures": {"stock 100": {"ours": {"median": 812.4, "python_us": 0.5}}},
+    }
+    lines = list(markdown.tables(document))
+    assert "| t |  | 1 | not measured |  |  |" in lines
+    assert "| ours | 812 | 0.50 |" in lines
+    assert "|  | median | python µs |" in lines
