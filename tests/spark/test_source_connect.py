@@ -1,4 +1,4 @@
-"""Spark Connect: a real server, a client that has no JVM, and our source and sink between them."""
+"""Spark Connect: a real server, a client that has no JVM, and our source, sink and batch functions between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SCRIPT = """
     from tests.fix_spark import CONF
     from pyspark.sql import SparkSession
 
-    name_server, topic, out, folder = sys.argv[1:]
+    name_server, topic, out, by_hand, by_batch, folder = sys.argv[1:]
     builder = SparkSession.builder.remote("local[2]")
     for name, value in CONF.items():
         builder = builder.config(name, value)
@@ -32,6 +32,17 @@ SCRIPT = """
     finish(writer.start())
     report(texts(spark.read.format("rocketmq").options(nameServer=name_server, subscribe=out).load()))
 
+    from rocketmq_spark import foreach_batch_writer, write_rocketmq
+
+    counts = write_rocketmq(frame, name_server=name_server, topic=by_hand)
+    report([counts.rows, texts(spark.read.format("rocketmq").options(nameServer=name_server, subscribe=by_hand).load())])
+
+    stream = spark.readStream.format("rocketmq").options(**source, startingOffsets="earliest", maxOffsetsPerTrigger=8)
+    writer = stream.load().select("body").writeStream
+    writer = writer.foreachBatch(foreach_batch_writer(name_server=name_server, topic=by_batch))
+    finish(writer.option("checkpointLocation", folder + "-batches").trigger(availableNow=True).start())
+    report(texts(spark.read.format("rocketmq").options(nameServer=name_server, subscribe=by_batch).load()))
+
     try:
         spark.read.format("rocketmq").options(nameServer=name_server, subscribe=topic + "x").load().collect()
     except Exception as e:
@@ -43,13 +54,16 @@ SCRIPT = """
 def test_a_connect_session_reads_writes_and_streams(rocketmq, topic, make_topic, run_script, tmp_path):
     out = make_topic(queues=2)
     sent = feed(rocketmq, topic, 24)
-    done = run_script(SCRIPT, rocketmq.name_server, topic, out, tmp_path / "checkpoint")
+    by_hand, by_batch = make_topic(queues=2), make_topic(queues=2)
+    done = run_script(SCRIPT, rocketmq.name_server, topic, out, by_hand, by_batch, tmp_path / "checkpoint")
     assert done.code == 0, done.err[-4000:]
     written = [f"written-{i}" for i in range(20)]
-    found, stored, streamed, error = done.reports
+    found, stored, streamed, handed, batched, error = done.reports
     assert found == sorted(sent)
     assert stored == sorted(written)
     assert streamed == sorted([*written, *sent])
+    assert handed == [20, sorted(written)]
+    assert batched == sorted(sent)
     assert "ROCKETMQ_ROUTE_NOT_FOUND" in error
     assert topic in error
     assert sorted(bodies(read(rocketmq, subscribe=out))) == streamed
