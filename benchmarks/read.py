@@ -18,7 +18,7 @@ from benchmarks.harness import Case, Cpu, Found, Result
 from benchmarks.kafka import KafkaNode
 from rocketmq_spark import LocalBroker
 
-# Peers that take several times as long read that part of the messages.
+# Of how many messages the slowest peers read one.
 SLOWER = 4
 PLAIN = "topic,brokerName,queueId,queueOffset,body,bornTimestamp,storeTimestamp"
 # What an operator may raise, and what makes every pull a "disk" pull; both can be changed while a broker runs.
@@ -36,7 +36,7 @@ def run(broker: LocalBroker, session: SparkSession, kafka: KafkaNode | None, opt
         topic = f"read-{size}"
         workload.fill(broker, topic, count, size)
         if kafka is not None:
-            kafka.write(spark.rows(session, count // SLOWER, size), topic)
+            kafka.write(spark.rows(session, count, size), topic)
         with tempfile.TemporaryDirectory() as folder:
             reads = Reads(broker, session, kafka, topic, count, Path(folder) / "batch.arrow")
             ceiling.prepare(broker, topic, reads.path)
@@ -113,18 +113,17 @@ class Reads:
         kafka = self.kafka
         if kafka is None:
             return []
-        return [Case(targets.KAFKA, lambda: self.noop(kafka.read(self.session, self.topic), kafka.pid, self.part))]
+        return [Case(targets.KAFKA, lambda: self.noop(kafka.read(self.session, self.topic), kafka.pid))]
 
     def source(self, **options: str) -> DataFrame:
         return spark.source(self.session, self.broker, self.topic, **options)
 
-    def noop(self, frame: DataFrame, pid: int | None = None, count: int | None = None) -> Result:
+    def noop(self, frame: DataFrame, pid: int | None = None) -> Result:
         """Every row to a sink that drops it, counted on the way: a second pass would be a second read."""
         frame, seen = spark.counted(frame, f"rows{os.urandom(4).hex()}")
-        count = count or self.count
-        with harness.timed([pid or self.pid], count) as result:
+        with harness.timed([pid or self.pid], self.count) as result:
             frame.write.format("noop").mode("overwrite").save()
-        harness.expect("batch read", seen.get["rows"], count)
+        harness.expect("batch read", seen.get["rows"], self.count)
         return result
 
     def available_now(self) -> Result:
