@@ -93,6 +93,11 @@ def finish(query: StreamingQuery, timeout_s: float = 120.0) -> None:
         pytest.fail(f"not finished within {timeout_s:g} s; last progress: {query.lastProgress}")
 
 
+def without_frames(text: str) -> str:
+    """What a driver said without the frames of its stacks, which hide the causes."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("\tat "))
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A script that ended: its exit code, what it printed, and the values it handed back with ``report``."""
@@ -107,7 +112,7 @@ class Finished:
 
     @property
     def report(self) -> Any:
-        assert self.code == 0, f"exit code {self.code}\n{self.out}\n{self.err[-4000:]}"
+        assert self.code == 0, f"exit code {self.code}\n{self.out}\n{without_frames(self.err)[-8000:]}"
         return self.reports[-1]
 
 

@@ -22,6 +22,7 @@ from rocketmq_spark import Message, Producer, low_latency_conf
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
+from tests.fix_spark import without_frames
 from tests.reading import feed, names, positions
 from tests.scale import SCALE, scaled
 
@@ -121,11 +122,6 @@ def sending(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Iterator[S
     thread.join()
 
 
-def errors(script) -> str:
-    """What a driver said, without the frames of its stacks."""
-    return "\n".join(line for line in script.so_far().err.splitlines() if not line.startswith("\tat "))[-6000:]
-
-
 def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
     """Wait for the moment in the query that lives in ``folder``, and end its driver; how far it was.
 
@@ -137,8 +133,8 @@ def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
         now = State.of(folder)
         if POINTS[point](was, now) and all(State.of(folder.parent / name).planned >= 0 for name in ("early", "late")):
             break
-        assert not deadline.expired, f"{point}: {was} and still {now}\n{errors(script)}"
-        assert script.process.poll() is None, errors(script)
+        assert not deadline.expired, f"{point}: {was} and still {now}\n{without_frames(script.so_far().err)[-6000:]}"
+        assert script.process.poll() is None, without_frames(script.so_far().err)[-6000:]
         time.sleep(0.001)
     if point == "at random":
         time.sleep(rng.random() * 2)
