@@ -9,6 +9,7 @@ import itertools
 import tempfile
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import harness, raw, spark, targets, workload
@@ -100,6 +101,14 @@ class Writes:
         return result
 
     def to_kafka(self, kafka: KafkaNode) -> Result:
+        """A node that stalls (its producer gives up after two minutes) gets a second run."""
+        try:
+            return self._to_kafka(kafka)
+        except PySparkException as e:
+            harness.say(f"  once more, for the peer failed: {str(e)[:200]}")
+            return self._to_kafka(kafka)
+
+    def _to_kafka(self, kafka: KafkaNode) -> Result:
         name = f"write-{self.size}-{next(_NUMBERS)}"
         rows = self.rows()
         with harness.timed([kafka.pid], self.count) as result:
