@@ -71,21 +71,30 @@ def _pump(sock: socket.socket, frames: Sequence[bytes], ends: Sequence[int], dep
 
 def bulk(broker: LocalBroker, topic: str, count: int) -> Result:
     """The product's pulls with everything they promise, and no decoding."""
-    options = parse({"nameServer": broker.name_server})
-    one, ranges = client(options), ranges_of(broker, topic)
-    templates = [one.pull_template(r.queue, "bench") for r in ranges]
-    dial = one.bulk("broker-a", topic, broker.address("broker-a"))
-    reader = RangeReader(ranges, dial, templates, pull_settings(options, False), _lost, on_hint=dial.hint)
+    reader = range_reader(broker, topic, ranges_of(broker, topic))
     with harness.timed([pid_of(broker)], count) as result:
         read = sum(min(p.next_offset, p.limit) - p.start for window in reader.windows() for p in window.pieces)
     harness.expect("bulk pull", read, count)
     return result
 
 
+def range_reader(broker: LocalBroker, topic: str, ranges: list[OffsetRange]) -> RangeReader:
+    """The product's reader of ranges, as a task makes it; a loss ends the run."""
+    options = parse({"nameServer": broker.name_server})
+    one = client(options)
+    templates = [one.pull_template(r.queue, "bench") for r in ranges]
+    dial = one.bulk("broker-a", topic, broker.address("broker-a"))
+    return RangeReader(ranges, dial, templates, pull_settings(options), _lost, on_hint=dial.hint)
+
+
+def batch_reader(name_server: str, topic: str) -> RocketMQReader:
+    """The source's reader of a whole topic, all columns."""
+    return RocketMQReader(parse({"nameServer": name_server, "subscribe": topic}).for_role("batch source"), BASIC)
+
+
 def decoded(broker: LocalBroker, topic: str, count: int) -> Result:
     """The source's reader without Spark, one process."""
-    options = parse({"nameServer": broker.name_server, "subscribe": topic}).for_role("batch source")
-    reader = RocketMQReader(options, BASIC)
+    reader = batch_reader(broker.name_server, topic)
     with harness.timed([pid_of(broker)], count) as result:
         rows = sum(len(batch) for partition in reader.partitions() for batch in reader.read(partition))
     harness.expect("read without Spark", rows, count)

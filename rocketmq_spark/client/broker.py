@@ -53,7 +53,7 @@ class Brokers:
         Through a Proxy, which does not know that question, the offsets are asked queue by queue.
         """
         wanted = sorted(set(queues))
-        firsts = {(queue.broker_name, queue.topic): queue for queue in wanted}
+        firsts = _first_of_each(wanted)
         questions = [
             Question(broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic)
             for broker, topic in sorted(firsts)
@@ -113,7 +113,7 @@ class Brokers:
         One queue of each topic goes before the others: brokers make the group's table of a topic at its first offset,
         and of two that make it at the same time one is lost (ConsumerOffsetManager.commitOffset in 5.5.0).
         """
-        firsts = {(queue.broker_name, queue.topic): queue for queue in sorted(offsets, reverse=True)}.values()
+        firsts = _first_of_each(offsets).values()
         for queues in (firsts, offsets.keys() - firsts):
             questions = [
                 self._question(
@@ -220,6 +220,11 @@ class Brokers:
         for _ in questions:
             left.acquire()
         return [_accepted(*outcome, accept) for outcome in zip(results, questions, addresses, strict=True)]
+
+
+def _first_of_each(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], MessageQueue]:
+    """The lowest queue of every broker and topic."""
+    return {(queue.broker_name, queue.topic): queue for queue in sorted(queues, reverse=True)}
 
 
 def _accepted(

@@ -197,8 +197,7 @@ class RangeReader:
                 largest = size
         if full:
             self._rows += full * count
-            self._renew()
-            self._dial_pauses = self._clock.pauses()
+            self._hope()
             self._pacing.learn(count, count, largest, full)
 
     def _take(self, slot: Slot, answer: Found) -> None:
@@ -298,6 +297,10 @@ class RangeReader:
 
     def _progress(self, slot: Slot) -> None:
         self._trials.pop(slot[:2], None)
+        self._hope()
+
+    def _hope(self) -> None:
+        """The broker gives something: patience and pauses begin anew."""
         self._renew()
         self._dial_pauses = self._clock.pauses()
 

@@ -203,7 +203,8 @@ class Catalog:
         for (topic, broker_name), error in forgotten.items():
             if topic not in left and topic not in self._had and not tolerant:
                 raise error
-            logger.info("broker %s does not know topic %s, though the name server says so", broker_name, topic)
+            if (topic, broker_name) not in self._view.forgotten:
+                logger.info("broker %s does not know topic %s, though the name server says so", broker_name, topic)
         return View(bounds, forgotten=frozenset(forgotten), orphans=orphans)
 
     def _readable(self, route: TopicRoute, tolerant: bool) -> list[MessageQueue]:

@@ -3,7 +3,7 @@
 An Arrow binary array over the whole buffer with the offsets ``0, start, end, start, end, …`` has the wanted slices as
 its odd elements; one ``take`` extracts them. The elements between, which may run backwards, are never looked at.
 
-Columns are made of buffers: ``pa.array`` would import pandas, half a second and 40 MB that a task need not pay.
+Columns are made of buffers: ``pa.array`` would import pandas, more than a tenth of a second that a task need not pay.
 """
 
 from __future__ import annotations

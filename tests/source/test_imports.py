@@ -1,4 +1,4 @@
-"""What a task and a stream's driver load: pandas costs every new worker half a second, and nothing here needs it."""
+"""What a task and a stream's driver load: pandas costs every new worker more than a tenth of a second."""
 
 from __future__ import annotations
 
