@@ -6,11 +6,9 @@ import time
 
 from benchmarks import harness, workload
 from benchmarks.harness import Case, Cpu, Found, Result
-from benchmarks.raw import ranges_of
-from rocketmq_spark.client.ranges import RangeReader, Window
+from benchmarks.raw import range_reader, ranges_of
+from rocketmq_spark.client.ranges import Window
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.options import parse
-from rocketmq_spark.session import client, pull_settings
 from rocketmq_spark.sink.encode import Encoder
 from rocketmq_spark.sink.identifiers import UniqueIds
 from rocketmq_spark.source.decode import Decoder
@@ -34,14 +32,8 @@ def run(broker: LocalBroker, found: Found, repeats: int) -> None:
 
 
 def _decodes(broker: LocalBroker, topic: str) -> list[Case]:
-    options = parse({"nameServer": broker.name_server})
-    one = client(options)
     ranges = ranges_of(broker, topic)
-    one.routes.get(topic)
-    dial = one.bulk("broker-a", topic)
-    reader = RangeReader(
-        ranges, dial, [one.pull_template(r.queue, "bench") for r in ranges], pull_settings(options), print
-    )
+    reader = range_reader(broker, topic, ranges)
     # A window lives until the next one is asked for.
     windows = [Window(window.buffer.copy(), list(window.pieces)) for window in reader.windows()]
     queues = [r.queue for r in ranges]

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import distro
 from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.localbroker.loopback import free_port
 
 PARTITIONS = 8
 _READY_S = 60.0
@@ -48,7 +49,8 @@ class KafkaNode:
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="rocketmq-bench-kafka-"))
-        port, controller = _free_ports(2)
+        port = free_port(around=(0, 1))
+        controller = port + 1
         conf = self._folder / "server.properties"
         data = self._folder / "data"
         conf.write_text(_CONF.format(port=port, controller=controller, data=data, partitions=PARTITIONS), "utf-8")
@@ -114,11 +116,3 @@ class KafkaNode:
         )
         records = rows.selectExpr("keys as key", "body as value", f"{header} as headers")
         records.write.format("kafka").option("kafka.bootstrap.servers", self.address).option("topic", topic).save()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports

@@ -62,7 +62,7 @@ def main(case: str, address: str, topic: str, seconds: float) -> None:
     if kafka:
         send, close = _kafka_producer(session, address, topic)
         reader = session.readStream.format("kafka").option("kafka.bootstrap.servers", address)
-        # A topic that nobody has written to yet has one partition too few for a pattern of eight.
+        # The first send makes the topic.
         send(_stamp())
         rows = reader.option("subscribe", topic).option("startingOffsets", "earliest").load().selectExpr("value body")
     else:

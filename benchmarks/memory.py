@@ -13,12 +13,9 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks import harness, read, workload
+from benchmarks import harness, raw, read, workload
 from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker
-from rocketmq_spark.options import parse
-from rocketmq_spark.source.readers import RocketMQReader
-from rocketmq_spark.source.schema import BASIC
 
 # Bodies and how many of them; the largest that a stock broker takes are 4 MiB with their properties.
 TOPICS = {"100 B": (100, 500_000), "1 KiB": (1024, 200_000), "4 MiB": ((4 << 20) - 4096, 120)}
@@ -48,7 +45,7 @@ def run(broker: LocalBroker, options: Any, found: Found) -> None:
 
 
 def main(name_server: str, topic: str) -> None:
-    reader = RocketMQReader(parse({"nameServer": name_server, "subscribe": topic}).for_role("batch source"), BASIC)
+    reader = raw.batch_reader(name_server, topic)
     partitions = reader.partitions()
     bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rows = sum(len(batch) for partition in partitions for batch in reader.read(partition))
