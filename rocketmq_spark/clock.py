@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 
@@ -41,3 +41,12 @@ def backoff(initial_s: float, max_s: float = 30.0, rng: random.Random | None = N
     while True:
         yield pause * (0.5 + rng.random() / 2)
         pause = min(pause * 2, max_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time as a driver sees it, and pauses between two tries of the same thing."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    pauses: Callable[[], Iterator[float]] = lambda: backoff(0.02, 1.0)

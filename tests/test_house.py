@@ -80,7 +80,7 @@ OUTSIDE = {
     "threading": "remoting.connection remoting.pool client.broker client.route producer.batching producer.clockwork"
     " producer.delivery producer.pending producer.producer session sink.checks localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
-    "time": "clock remoting.connection remoting.pool client.admin client.calls client.ranges client.route"
+    "time": "clock remoting.connection remoting.pool client.admin client.calls client.route"
     " producer.clockwork producer.producer source.admission source.catalog source.stream localbroker cli",
     "asyncio": "",
     "multiprocessing": "",

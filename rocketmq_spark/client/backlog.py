@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from rocketmq_spark.model import OffsetRange
@@ -52,20 +53,23 @@ class Backlog:
         """When the first parked slot may be tried again."""
         return self._parked[0][0] if self._parked else None
 
-    def send(self, opaque: int, count: int) -> Slot:
-        """Take the lowest ``count`` offsets of what is to be asked for; they are under way with this number."""
-        slot = self._todo[0]
-        number, start, end = slot
-        limit = start + count
-        if limit < end:
-            slot = Slot(number, start, limit)
-            heapq.heapreplace(self._todo, Slot(number, limit, end))
-        else:
-            heapq.heappop(self._todo)
-            count = end - start
-        self._in_flight[opaque] = slot
-        self._asked += count
-        return slot
+    def send(self, opaque: int, count: int, most: int = 1) -> list[Slot]:
+        """Take the lowest offsets of what is to be asked for, as ``most`` slots of ``count`` or as many as there are;
+        they are under way with the numbers from ``opaque`` on."""
+        slots: list[Slot] = []
+        while self._todo and len(slots) < most:
+            number, start, end = self._todo[0]
+            limit = start + count * (most - len(slots))
+            if limit < end:
+                heapq.heapreplace(self._todo, Slot(number, limit, end))
+            else:
+                limit = end
+                heapq.heappop(self._todo)
+            ends = chain(range(start + count, limit, count), (limit,))
+            slots += map(Slot._make, zip(repeat(number), range(start, limit, count), ends, strict=False))
+            self._asked += limit - start
+        self._in_flight.update(zip(range(opaque, opaque + len(slots)), slots, strict=True))
+        return slots
 
     def answered(self, opaque: int) -> Slot | None:
         """What was asked with this number; None when nobody waits for it."""

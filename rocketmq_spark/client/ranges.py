@@ -9,7 +9,7 @@ decided in ``pull``, what is missing is kept in ``backlog``, how much to ask for
 from __future__ import annotations
 
 import logging
-import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from rocketmq_spark.client.backlog import Backlog, Slot
 from rocketmq_spark.client.pacing import Pacing
 from rocketmq_spark.client.pacing import PullSettings as PullSettings
 from rocketmq_spark.client.pull import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
-from rocketmq_spark.clock import Deadline, backoff
+from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MASTER_ID, OffsetRange
 from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, BulkStream, Found, PullTemplate
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 20.0
 # How long a look at another address may take while the connection at hand still works.
 MOVE_S = 5.0
+_MAX_OPAQUE = 0x7FFFFFFF
 
 
 class Piece(NamedTuple):
@@ -50,15 +51,6 @@ class Window(NamedTuple):
 
     buffer: npt.NDArray[np.uint8]
     pieces: list[Piece]
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time as the reader sees it, and its pauses between two tries of the same thing."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    pauses: Callable[[], Iterator[float]] = lambda: backoff(0.02, 1.0)
 
 
 @dataclass(slots=True)
@@ -95,6 +87,8 @@ class RangeReader:
         self._trials: dict[tuple[int, int], _Trial] = {}
         self._pieces: list[Piece] = []
         self._rows = 0
+        # Where in the buffer the window at hand begins.
+        self._window_at = 0
         self._opaque = 0
         self._stream: BulkStream | None = None
         self._reroute = False
@@ -155,16 +149,20 @@ class RangeReader:
             self.pulls += len(frames)
             stream.send(frames, self._settings.read_deadline_s)
 
-    def _asks(self, pulls: int, count: int) -> Iterator[bytes]:
+    def _asks(self, pulls: int, count: int) -> list[bytes]:
         """Requests for the lowest missing offsets."""
-        for _ in range(pulls):
-            if not self._backlog.todo:
-                return
-            opaque = self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-            number, start, limit = self._backlog.send(opaque, count)
-            self._pacing.asked(limit - start)
-            # A filtered pull scans as many offsets as it is asked for; the count never falls short of the slot.
-            yield self._templates[number].frame(opaque, start, limit - start)
+        if self._opaque + pulls > _MAX_OPAQUE:
+            self._opaque = 0
+        first = self._opaque
+        slots = self._backlog.send(first, count, pulls)
+        self._opaque += len(slots)
+        self._pacing.asked(max(limit - start for _, start, limit in slots))
+        templates = self._templates
+        # A filtered pull scans as many offsets as it is asked for; the count never falls short of the slot.
+        return [
+            templates[number].frame(opaque, start, limit - start)
+            for opaque, (number, start, limit) in enumerate(slots, first)
+        ]
 
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._wait_s()):
@@ -181,6 +179,7 @@ class RangeReader:
         """Most answers are full ones, which must cost little: there are 30,000 in a million messages."""
         answered, pieces, hinted, count = self._backlog.answered, self._pieces, self._hinted, self._pacing.count
         full = largest = 0
+        make = Piece._make
         for answer in found:
             opaque, next_offset, suggested, begin, end = answer
             slot = answered(opaque)
@@ -191,7 +190,7 @@ class RangeReader:
             if next_offset != limit or limit - start != count or suggested != hinted or not size or self._trials:
                 self._take(slot, answer)
                 continue
-            pieces.append(Piece(number, start, limit, next_offset, begin, end))
+            pieces.append(make((number, start, limit, next_offset, begin, end)))
             full += 1
             if size > largest:
                 largest = size
@@ -349,7 +348,7 @@ class RangeReader:
             self._backlog.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
         self._backlog.recall()
         self._pacing.forget()
-        self._pieces, self._rows = [], 0
+        self._pieces, self._rows, self._window_at = [], 0, 0
 
     def _timeout(self, address: str) -> CallTimeout:
         return CallTimeout(
@@ -369,23 +368,30 @@ class RangeReader:
             yield from self._deliver()
 
     def _deliver(self) -> Iterator[Window]:
-        """Hand out what lies before the frontier and turn the buffer, keeping what lies behind."""
-        if self._stream is None:
+        """Hand out what lies before the frontier; turn the buffer where another window like it might not fit."""
+        stream = self._stream
+        if stream is None:
             return
-        frontier = self._backlog.frontier()
         self._pieces.sort()
-        ready = [piece for piece in self._pieces if piece[:2] < frontier]
-        if self._backlog and not self._stream.full and _rows(ready) < self._settings.window_rows // 2:
+        split = bisect_left(self._pieces, self._backlog.frontier())
+        ready, rest = self._pieces[:split], self._pieces[split:]
+        waiting = _rows(rest)
+        if self._backlog and not stream.full and self._rows - waiting < self._settings.window_rows // 2:
             return
         if ready:
-            yield Window(self._stream.buffer, ready)
+            yield Window(stream.buffer, ready)
             self._renew()
-        rest = self._pieces[len(ready) :]
-        moved = self._stream.turn((piece.begin, piece.end) for piece in rest)
+        self._pieces, self._rows = rest, waiting
+        if stream.full or stream.room < stream.filled - self._window_at:
+            self._turn(stream)
+        self._window_at = stream.filled
+
+    def _turn(self, stream: BulkStream) -> None:
+        moved = stream.turn((piece.begin, piece.end) for piece in self._pieces)
         self._pieces = [
-            piece._replace(begin=moved[piece.begin], end=moved[piece.begin] + piece.end - piece.begin) for piece in rest
+            piece._replace(begin=moved[piece.begin], end=moved[piece.begin] + piece.end - piece.begin)
+            for piece in self._pieces
         ]
-        self._rows = _rows(rest)
 
 
 def _rows(pieces: list[Piece]) -> int:

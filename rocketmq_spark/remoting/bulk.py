@@ -8,12 +8,13 @@ It knows how a pull's answer looks, not what to do about it. docs/design.md says
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import re
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ from rocketmq_spark.wire.header import Command
 
 _LENGTHS = struct.Struct(">II")
 _PREFIX_BYTES = 8
+_NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _MAX_FRAME = 256 << 20
 WINDOW_BYTES = 16 << 20
 # Stays free behind the last body, so that readers may look a few words ahead without leaving the buffer.
@@ -90,8 +92,6 @@ class PullTemplate:
         return _LENGTHS.pack(len(text) + 4, len(text)) + text
 
 
-_NONE: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-
 # (request number, next offset, suggested broker, start of body, end of body) of an answer with messages
 Found = tuple[int, int, int, int, int]
 
@@ -104,9 +104,11 @@ class BulkStream:
     ) -> None:
         self.address = address
         self._sock: socket.socket = connect(address, deadline, tls)
+        self._sock.settimeout(None)
+        # Encrypted sockets take no flags.
+        self._eager = bool(_NO_WAIT) and tls is None
         self._window_bytes = window_bytes
         self.buffer: npt.NDArray[np.uint8] = np.empty(window_bytes + SLACK_BYTES, np.uint8)
-        self._spare: npt.NDArray[np.uint8] = _NONE
         self._view = memoryview(self.buffer.data)
         self._filled = 0
         self._scanned = 0
@@ -117,23 +119,34 @@ class BulkStream:
         return self._filled
 
     @property
+    def room(self) -> int:
+        """Bytes that still fit behind what was received."""
+        return len(self.buffer) - SLACK_BYTES - self._filled
+
+    @property
     def full(self) -> bool:
         """No room for the frame that is arriving: the window must be turned."""
-        return self._missing() > self._room()
+        return self._missing() > self.room
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
         """Write requests. Raises ``ConnectionLost`` or ``CallTimeout``."""
+        data = b"".join(frames)
         try:
-            self._sock.settimeout(max(0.001, timeout_s))
-            self._sock.sendall(b"".join(frames))
+            sent = self._at_once(lambda: self._sock.send(data, _NO_WAIT)) or 0
+            if sent < len(data):
+                with self._waiting(timeout_s):
+                    self._sock.sendall(memoryview(data)[sent:])
         except OSError as e:
             raise mapped(e, self.address, "pulls cannot be sent", first=self.received == 0) from e
 
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False when nothing came in time. Call only while not ``full``."""
+        room = self._view[self._filled : len(self.buffer) - SLACK_BYTES]
         try:
-            self._sock.settimeout(max(0.001, timeout_s))
-            count = self._sock.recv_into(self._view[self._filled : len(self.buffer) - SLACK_BYTES])
+            count = self._at_once(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
+            if count is None:
+                with self._waiting(timeout_s):
+                    count = self._sock.recv_into(room)
         except TimeoutError:
             return False
         except OSError as e:
@@ -143,6 +156,23 @@ class BulkStream:
         self._filled += count
         self.received += count
         return True
+
+    def _at_once(self, call: Callable[[], int]) -> int | None:
+        """One system call where the kernel can do it at once; a call with a timeout takes three."""
+        if not self._eager:
+            return None
+        try:
+            return call()
+        except BlockingIOError:
+            return None
+
+    @contextlib.contextmanager
+    def _waiting(self, timeout_s: float) -> Iterator[None]:
+        self._sock.settimeout(max(0.001, timeout_s))
+        try:
+            yield
+        finally:
+            self._sock.settimeout(None)
 
     def scan(self) -> tuple[list[Found], list[tuple[int, Answer]]]:
         """Note the frames that became whole: answers with messages, and all others by request number."""
@@ -159,7 +189,8 @@ class BulkStream:
             body = start + kind_and_header  # the JSON type is 0, so the word is the header's length
             fast = match(view, start, body) if body <= end else None
             if fast is not None:
-                found.append((int(fast[5]), int(fast[2]), int(fast[1]), body, end))
+                opaque, next_offset, suggested = fast.group(5, 2, 1)
+                found.append((int(opaque), int(next_offset), int(suggested), body, end))
             else:
                 self._slow(view[at + 4 : end], end, found, others)
             at = end
@@ -186,30 +217,27 @@ class BulkStream:
 
         Everything else in the buffer is lost with this call.
         """
-        kept = list(keep)
+        kept = sorted(keep)
         torn = self._filled - self._scanned
         need = sum(end - start for start, end in kept) + max(torn, self._frame_bytes(self._scanned) or 0)
         size = max(self._window_bytes, need + (self._window_bytes >> 2))
-        # Two buffers take turns; a window that had to be larger is given back with its turn.
-        old, spare = self.buffer, self._spare
-        self.buffer = spare if len(spare) == size + SLACK_BYTES else np.empty(size + SLACK_BYTES, np.uint8)
-        self._spare = old if len(old) == self._window_bytes + SLACK_BYTES else _NONE
+        old = self._view
+        if len(old) != size + SLACK_BYTES:  # larger for once, or back to what is usual
+            self.buffer = np.empty(size + SLACK_BYTES, np.uint8)
+            self._view = memoryview(self.buffer.data)
+        new = self._view
         at = 0
         moved = {}
-        for start, end in kept:
-            self.buffer[at : at + end - start] = old[start:end]
+        for start, end in kept:  # in the order they lie in, for they move within the buffer
+            new[at : at + end - start] = old[start:end]
             moved[start] = at
             at += end - start
-        self.buffer[at : at + torn] = old[self._scanned : self._filled]
-        self._view = memoryview(self.buffer.data)
+        new[at : at + torn] = old[self._scanned : self._filled]
         self._scanned, self._filled = at, at + torn
         return moved
 
     def close(self) -> None:
         self._sock.close()
-
-    def _room(self) -> int:
-        return len(self.buffer) - SLACK_BYTES - self._filled
 
     def _missing(self) -> int:
         """Bytes still to come of the frame that is arriving; at least one."""

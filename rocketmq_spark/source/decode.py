@@ -7,7 +7,8 @@ puts the columns together. Windows with inner batches, which hold messages withi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +27,9 @@ from rocketmq_spark.source.frames import Frames, Malformed
 from rocketmq_spark.source.schema import BASIC, PROPERTIES, Column, arrow_schema
 from rocketmq_spark.wire import compression
 
-_INNER = codes.SysFlag.INNER_BATCH
+# Plain numbers: an enumeration costs a microsecond an operation.
+_INNER = int(codes.SysFlag.INNER_BATCH)
+_COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,18 @@ class Decoder:
 
     def __call__(self, window: Window) -> pa.RecordBatch:
         """The window's messages in its order. Raises ``DecodeError`` with queue and offset of a bad message."""
-        pieces = window.pieces
+        (batch,) = self.batches(window, None)
+        return batch
+
+    def batches(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """The same in parts of about ``portion_bytes``, to be taken while the window is valid."""
         try:
-            found = frames.read(window.buffer, pieces)
+            found = frames.read(window.buffer, window.pieces)
             if found.any_flags & _INNER and ((found.sys_flags & _INNER) != 0).any():
-                return careful.decode(window, self.queues, self.columns, self.include_properties, self.filtered)
-            return self._batch(_trimmed(found, pieces), pieces)
+                whole = careful.decode(window, self.queues, self.columns, self.include_properties, self.filtered)
+                yield from (whole[rows] for rows in _portions(len(whole), whole.nbytes, portion_bytes))
+            else:
+                yield from self._batches(_trimmed(found), portion_bytes)
         except Malformed as e:
             raise self._decode_error(window, e.at, e.why) from e
 
@@ -72,39 +81,49 @@ class Decoder:
             remedy="Look at it with: rocketmq-spark tail; to step over it, start the query behind that offset",
         )
 
-    def _batch(self, found: Frames, pieces: list[Piece]) -> pa.RecordBatch:
+    def _batches(self, found: Frames, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """Bodies, most of the bytes, are copied portion by portion, which stay in a core's cache that way between
+        Arrow, the socket and the JVM; and the memory of one is taken for the next."""
         wanted = self.wanted
         made = props.Columns()
         if wanted.anything:
             pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
             made = props.columns(pairs, wanted)
-        number_of_row = np.fromiter((piece.number for piece in pieces), np.intp, len(pieces))[found.piece_of_row]
+        number_of_row = found.pieces[found.piece_of_row, 0]
         build: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: self._constant(number_of_row, lambda queue: queue.topic),
             "brokername": lambda: self._constant(number_of_row, lambda queue: queue.broker_name),
-            "body": lambda: _bodies(found),
             "tags": lambda: made.tags,
             "keys": lambda: made.keys,
             "msgid": lambda: _message_ids(found, made.msg_id),
             "properties": lambda: _or_nulls(made.properties, len(found)),
         }
-        arrays = []
+        arrays: list[pa.Array | None] = []
         for column in self.columns:
+            name = column.name.lower()
             if column.property is not None:
                 arrays.append(promoted.cast(made.promoted[column.property], column.arrow))
-            elif column.name.lower() in build:
-                arrays.append(build[column.name.lower()]())
+            elif name == "body":
+                arrays.append(None)
+            elif name in build:
+                arrays.append(build[name]())
             else:
                 arrays.append(header.column(found, column))
-        batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(self.columns))
-        return self._exact(batch, made)
+        size = sum(array.nbytes for array in arrays if array is not None)
+        if None in arrays:
+            size += int((found.body_end - found.body_start).sum())
+        schema, exact = arrow_schema(self.columns), self._exact(made)
+        for rows in _portions(len(found), size, portion_bytes):
+            parts = [_bodies(found, rows) if array is None else array[rows] for array in arrays]
+            batch = pa.RecordBatch.from_arrays(parts, schema=schema)
+            yield batch if exact is None else batch.filter(exact[rows])
 
-    def _exact(self, batch: pa.RecordBatch, made: props.Columns) -> pa.RecordBatch:
-        """Without rows whose tag merely has the hash of a wanted one."""
+    def _exact(self, made: props.Columns) -> pa.Array | None:
+        """Which rows really have a wanted tag, where some merely have the hash of one."""
         if not self.filtered or self.filtered.kind != "TAG":
-            return batch
+            return None
         mask = pc.is_in(made.tags, pa.array(self.filtered.expression.split(" || "), pa.string()))
-        return batch if pc.all(mask).as_py() else batch.filter(mask)
+        return None if pc.all(mask).as_py() else mask
 
     def _constant(self, number_of_row: npt.NDArray[np.intp], name_of: Callable[[MessageQueue], str]) -> pa.Array:
         """A text that depends on the queue alone, which in most windows means the same in every row."""
@@ -114,17 +133,24 @@ class Decoder:
         return pa.array(names, pa.string()).take(slices.integers(number_of_row, pa.int64()))
 
 
-def _trimmed(found: Frames, pieces: list[Piece]) -> Frames:
+def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
+    """Equal parts of ``rows`` rows that have ``size`` bytes together; always one, so that a schema gets through."""
+    parts = math.ceil(size / portion_bytes) if portion_bytes else 1
+    step = max(1, math.ceil(rows / max(1, parts)))
+    return [slice(start, start + step) for start in range(0, max(1, rows), step)]
+
+
+def _trimmed(found: Frames) -> Frames:
     """Without the messages that an answer gave beyond what it was asked for: those belong to another pull.
 
     Only where the broker itself went on beyond the end: on a queue whose index was shifted by a damaged message the
     offset inside a message may reach the end although its position does not.
     """
-    if all(piece.next_offset <= piece.limit for piece in pieces):
+    limits, nexts = (found.pieces[:, Piece._fields.index(name)] for name in ("limit", "next_offset"))
+    beyond = nexts > limits
+    if not beyond.any():
         return found
-    limits = np.fromiter(
-        (piece.limit if piece.next_offset > piece.limit else 1 << 62 for piece in pieces), np.int64, len(pieces)
-    )
+    limits = np.where(beyond, limits, 1 << 62)
     inside = found.head["queueOffset"] < limits[found.piece_of_row]
     return found if inside.all() else found.keep(inside)
 
@@ -133,17 +159,19 @@ def _or_nulls(array: pa.Array | None, count: int) -> pa.Array:
     return array if array is not None else slices.nulls(PROPERTIES, count)
 
 
-def _bodies(found: Frames) -> pa.Array:
-    bodies = slices.binary(found.buffer, found.body_start, found.body_end)
-    if not found.any_flags & codes.SysFlag.COMPRESSED:
+def _bodies(found: Frames, rows: slice) -> pa.Array:
+    starts, ends = found.body_start[rows], found.body_end[rows]
+    bodies = slices.binary(found.buffer, starts, ends)
+    if not found.any_flags & _COMPRESSED:
         return bodies
-    packed = ((found.sys_flags & codes.SysFlag.COMPRESSED) != 0) & (found.body_end > found.body_start)
+    flags = found.sys_flags[rows]
+    packed = ((flags & _COMPRESSED) != 0) & (ends > starts)
     values = bodies.to_pylist()
     for row in np.flatnonzero(packed).tolist():
         try:
-            values[row] = compression.decompress(values[row], int(found.sys_flags[row]))
+            values[row] = compression.decompress(values[row], int(flags[row]))
         except DecodeError as e:
-            raise Malformed(int(found.starts[row]), e.message) from e
+            raise Malformed(int(found.starts[rows][row]), e.message) from e
     return pa.array(values, pa.binary())
 
 

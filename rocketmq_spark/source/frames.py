@@ -77,9 +77,11 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Messages of a window, row by row. Positions are byte indexes into the buffer."""
+    """Messages of a window, row by row. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
+    and a column per field of ``Piece``."""
 
     buffer: Bytes
+    pieces: Ints
     starts: Ints
     piece_of_row: npt.NDArray[np.intp]
     head: npt.NDArray[Any]
@@ -97,6 +99,7 @@ class Frames:
         """The rows where ``mask`` is true."""
         return Frames(
             self.buffer,
+            self.pieces,
             self.starts[mask],
             self.piece_of_row[mask],
             self.head[mask],
@@ -117,9 +120,8 @@ class Frames:
 
 def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     """Locate everything in the messages of ``pieces``. Raises ``Malformed``."""
-    begins = np.fromiter((piece.begin for piece in pieces), np.int64, len(pieces))
-    ends = np.fromiter((piece.end for piece in pieces), np.int64, len(pieces))
-    starts, counts = boundaries(buffer, begins, ends)
+    table = np.array(pieces, np.int64).reshape(len(pieces), len(Piece._fields))
+    starts, counts = boundaries(buffer, *(table[:, Piece._fields.index(name)] for name in ("begin", "end")))
     head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
     any_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
@@ -140,6 +142,7 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     piece_of_row = np.repeat(np.arange(len(pieces)), counts)
     return Frames(
         buffer,
+        table,
         starts,
         piece_of_row,
         head,

@@ -74,14 +74,7 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
         reader = RangeReader(ranges, dial, templates, settings, lost, on_hint=dial.hint)
         decoder = Decoder([r.queue for r in ranges], columns, options.include_properties, filtered)
         for window in reader.windows():
-            yield from _portions(decoder(window))
-
-
-def _portions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in parts that stay in a core's cache between Python, the socket and the JVM."""
-    rows = max(1, len(batch) * _PORTION_BYTES // max(1, batch.nbytes))
-    for start in range(0, len(batch), rows):
-        yield batch.slice(start, rows)
+            yield from decoder.batches(window, _PORTION_BYTES)
 
 
 def _stream_of(options: Options, r: OffsetRange) -> tuple[str, session.Filter]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import Clock, PullSettings, RangeReader
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.client.ranges import PullSettings, RangeReader
+from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, Found, PullTemplate
@@ -187,6 +187,10 @@ class Stream:
         self.model.most_in_flight = max(self.model.most_in_flight, sum(self._size(item) for item in self._pending))
 
     @property
+    def room(self) -> int:
+        return len(self.buffer) - self.filled
+
+    @property
     def full(self) -> bool:
         return bool(self._pending) and self.filled + max(map(self._size, self._pending)) > len(self.buffer)
 
@@ -202,7 +206,7 @@ class Stream:
             return False
         self.model.time.advance(due - now)
         ready = [item for item in self._pending if item[0] <= self.model.time.now]
-        room = len(self.buffer) - self.filled
+        room = self.room
         for item in self.model.rng.sample(ready, self.model.rng.randint(1, len(ready))):
             if self._size(item) <= room:
                 room -= self._size(item)

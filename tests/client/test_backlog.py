@@ -18,7 +18,8 @@ def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
 
 def test_lowest_first_and_cut_to_the_count() -> None:
     backlog = Backlog(ranges((5, 20), (0, 3), (7, 7)))
-    assert [backlog.send(i, 8) for i in range(3)] == [Slot(0, 5, 13), Slot(0, 13, 20), Slot(1, 0, 3)]
+    assert backlog.send(0, 8, 2) == [Slot(0, 5, 13), Slot(0, 13, 20)]
+    assert backlog.send(2, 8, 5) == [Slot(1, 0, 3)]
     assert (backlog.todo, backlog.in_flight, bool(backlog)) == (False, 3, True)
     assert backlog.answered(0) == Slot(0, 5, 13)
     assert backlog.answered(0) is None
@@ -33,16 +34,16 @@ def test_nothing_to_read_is_nothing_missing() -> None:
 
 def test_parked_slots_come_back_when_they_are_due() -> None:
     backlog = Backlog(ranges((0, 20)))
-    late, soon = backlog.send(1, 10), backlog.send(2, 10)
+    late, soon = backlog.send(1, 10, 2)
     for opaque in (1, 2):
         backlog.answered(opaque)
     backlog.park(late, 5.0)
     backlog.park(soon, 3.0)
     assert (backlog.next_due, backlog.todo) == (3.0, False)
     backlog.unpark(4.0)
-    assert (backlog.next_due, backlog.send(3, 10)) == (5.0, soon)
+    assert (backlog.next_due, backlog.send(3, 10)) == (5.0, [soon])
     backlog.unpark(5.0)
-    assert (backlog.next_due, backlog.send(4, 10)) == (None, late)
+    assert (backlog.next_due, backlog.send(4, 10)) == (None, [late])
 
 
 def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
@@ -56,7 +57,7 @@ def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
     assert backlog.cut(Slot(0, 5, 60)) == [Slot(0, 5, 10), Slot(0, 20, 60)]
     assert backlog.answered(0) is None  # was cut: its answer is of no use
     assert backlog.answered(3) is None
-    assert [backlog.send(i, 1000) for i in range(9, 12)] == [Slot(0, 0, 5), Slot(0, 60, 100), Slot(1, 0, 100)]
+    assert backlog.send(9, 1000, 3) == [Slot(0, 0, 5), Slot(0, 60, 100), Slot(1, 0, 100)]
     assert backlog.next_due is None
     assert backlog.cut(Slot(0, 5, 60)) == []
 
@@ -72,15 +73,17 @@ class Missing(RuleBasedStateMachine):
         self.out: dict[int, Slot] = {}
         self.now = 0.0
 
-    @rule(count=st.integers(1, 20))
+    @rule(count=st.integers(1, 20), most=st.integers(1, 4))
     @precondition(lambda self: self.backlog.todo)
-    def send(self, count: int) -> None:
-        self.opaque += 1
-        slot = self.backlog.send(self.opaque, count)
-        assert 0 < slot.end - slot.start <= count
-        for other in self.out.values():
-            assert slot[0] != other[0] or slot.end <= other.start or other.end <= slot.start
-        self.out[self.opaque] = slot
+    def send(self, count: int, most: int) -> None:
+        slots = self.backlog.send(self.opaque + 1, count, most)
+        assert 1 <= len(slots) <= most
+        for slot in slots:
+            assert 0 < slot.end - slot.start <= count
+            for other in self.out.values():
+                assert slot[0] != other[0] or slot.end <= other.start or other.end <= slot.start
+            self.opaque += 1
+            self.out[self.opaque] = slot
 
     def pick(self, data: st.DataObject) -> Slot:
         opaque = data.draw(st.sampled_from(sorted(self.out)))

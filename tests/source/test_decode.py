@@ -30,8 +30,11 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 def both(win, include="user", columns=BASIC):
     """The batch, checked in itself and against the careful path."""
-    fast = Decoder(QUEUES, columns, include)(win)
+    decoder = Decoder(QUEUES, columns, include)
+    fast = decoder(win)
     fast.validate(full=True)
+    parts = list(decoder.batches(win, 300))
+    assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([fast]))
     assert fast.schema.equals(arrow_schema(columns))
     slow = careful.decode(win, QUEUES, columns, include)
     assert rows(fast) == rows(slow)

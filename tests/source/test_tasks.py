@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import pyarrow as pa
 import pytest
 
 from rocketmq_spark import options as options_table
@@ -93,16 +92,6 @@ def test_what_is_not_there_is_loss(rocketmq, filled, policy, fails):
             read(found, wanted)
     else:
         assert [row["queueOffset"] for row in read(found, wanted)] == list(range(5, 10))
-
-
-@pytest.mark.parametrize(("rows", "size"), [(10, 10), (5000, 1000), (3, 2 << 20), (20_000, 1)])
-def test_portions_are_the_batch_in_parts_of_about_a_mebibyte(rows, size):
-    batch = pa.RecordBatch.from_pydict({"body": [bytes(size)] * rows, "n": range(rows)})
-    portions = list(tasks._portions(batch))
-    assert pa.Table.from_batches(portions).combine_chunks().to_batches() == [batch]
-    assert all(len(portion) == 1 or portion.nbytes <= (1 << 20) + 4096 for portion in portions)
-    assert len(portions) == 1 or portions[0].nbytes >= min(size, 1 << 19)
-    assert list(tasks._portions(batch.slice(0, 0))) == []
 
 
 def test_no_partition_no_rows(rocketmq, filled):
