@@ -149,13 +149,15 @@ def show(table: Table) -> None:
 def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=description)
     parser.add_argument("sections", nargs="*", help="only these: codec, read, write, latency, planning, memory")
-    parser.add_argument("--messages", type=int, help="messages of 100 B in a run; 1 KiB and slow peers: fewer")
+    parser.add_argument(
+        "--messages", type=int, help="messages of 100 B in a read; of 1 KiB, in a write and of slow peers: fewer"
+    )
     parser.add_argument("--repeats", type=int, help="counted runs of each case")
     parser.add_argument("--full", action="store_true", help="more messages and more runs, without a limit of time")
     parser.add_argument("--no-kafka", action="store_true", help="without spark-sql-kafka and its broker")
     parser.add_argument("--json", metavar="FILE", help="where to write all figures")
     options = parser.parse_args()
-    options.messages = options.messages or (12_000_000 if options.full else 3_000_000)
+    options.messages = options.messages or (18_000_000 if options.full else 6_000_000)
     options.repeats = options.repeats or (7 if options.full else 3)
     return options
 
