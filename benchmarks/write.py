@@ -87,8 +87,7 @@ class Writes:
 
     def stream(self) -> Result:
         name = self.topic()
-        reader = self.session.readStream.format("rocketmq").option("nameServer", self.broker.name_server)
-        rows = reader.option("subscribe", self.source).option("startingOffsets", "earliest").load()
+        rows = spark.stream(self.session, self.broker, self.source)
         with tempfile.TemporaryDirectory() as folder, harness.timed([self.pid], self.count) as result:
             writer = rows.select("body", "tags", "keys", "properties").writeStream.format("rocketmq")
             writer = writer.option("nameServer", self.broker.name_server).option("topic", name)

@@ -6,6 +6,7 @@ exactly raises ``DecodeError`` with the queue and offset; inner batches are left
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,10 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 SMALLEST_MESSAGE = 91
-# From this many answers on it pays to advance through all of them together.
+# From this many answers, or parts of answers of so many messages, it pays to advance through all of them together.
 _LOCK_STEP_FROM = 24
+_CHAIN = 32
+_MAGIC = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
 _V6_EXTRA = 12
 
 _HEAD = np.dtype(
@@ -212,9 +215,42 @@ def _at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
 
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Starts of all messages in the pieces, piece by piece, and how many each piece has. Raises ``Malformed``."""
-    if len(begins) >= _LOCK_STEP_FROM:
-        return _in_lock_step(buffer, begins, ends)
-    return _one_by_one(buffer, begins, ends)
+    chain_begins, chain_ends, first = _chains(buffer, begins, ends)
+    if len(chain_begins) < _LOCK_STEP_FROM:
+        return _one_by_one(buffer, begins, ends)
+    try:
+        starts, counts = _in_lock_step(buffer, chain_begins, chain_ends)
+    except Malformed:  # or a body has what looks like the beginning of a message
+        return _one_by_one(buffer, begins, ends)
+    return starts, np.add.reduceat(counts, first)
+
+
+def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+    """The pieces, long ones cut where a message seems to begin, and the number of each piece's first part.
+
+    Whether it does is known when the part before ends there exactly.
+    """
+    sizes = np.maximum(_at(buffer, begins, ">i4"), SMALLEST_MESSAGE)
+    parts = (ends - begins) // (_CHAIN * sizes)
+    numbers = np.arange(len(begins))
+    if not (parts > 1).any():
+        return begins, ends, numbers
+    view, search = buffer.data, _MAGIC.search
+    found: list[int] = []
+    first = []
+    for begin, end, size, count in zip(*(a.tolist() for a in (begins, ends, sizes, parts)), strict=True):
+        first.append(len(found))
+        found.append(begin)
+        for at in range(begin + _CHAIN * size, begin + count * _CHAIN * size, _CHAIN * size):
+            match = search(view, at, end)
+            if match is None:
+                break
+            if match.start() - 4 > found[-1]:
+                found.append(match.start() - 4)
+    chain_begins = np.array(found, np.int64)
+    chain_ends = np.append(chain_begins[1:], ends[-1])
+    chain_ends[np.array(first[1:], np.intp) - 1] = ends[:-1]
+    return chain_begins, chain_ends, np.array(first)
 
 
 def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:

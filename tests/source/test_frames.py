@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rocketmq_spark.source import frames
 from rocketmq_spark.source.frames import Malformed
@@ -42,6 +46,40 @@ def test_rows_know_their_answer():
     found = frames.read(win.buffer, win.pieces)
     expected = [(i, 10 * i + j) for i in range(40) for j in range(i % 4)]
     assert list(zip(found.piece_of_row.tolist(), found.head["queueOffset"].tolist(), strict=True)) == expected
+
+
+def long_answers(rng, answers, body):
+    """Answers of hundreds of messages, which are looked through from several places at once."""
+    return [
+        Answer([stored(body(), queue_offset=n) for n in range(rng.choice([0, 1, 200, 900]))], number=i)
+        for i in range(answers)
+    ]
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 6))
+def test_boundaries_in_long_answers(seed, answers):
+    """Bodies have what looks like the beginning of a message, sometimes a whole one."""
+    rng = random.Random(seed)
+    whole = stored(b"within")
+    bodies = [b"", rng.randbytes(50), whole[:8], whole[:8] * 7, whole, whole * 3, b"x" * 300]
+    weights = rng.choice([[1, 1, 0, 0, 0, 0, 1], [1] * 7, [50, 50, 0, 0, 1, 0, 50]])
+    win = window(*long_answers(rng, answers, lambda: rng.choices(bodies, weights)[0]))
+    begins = np.array([piece.begin for piece in win.pieces])
+    ends = np.array([piece.end for piece in win.pieces])
+    starts, counts = frames.boundaries(win.buffer, begins, ends)
+    expected = frames._one_by_one(win.buffer, begins, ends)
+    assert starts.tolist() == expected[0].tolist()
+    assert counts.tolist() == expected[1].tolist()
+
+
+@pytest.mark.parametrize("row", [0, 700, 1799])
+def test_a_malformed_message_in_a_long_answer(row):
+    messages = [stored(b"%d" % i) for i in range(1800)]
+    messages[row] = (5).to_bytes(4, "big") + messages[row][4:]
+    win = one(*messages)
+    with pytest.raises(Malformed, match="a message of 5 bytes") as caught:
+        frames.read(win.buffer, win.pieces)
+    assert caught.value.at == win.pieces[0].begin + sum(map(len, messages[:row]))
 
 
 def test_keeping_some_rows():
