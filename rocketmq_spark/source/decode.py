@@ -27,8 +27,6 @@ from rocketmq_spark.source.frames import Frames, Malformed
 from rocketmq_spark.source.schema import BASIC, PROPERTIES, Column, arrow_schema
 from rocketmq_spark.wire import compression
 
-# How many messages to decode at once: their positions, a dozen numbers each, stay in a core's cache.
-_ROWS = 8192
 # Plain numbers: an enumeration costs a microsecond an operation.
 _INNER = int(codes.SysFlag.INNER_BATCH)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
@@ -58,15 +56,11 @@ class Decoder:
 
     def __call__(self, window: Window) -> pa.RecordBatch:
         """The window's messages in its order. Raises ``DecodeError`` with queue and offset of a bad message."""
-        (batch,) = self._decoded(window, None)
+        (batch,) = self.batches(window, None)
         return batch
 
-    def batches(self, window: Window, portion_bytes: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """The same in batches of about ``portion_bytes``, to be taken while the window is valid."""
-        for part in _parts(window):
-            yield from self._decoded(part, portion_bytes)
-
-    def _decoded(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         try:
             found = frames.read(window.buffer, window.pieces)
             if found.any_flags & _INNER and ((found.sys_flags & _INNER) != 0).any():
@@ -137,23 +131,6 @@ class Decoder:
         if len(set(names)) == 1:
             return slices.repeated(names[0], len(number_of_row))
         return pa.array(names, pa.string()).take(slices.integers(number_of_row, pa.int64()))
-
-
-def _parts(window: Window) -> Iterator[Window]:
-    """Answers with about ``_ROWS`` messages together, as far as the first one tells."""
-    pieces = window.pieces
-    if not pieces:
-        return
-    begin = pieces[0].begin
-    most = _ROWS * max(frames.SMALLEST_MESSAGE, int.from_bytes(window.buffer[begin : begin + 4], "big"))
-    first = size = 0
-    for i, piece in enumerate(pieces, 1):
-        size += piece.end - piece.begin
-        if size >= most:
-            yield Window(window.buffer, pieces[first:i])
-            first, size = i, 0
-    if first < len(pieces):
-        yield Window(window.buffer, pieces[first:])
 
 
 def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:

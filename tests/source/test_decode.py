@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source import careful, decode, frames
+from rocketmq_spark.source import careful, frames
 from rocketmq_spark.source.decode import Decoder
 from rocketmq_spark.source.schema import BASIC, arrow_schema
 from rocketmq_spark.wire import compression
@@ -296,19 +296,3 @@ def test_a_decoder_may_be_used_again():
         assert found.num_rows == count
         assert found.column("topic").unique().to_pylist() == ["t"]
         assert isinstance(found, pa.RecordBatch)
-
-
-@pytest.mark.parametrize("most", [1, 5, 1000])
-def test_a_window_is_decoded_answer_by_answer_in_parts(most, monkeypatch):
-    monkeypatch.setattr(decode, "_ROWS", most)
-    per_answer = [1 + i % 4 for i in range(40)]
-    answers = [
-        Answer([stored(b"x" * i, text(TAGS=f"t{j}"), queue_offset=10 * i + j) for j in range(count)], number=i % 3)
-        for i, count in enumerate(per_answer)
-    ]
-    win = window(*answers)
-    batches = list(Decoder(QUEUES).batches(win, 1 << 20))
-    found = [row for batch in batches for row in rows(batch)]
-    assert found == rows(careful.decode(win, QUEUES, BASIC, "user"))
-    assert len(found) == sum(per_answer)
-    assert (len(batches) > 5) == (most < 1000)
