@@ -31,9 +31,6 @@ class Cpu:
     jvm: float = 0.0
     server: float = 0.0
 
-    def __sub__(self, other: Cpu) -> Cpu:
-        return Cpu(self.python - other.python, self.jvm - other.jvm, self.server - other.server)
-
 
 @dataclass(slots=True)
 class Result:
@@ -68,32 +65,38 @@ def process_cpu(pid: int, children: bool = True) -> float:
     return sum(map(int, fields[11 : 15 if children else 13])) / _TICKS
 
 
-def cpu_now(servers: Sequence[int]) -> Cpu:
-    """CPU of this process and all its living descendants, ``servers`` apart."""
-    python, jvm, queue = 0.0, 0.0, [os.getpid()]
+def spent_by(servers: Sequence[int]) -> dict[tuple[str, int], float]:
+    """CPU seconds so far by kind and process: ``servers``, this process and all its living descendants.
+
+    What a JVM started and saw end is the JVM's; a Python worker that ended is forgotten, with all that it ever did.
+    """
+    spent = {("server", pid): process_cpu(pid) for pid in servers}
+    queue = [os.getpid()]
     while queue:
         pid = queue.pop()
         if pid in servers:
             continue
         with contextlib.suppress(OSError):
-            spent = process_cpu(pid, children=pid != os.getpid())
             with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as comm:
                 java = comm.read().strip() == "java"
-            python, jvm = python + spent * (not java), jvm + spent * java
+            spent["jvm" if java else "python", pid] = process_cpu(pid, children=java)
             for task in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as children:
                     queue += map(int, children.read().split())
-    return Cpu(python, jvm, sum(process_cpu(pid) for pid in servers))
+    return spent
 
 
 @contextlib.contextmanager
 def timed(servers: Sequence[int], messages: int) -> Iterator[Result]:
     """Time the body, and the CPU that it takes."""
-    before, begin = cpu_now(servers), time.perf_counter()
+    before, begin = spent_by(servers), time.perf_counter()
     result = Result(messages)
     yield result
     result.seconds = time.perf_counter() - begin
-    result.cpu = cpu_now(servers) - before
+    sums = dict.fromkeys(("python", "jvm", "server"), 0.0)
+    for (kind, pid), seconds in spent_by(servers).items():
+        sums[kind] += seconds - before.get((kind, pid), 0.0)
+    result.cpu = Cpu(**sums)
 
 
 class WrongCount(SystemExit):
@@ -157,7 +160,7 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--no-kafka", action="store_true", help="without spark-sql-kafka and its broker")
     parser.add_argument("--json", metavar="FILE", help="where to write all figures")
     options = parser.parse_args()
-    options.messages = options.messages or (18_000_000 if options.full else 6_000_000)
+    options.messages = options.messages or (18_000_000 if options.full else 4_000_000)
     options.repeats = options.repeats or (7 if options.full else 3)
     return options
 

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from benchmarks import harness
+from benchmarks import harness, workload
 from benchmarks.harness import Result
 from rocketmq_spark import LocalBroker
 from rocketmq_spark.client.ranges import RangeReader
@@ -34,9 +34,13 @@ def sockets(broker: LocalBroker, topic: str, count: int, per_answer: int, depth:
     ends: list[int] = []
     for r in ranges_of(broker, topic):
         template = one.pull_template(r.queue, "bench")
-        for start in range(r.start, r.end, per_answer):
-            ends.append(min(r.end, start + per_answer))
+        start = r.start
+        while start < r.end:
+            # No answer goes beyond the file of the index that it begins in.
+            file_end = (start // workload.QUEUE_FILE + 1) * workload.QUEUE_FILE
+            ends.append(min(r.end, start + per_answer, file_end))
             frames.append(template.frame(len(frames), start, ends[-1] - start))
+            start = ends[-1]
     host, _, port = broker.address("broker-a").rpartition(":")
     with socket.create_connection((host, int(port))) as sock, harness.timed([pid_of(broker)], count) as result:
         _pump(sock, frames, ends, depth)

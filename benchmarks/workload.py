@@ -23,7 +23,8 @@ from rocketmq_spark.sink.encode import Encoder, UniqueIds
 QUEUES = 8
 _ROWS = 20_000
 # The stock store sizes of RocketMQ; a small broker for tests rolls its files more often.
-STORE = {"mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": 300_000 * 20}
+QUEUE_FILE = 300_000
+STORE = {"mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": QUEUE_FILE * 20}
 
 
 def broker(brokers: int = 1) -> LocalBroker:
