@@ -78,10 +78,9 @@ def available_now(stream: DataFrame) -> int:
 
 
 def rows(spark: SparkSession, count: int, size: int, *more: str, slots: int = 2) -> DataFrame:
-    """``count`` rows to write, generated in the JVM."""
-    filler = f"rpad(cast(id as string), {size}, 'x')"
+    """``count`` rows to write, generated in the JVM; with one body, as Java's producers send it, for making them is not meant."""
     return spark.range(0, count, 1, slots).selectExpr(
-        f"cast({filler} as binary) body",
+        f"X'{os.urandom(size).hex()}' body",
         "concat('tag', id % 4) tags",
         "concat('key-', id) keys",
         "map('region', 'eu-west', 'amount', cast(id as string)) properties",
