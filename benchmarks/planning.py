@@ -20,6 +20,8 @@ TOPICS, QUEUES, BROKERS = 1250, 4, 2
 # A message in every queue would take longer to write than to plan: a moved end is planned just the same.
 PER_QUEUE = 5
 IDLE_S = 20.0
+# A sweep that took half a second is not made again for five times as long.
+REST_S = 5.0
 # How often Spark asks an idle stream for its newest offset.
 POLLS_PER_S = 75
 
@@ -74,7 +76,7 @@ def _warm(broker: LocalBroker, names: list[str]) -> dict[str, float]:
     reader = _reader(broker, names)
     start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     start = json.loads(json.dumps(start))
-    time.sleep(1.0)
+    time.sleep(REST_S)
     wall, cpu = time.perf_counter(), time.process_time()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     return _planned(reader, start, end, time.perf_counter() - wall, time.process_time() - cpu)
