@@ -99,6 +99,10 @@ def timed(servers: Sequence[int], messages: int) -> Iterator[Result]:
     result.cpu = Cpu(**sums)
 
 
+class PeerFailed(RuntimeError):
+    """A peer gave up, with the end of what it said."""
+
+
 class WrongCount(SystemExit):
     """A reader that reads a row twice is fast and wrong."""
 
@@ -116,12 +120,24 @@ def rounds(cases: Sequence[Case], repeats: int) -> None:
     """Run all cases in turns, so that a slow moment of the machine hits each of them; one turn before is not counted."""
     for case in cases:
         if case.warm_up:
-            case.run()
+            _attempt(case)
     for turn in range(repeats):
         for case in cases:
-            result = case.run()
+            result = _attempt(case)
+            if result is None:
+                continue
             case.results.append(result)
             say(f"  {turn + 1}/{repeats} {case.name}: {result.rate / 1000:,.0f} k msg/s in {result.seconds:.2f} s")
+
+
+def _attempt(case: Case) -> Result | None:
+    """A peer that fails gets a second run; one that fails again is not measured this time."""
+    for _ in range(2):
+        try:
+            return case.run()
+        except PeerFailed as e:
+            say(f"  {case.name} failed: {e}")
+    return None
 
 
 def report(title: str, cases: Sequence[Case], size: int) -> dict[str, dict[str, Any]]:
@@ -131,6 +147,8 @@ def report(title: str, cases: Sequence[Case], size: int) -> dict[str, dict[str, 
         table.add_column(column, justify="left" if column == "case" else "right")
     found = {}
     for case in cases:
+        if not case.results:
+            continue
         rates = sorted(result.rate / 1000 for result in case.results)
         median = case.median() / 1000
         middle = min(case.results, key=lambda r, m=median: abs(r.rate / 1000 - m))

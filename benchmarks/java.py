@@ -14,14 +14,11 @@ from typing import Any
 
 import pyspark
 
+from benchmarks import harness
 from rocketmq_spark.localbroker import distro
 from rocketmq_spark.localbroker.java import find_java
 
 _TOO_LONG_S = 180.0
-
-
-class PeerFailed(RuntimeError):
-    """The Java client gave up; with the end of what it said."""
 
 
 SOURCE = Path(__file__).with_name("Bench.java")
@@ -81,5 +78,5 @@ def run(
         if process.returncode or found is None:
             errors.seek(0)
             text = errors.read()[-2000:].decode("utf-8", "replace")
-            raise PeerFailed(f"Bench {mode} ended with {process.returncode}:\n{text}")
+            raise harness.PeerFailed(f"Bench {mode} ended with {process.returncode}:\n{text}")
     return dict(found)

@@ -157,11 +157,7 @@ def java_run(
         nonlocal before
         before = harness.process_cpu(pid)
 
-    try:
-        found = java.run(mode, broker.name_server, topic, count, *arguments, on_begin=begin)
-    except java.PeerFailed as e:
-        harness.say(f"  once more, for the peer failed: {e}")
-        found = java.run(mode, broker.name_server, topic, count, *arguments, on_begin=begin)
+    found = java.run(mode, broker.name_server, topic, count, *arguments, on_begin=begin)
     distinct = found["distinct"]
     harness.expect(f"Java {mode}", distinct, max(count, distinct) if at_least else count)
     return Result(distinct, found["seconds"], Cpu(jvm=found["cpu"], server=harness.process_cpu(pid) - before))

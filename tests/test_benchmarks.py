@@ -7,6 +7,7 @@ import os
 import pytest
 
 from benchmarks import harness, markdown, targets
+from benchmarks.harness import Case, Result
 from benchmarks.targets import Target, Verdict
 
 FOUND = {
@@ -73,6 +74,21 @@ def test_cases_take_turns_and_warm_ups_do_not_count():
     assert order == ["a", "a", "b", "a", "b"]
     assert [len(c.results) for c in cases] == [2, 2]
     assert cases[0].median() == 5.0
+
+
+def test_a_peer_that_fails_twice_is_not_measured():
+    tries = []
+
+    def fail():
+        tries.append(1)
+        if len(tries) != 2:
+            raise harness.PeerFailed("gave up")
+        return Result(5)
+
+    peer = Case("peer", fail, warm_up=False)
+    harness.rounds([peer], 2)
+    assert (len(tries), len(peer.results)) == (4, 1)
+    assert list(harness.report("t", [Case("none", fail), peer], 100)) == ["peer"]
 
 
 def test_cpu_of_this_process_is_python():
