@@ -63,9 +63,9 @@ def counted(frame: DataFrame, name: str) -> tuple[DataFrame, Any]:
     return frame.observe(seen, count(lit(1)).alias("rows")), seen
 
 
-def stream(spark: SparkSession, broker: LocalBroker, topic: str, **options: str) -> DataFrame:
+def stream(spark: SparkSession, broker: LocalBroker, topic: str) -> DataFrame:
     reader = spark.readStream.format("rocketmq").option("nameServer", broker.name_server).option("subscribe", topic)
-    return reader.option("startingOffsets", "earliest").options(**options).load()
+    return reader.option("startingOffsets", "earliest").load()
 
 
 def available_now(stream: DataFrame) -> int:

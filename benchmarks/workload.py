@@ -22,7 +22,7 @@ from rocketmq_spark.sink.encode import Encoder, UniqueIds
 
 QUEUES = 8
 _ROWS = 20_000
-# The stock store sizes of RocketMQ; a small broker for tests rolls its files more often.
+# The stock store sizes of RocketMQ, of an index file in entries; a small broker for tests rolls its files more often.
 QUEUE_FILE = 300_000
 STORE = {"mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": QUEUE_FILE * 20}
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark import codes
-from rocketmq_spark.client.ranges import Piece, Window
+from rocketmq_spark.client.ranges import Window
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import NO_FILTER, Filter
@@ -89,7 +89,7 @@ class Decoder:
         if wanted.anything:
             pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
             made = props.columns(pairs, wanted)
-        number_of_row = found.pieces[found.piece_of_row, 0]
+        number_of_row = frames.field(found.pieces, "number")[found.piece_of_row]
         build: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: self._constant(number_of_row, lambda queue: queue.topic),
             "brokername": lambda: self._constant(number_of_row, lambda queue: queue.broker_name),
@@ -109,9 +109,8 @@ class Decoder:
                 arrays.append(build[name]())
             else:
                 arrays.append(header.column(found, column))
-        size = sum(array.nbytes for array in arrays if array is not None)
-        if None in arrays:
-            size += int((found.body_end - found.body_start).sum())
+        body_bytes = int((found.body_end - found.body_start).sum())
+        size = sum(body_bytes if array is None else array.nbytes for array in arrays)
         schema, exact = arrow_schema(self.columns), self._exact(made)
         for rows in _portions(len(found), size, portion_bytes):
             parts = [_bodies(found, rows) if array is None else array[rows] for array in arrays]
@@ -146,8 +145,8 @@ def _trimmed(found: Frames) -> Frames:
     Only where the broker itself went on beyond the end: on a queue whose index was shifted by a damaged message the
     offset inside a message may reach the end although its position does not.
     """
-    limits, nexts = (found.pieces[:, Piece._fields.index(name)] for name in ("limit", "next_offset"))
-    beyond = nexts > limits
+    limits = frames.field(found.pieces, "limit")
+    beyond = frames.field(found.pieces, "next_offset") > limits
     if not beyond.any():
         return found
     limits = np.where(beyond, limits, 1 << 62)

@@ -24,7 +24,9 @@ SMALLEST_MESSAGE = 91
 # From this many answers, or parts of answers of so many messages, it pays to advance through all of them together.
 _LOCK_STEP_FROM = 24
 _CHAIN = 32
-_MAGIC = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
+_MAGIC = re.compile(
+    b"|".join(re.escape(n.to_bytes(4, "big")) for n in (codes.MESSAGE_MAGIC_V1, codes.MESSAGE_MAGIC_V2))
+)
 _V6_EXTRA = 12
 
 _HEAD = np.dtype(
@@ -121,10 +123,15 @@ class Frames:
         return part
 
 
+def field(pieces: Ints, name: str) -> Ints:
+    """A field of ``Piece`` of all answers."""
+    return pieces[:, Piece._fields.index(name)]
+
+
 def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     """Locate everything in the messages of ``pieces``. Raises ``Malformed``."""
     table = np.array(pieces, np.int64).reshape(len(pieces), len(Piece._fields))
-    starts, counts = boundaries(buffer, *(table[:, Piece._fields.index(name)] for name in ("begin", "end")))
+    starts, counts = boundaries(buffer, field(table, "begin"), field(table, "end"))
     head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
     any_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
@@ -230,23 +237,18 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
 
     Whether it does is known when the part before ends there exactly.
     """
-    sizes = np.maximum(_at(buffer, begins, ">i4"), SMALLEST_MESSAGE)
-    parts = (ends - begins) // (_CHAIN * sizes)
-    numbers = np.arange(len(begins))
-    if not (parts > 1).any():
-        return begins, ends, numbers
+    steps = _CHAIN * np.maximum(_at(buffer, begins, ">i4").astype(np.int64), SMALLEST_MESSAGE)
+    if not (ends - begins >= 2 * steps).any():
+        return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search
     found: list[int] = []
     first = []
-    for begin, end, size, count in zip(*(a.tolist() for a in (begins, ends, sizes, parts)), strict=True):
+    for begin, end, step in zip(begins.tolist(), ends.tolist(), steps.tolist(), strict=True):
         first.append(len(found))
         found.append(begin)
-        for at in range(begin + _CHAIN * size, begin + count * _CHAIN * size, _CHAIN * size):
-            match = search(view, at, end)
-            if match is None:
-                break
-            if match.start() - 4 > found[-1]:
-                found.append(match.start() - 4)
+        # From the last part on, so that no byte is looked at twice however large the messages become.
+        while match := search(view, found[-1] + step, end):
+            found.append(match.start() - 4)
     chain_begins = np.array(found, np.int64)
     chain_ends = np.append(chain_begins[1:], ends[-1])
     chain_ends[np.array(first[1:], np.intp) - 1] = ends[:-1]

@@ -74,7 +74,7 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
         reader = RangeReader(ranges, dial, templates, settings, lost, on_hint=dial.hint)
         decoder = Decoder([r.queue for r in ranges], columns, options.include_properties, filtered)
         for window in reader.windows():
-            yield from decoder.batches(window, _PORTION_BYTES)
+            yield from filter(len, decoder.batches(window, _PORTION_BYTES))
 
 
 def _stream_of(options: Options, r: OffsetRange) -> tuple[str, session.Filter]:

@@ -41,6 +41,17 @@ def both(win, include="user", columns=BASIC):
     return fast
 
 
+@pytest.mark.parametrize(("count", "size"), [(10, 10), (5000, 1000), (3, 2 << 20), (20_000, 1)])
+def test_portions_are_the_batch_in_parts_of_about_a_mebibyte(count, size):
+    win = one(*(stored(bytes(size), text(TAGS="t"), queue_offset=i) for i in range(count)))
+    decoder = Decoder(QUEUES)
+    whole = decoder(win)
+    portions = list(decoder.batches(win, 1 << 20))
+    assert pa.Table.from_batches(portions).combine_chunks().to_batches() == [whole]
+    assert all(len(portion) == 1 or portion.nbytes <= (1 << 20) + 4096 for portion in portions)
+    assert len(portions) == 1 or portions[0].nbytes >= min(size, 1 << 19)
+
+
 def rows(batch):
     """Maps have no order, but they may not have a name twice."""
     found = batch.to_pylist()

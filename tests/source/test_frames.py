@@ -72,12 +72,27 @@ def test_boundaries_in_long_answers(seed, answers):
     assert counts.tolist() == expected[1].tolist()
 
 
-@pytest.mark.parametrize("row", [0, 700, 1799])
-def test_a_malformed_message_in_a_long_answer(row):
-    messages = [stored(b"%d" % i) for i in range(1800)]
-    messages[row] = (5).to_bytes(4, "big") + messages[row][4:]
+@pytest.mark.parametrize("size", [0, 50, 40_000])
+def test_a_long_answer_is_cut_where_messages_begin(size):
+    """A small message first, and larger ones behind it."""
+    messages = [stored(bytes(size if i else 0)) for i in range(200)]
     win = one(*messages)
-    with pytest.raises(Malformed, match="a message of 5 bytes") as caught:
+    begin, end = win.pieces[0].begin, win.pieces[0].end
+    begins, ends, first = frames._chains(win.buffer, np.array([begin]), np.array([end]))
+    real = set((begin + np.cumsum([0, *map(len, messages)])).tolist())
+    assert len(begins) > 3
+    assert set(begins.tolist()) < real
+    assert ends.tolist() == [*begins.tolist()[1:], end]
+    assert first.tolist() == [0]
+
+
+@pytest.mark.parametrize("row", [0, 700, 1799])
+@pytest.mark.parametrize(("size", "reason"), [(5, "a message of 5 bytes"), (2**31 - 1, "cut off")])
+def test_a_malformed_message_in_a_long_answer(row, size, reason):
+    messages = [stored(b"%d" % i) for i in range(1800)]
+    messages[row] = size.to_bytes(4, "big") + messages[row][4:]
+    win = one(*messages)
+    with pytest.raises(Malformed, match=reason) as caught:
         frames.read(win.buffer, win.pieces)
     assert caught.value.at == win.pieces[0].begin + sum(map(len, messages[:row]))
 
