@@ -77,7 +77,7 @@ OUTSIDE = {
     "ssl": "remoting.endpoint remoting.connection",
     "select": "remoting.connection",
     "subprocess": "localbroker cli.background",
-    "threading": "remoting.connection remoting.pool client.broker client.route producer.batching producer.clockwork"
+    "threading": "remoting.connection remoting.pool client.calls client.route producer.batching producer.clockwork"
     " producer.delivery producer.pending producer.producer session sink.checks localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
     "time": "clock remoting.connection remoting.pool client.admin client.calls client.route"

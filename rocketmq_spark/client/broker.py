@@ -5,7 +5,6 @@ Every request names the broker (``bname``): brokers ignore it for ordinary topic
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +37,7 @@ class Brokers:
     def __init__(self, calls: Calls, routes: Routes) -> None:
         self.calls = calls
         self.routes = routes
+        self._stats: dict[tuple[str, str], tuple[bytes, dict[MessageQueue, QueueBounds]]] = {}
 
     def bounds(
         self,
@@ -63,12 +63,20 @@ class Brokers:
             if isinstance(answer, NotSupported):
                 return self._bounds_by_queue(wanted, deadline)
             if not isinstance(answer, RocketMQError):
-                found.update(bodies.topic_stats(question.topic, answer.body))
+                found.update(self._parsed(question, answer.body))
             elif on_error is None:
                 raise answer
             else:
                 on_error(answer, firsts[question.broker_name, question.topic])
         return {queue: found[queue] for queue in wanted if queue in found}
+
+    def _parsed(self, question: Question, body: Bytes) -> dict[MessageQueue, QueueBounds]:
+        """Most topics of many have nothing new since they were asked last."""
+        key = question.broker_name, question.topic
+        known = self._stats.get(key)
+        if known is None or known[0] != body:
+            known = self._stats[key] = bytes(body), bodies.topic_stats(question.topic, body)
+        return known[1]
 
     def _bounds_by_queue(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
         lows = self._numbers(rpc.GET_MIN_OFFSET, queues, deadline)
@@ -203,23 +211,19 @@ class Brokers:
         read_from: str = "master",
     ) -> list[Command | RocketMQError]:
         """Answers and errors in order, asked at once."""
-        results: list[Command | RocketMQError | None] = [None] * len(questions)
-        addresses = [""] * len(questions)
-        known: dict[str, str] = {}
-        left = threading.Semaphore(0)
-        for i, question in enumerate(questions):
-            done = _keep(results, i, left)
+        found: dict[str, str | RocketMQError] = {}
+        for name in {question.broker_name for question in questions}:
             try:
-                if question.broker_name not in known:
-                    known[question.broker_name] = self.routes.address(question.broker_name, read_from)
-                addresses[i] = known[question.broker_name]
+                found[name] = self.routes.address(name, read_from)
             except RocketMQError as e:
-                done(e)
-                continue
-            self.calls.ask_async(addresses[i], question.command, deadline, done)
-        for _ in questions:
-            left.acquire()
-        return [_accepted(*outcome, accept) for outcome in zip(results, questions, addresses, strict=True)]
+                found[name] = e
+        addresses = [found[question.broker_name] for question in questions]
+        asked = [(a, q.command) for a, q in zip(addresses, questions, strict=True) if isinstance(a, str)]
+        answers = iter(self.calls.exchange_each(asked, deadline))
+        return [
+            _accepted(next(answers), question, address, accept) if isinstance(address, str) else address
+            for question, address in zip(questions, addresses, strict=True)
+        ]
 
 
 def _first_of_each(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], MessageQueue]:
@@ -228,20 +232,9 @@ def _first_of_each(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], Mess
 
 
 def _accepted(
-    result: Command | RocketMQError | None, question: Question, address: str, accept: Container[int]
+    result: Command | RocketMQError, question: Question, address: str, accept: Container[int]
 ) -> Command | RocketMQError:
-    assert result is not None
     if isinstance(result, RocketMQError) or result.code in accept:
         return result
     queue = str(question.queue) if question.queue else None
     return refused(result, address, question.topic or None, queue)
-
-
-def _keep(
-    results: list[Command | RocketMQError | None], i: int, left: threading.Semaphore
-) -> Callable[[Command | RocketMQError], None]:
-    def done(result: Command | RocketMQError) -> None:
-        results[i] = result
-        left.release()
-
-    return done

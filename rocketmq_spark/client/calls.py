@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
@@ -131,6 +134,39 @@ class Calls:
             done(answer)
 
         connection.call_async(command, deadline, answered)
+
+    def exchange_each(self, asked: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
+        """The answers of several addresses whatever their codes, or the errors, in order; all asked at once."""
+        results: list[Any] = [None] * len(asked)
+        left, counting, all_told = len(asked), threading.Lock(), threading.Event()
+
+        def told(i: int, connection: Connection | None, result: Command | RocketMQError) -> None:
+            nonlocal left
+            results[i] = result
+            with counting:
+                left -= 1
+                last = not left
+            if not isinstance(result, RocketMQError) and connection is not None:
+                self._noted(result, asked[i][0], connection)
+            if last:
+                all_told.set()
+
+        of_address: dict[str, list[int]] = {}
+        for i, (address, _) in enumerate(asked):
+            of_address.setdefault(address, []).append(i)
+        for address, numbers in of_address.items():
+            try:
+                commands = [self._signed(asked[i][1]) for i in numbers]
+                connection = self.pool.get(address, deadline, patient=False)
+            except RocketMQError as e:
+                for i in numbers:
+                    told(i, None, e)
+            else:
+                dones = [functools.partial(told, i, connection) for i in numbers]
+                connection.call_each(list(zip(commands, dones, strict=True)), deadline)
+        if asked:
+            all_told.wait()
+        return results
 
     def tell(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
         """Send a one-way request."""

@@ -7,12 +7,13 @@ import operator
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.clock import Deadline, backoff
+from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -90,6 +91,13 @@ class NameServers:
             remedy=last.remedy or "Check option 'nameServer' and that the name server runs",
         ) from last
 
+    def ask_many(self, commands: Sequence[Command], deadline: Deadline | None = None) -> list[Command | None]:
+        """Answers of the server in use to different questions, asked at once; None where ``ask`` has to try."""
+        deadline = deadline or Deadline.after(self.calls.request_timeout_s)
+        server = self.addresses[self._current]
+        answers = self.calls.exchange_each([(server, command) for command in commands], deadline)
+        return [a if not isinstance(a, RocketMQError) and a.code == Response.SUCCESS else None for a in answers]
+
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
         """Ask every server, because they do not know of each other; raises the first error after all were asked."""
         errors = []
@@ -120,7 +128,9 @@ class Routes:
             known = self._routes.get(topic)
         if known is not None and time.monotonic() - known[0] < max_age_s:
             return known[1]
-        route = self.fetch(topic, deadline)
+        return self._keep(topic, self.fetch(topic, deadline))
+
+    def _keep(self, topic: str, route: TopicRoute) -> TopicRoute:
         with self._lock:
             known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
             if known is not None and known[1] == route:
@@ -128,19 +138,31 @@ class Routes:
             self._routes[topic] = (time.monotonic(), route)
         return route
 
+    def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> None:
+        """Ask for all routes that are older, at once. What cannot be had so is left to ``get``."""
+        oldest = time.monotonic() - max_age_s
+        with self._lock:
+            due = [topic for topic in topics if topic not in self._routes or self._routes[topic][0] < oldest]
+        if len(due) < 2:
+            return
+        answers = self._name_servers.ask_many([self._question(topic) for topic in due], deadline)
+        for topic, answer in zip(due, answers, strict=True):
+            if answer is not None:
+                self._keep(topic, bodies.route(topic, answer.body))
+
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Ask the name server now."""
         try:
-            answer = self._name_servers.ask(
-                lambda: rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=self.on_wire(topic), acceptStandardJsonOnly=True),
-                deadline,
-            )
+            answer = self._name_servers.ask(lambda: self._question(topic), deadline)
         except TopicNotFound as e:
             self.forget(topic)
             raise RouteNotFound(
                 "the name server knows no such topic, or all its brokers are down", e.addr, e.broker_code, topic
             ) from e
         return bodies.route(topic, answer.body)
+
+    def _question(self, topic: str) -> Command:
+        return rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=self.on_wire(topic), acceptStandardJsonOnly=True)
 
     def forget(self, topic: str) -> None:
         with self._lock:

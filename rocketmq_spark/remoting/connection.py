@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
@@ -108,7 +108,9 @@ class Connection:
             result.append(answer)
             arrived.release()
 
-        waiter = self._submit(command, deadline, done)
+        with self._lock:
+            waiter = self._queue(command, deadline, done)
+        self._flush(deadline)
         if not arrived.acquire(timeout=deadline.remaining()):
             with self._lock:
                 mine = self._conversation.give_up(waiter.opaque)
@@ -122,10 +124,20 @@ class Connection:
 
     def call_async(self, command: Command, deadline: Deadline, done: Done) -> None:
         """Send; ``done`` gets the answer or the error, once, on the reader's thread. Never raises."""
-        try:
-            self._submit(command, deadline, done)
-        except RocketMQError as e:
-            done(e)
+        self.call_each([(command, done)], deadline)
+
+    def call_each(self, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
+        """Send all in as few writes as there can be; what is told of each is as by ``call_async``."""
+        failed: list[tuple[Done, RocketMQError]] = []
+        with self._lock:
+            for command, done in calls:
+                try:
+                    self._queue(command, deadline, done)
+                except RocketMQError as e:
+                    failed.append((done, e))
+        self._flush(deadline)
+        for done, error in failed:
+            done(error)
 
     def send_oneway(self, command: Command, deadline: Deadline) -> None:
         """Hand a request to the socket; nothing is awaited."""
@@ -140,14 +152,13 @@ class Connection:
         if threading.current_thread() is not self._reader:
             self._reader.join(CLOSING_S)
 
-    def _submit(self, command: Command, deadline: Deadline, done: Done) -> _Waiter:
+    def _queue(self, command: Command, deadline: Deadline, done: Done) -> _Waiter:
+        """To be called with the lock, and ``_flush`` after that."""
         waiter = _Waiter(done, deadline)
-        with self._lock:
-            self._check_open()
-            waiter.opaque = self._conversation.send(command, waiter)
-            if self._silent_since is None:
-                self._silent_since = time.monotonic()
-        self._flush(deadline)
+        self._check_open()
+        waiter.opaque = self._conversation.send(command, waiter)
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
         return waiter
 
     def _check_open(self) -> None:

@@ -22,6 +22,8 @@ W = TypeVar("W")
 
 OPAQUE_MASK = 0x7FFFFFFF
 SMALL_BODY = 16 << 10
+# Small requests that are queued together are written together, until there are so many bytes of them.
+WRITE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Conversation(Generic[W]):
         self._splitter = FrameSplitter(max_frame)
         self._waiters: dict[int, W] = {}
         self._next_opaque = 0
-        self._outgoing: list[bytes | memoryview] = []
+        self._outgoing: list[bytes | bytearray | memoryview] = []
 
     def send(self, command: Command, waiter: W) -> int:
         """Queue a request and keep ``waiter`` for its answer; gives the request's number."""
@@ -68,11 +70,15 @@ class Conversation(Generic[W]):
     def _queue(self, command: Command) -> None:
         head = header.encode_header(command)
         if len(command.body) < SMALL_BODY:  # one write is cheaper than not copying
-            self._outgoing.append(head + command.body)
+            last = self._outgoing[-1] if self._outgoing else None
+            if isinstance(last, bytearray) and len(last) < WRITE_BYTES:
+                last += head + command.body
+            else:
+                self._outgoing.append(bytearray(head + command.body))
         else:
             self._outgoing += (head, command.body)
 
-    def take_outgoing(self) -> list[bytes | memoryview]:
+    def take_outgoing(self) -> list[bytes | bytearray | memoryview]:
         taken, self._outgoing = self._outgoing, []
         return taken
 

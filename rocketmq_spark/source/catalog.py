@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 Bounds = Mapping[MessageQueue, QueueBounds]
 
 # While nothing new arrives the brokers are asked less and less often: down to four times a second, and where there are
-# so many topics that asking takes long, until it takes a fiftieth of the time.
+# so many topics that asking takes long, until it takes a hundredth of the time.
 _SHORTEST_REST_S = 0.01
 _LONGEST_REST_S = 0.25
-_REST_PER_SWEEP = 50
+_REST_PER_SWEEP = 100
 _LONGEST_OF_ALL_S = 10.0
 
 
@@ -61,6 +61,7 @@ class Catalog:
         self._options = options
         self._swept_at = 0.0
         self._rest_s = _SHORTEST_REST_S
+        self._took_s = 0.0
         self._view = View()
         self._routes: dict[str, TopicRoute] = {}
         self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
@@ -125,6 +126,7 @@ class Catalog:
             )
         deleted = set()
         routes = {}
+        self.client.routes.refresh(topics, self._options.route_refresh)
         for topic in topics:
             try:
                 routes[topic] = self.client.routes.get(topic, self._options.route_refresh)
@@ -142,7 +144,9 @@ class Catalog:
         begun = time.monotonic()
         deleted = set()
         routes = {}
-        for topic in self.topics_or_last():
+        topics = self.topics_or_last()
+        self.client.routes.refresh(topics, self._options.route_refresh)
+        for topic in topics:
             try:
                 routes[topic] = self.client.routes.get(topic, self._options.route_refresh)
             except RouteNotFound:
@@ -152,6 +156,12 @@ class Catalog:
                 self.waits(e)
         view = self._looked(routes, Deadline.after(self._options.request_timeout), tolerant=True)
         return self._note(replace(view, deleted=frozenset(deleted)), time.monotonic() - begun)
+
+    def rest(self, most_s: float) -> None:
+        """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``most_s``
+        or, as that is waited for anyhow, than they took to answer."""
+        due_s = self._swept_at + self._rest_s - time.monotonic()
+        time.sleep(max(0.0, min(due_s, max(most_s, self._took_s))))
 
     def topics_or_last(self) -> tuple[str, ...]:
         """The topics, or those of the last answer while the name server gives none."""
@@ -252,6 +262,6 @@ class Catalog:
         quiet = view.bounds == self._view.bounds
         longest = max(_LONGEST_REST_S, min(_LONGEST_OF_ALL_S, _REST_PER_SWEEP * took_s))
         self._rest_s = min(longest, max(self._rest_s * 2, 5 * took_s)) if quiet else _SHORTEST_REST_S
-        self._swept_at = time.monotonic()
+        self._swept_at, self._took_s = time.monotonic(), took_s
         self._view = view
         return view

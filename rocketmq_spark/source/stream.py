@@ -6,6 +6,7 @@ again from the brokers. Any method may be the first one called.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Iterable
@@ -28,12 +29,18 @@ logger = logging.getLogger(__name__)
 
 # Whether topics were made again is asked for so many queues before each batch; for all of them at a start.
 _CHECKED_QUEUES = 256
+# How long an idle stream holds an answer back, and with it the other sources of its query. Spark asks at once again,
+# and to read and write the offsets of many queues is what such a question costs.
+_LONGEST_WAIT_S = 0.1
 
 
 class Stream:
     """One run of a streaming query."""
 
     def __init__(self, options: Options) -> None:
+        # Spark gives a stream a process of its own. What was imported stays: the full collections that come with views of
+        # thousands of queues need not look through it, which is most of what they would do.
+        gc.freeze()
         self._options = options
         self._catalog = Catalog(options)
         self._publisher = Publisher(options)
@@ -80,6 +87,8 @@ class Stream:
                 return begin
 
     def _planned(self, begin: Offsets, wanted: Wanted) -> Offsets:
+        if self._idle is not None and self._idle[1] is begin:
+            self._catalog.rest(_LONGEST_WAIT_S)
         view = self._view(begin)
         if self._idle is not None and self._idle[0] is view and self._idle[1] is begin:
             return begin

@@ -15,6 +15,7 @@ from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
     BrokerError,
+    CallTimeout,
     ClosedError,
     ConnectionLost,
     GoAway,
@@ -89,6 +90,25 @@ def test_asynchronously_answers_come_whatever_their_code(broker: MockBroker, par
     parts.calls.ask_async(broker.address, ping(), parts.soon, done)
     codes = [result.code if isinstance(result, Command) else type(result) for result in results]
     assert sorted(codes, key=str) == sorted([2, ConnectionLost, ClosedError], key=str)
+
+
+def test_many_at_once_are_answered_in_order_with_the_errors_among_them(broker: MockBroker, parts: Parts) -> None:
+    broker.on(PING, lambda call: call.answer(ok(call.command.ext["n"].encode())))
+    unwritable = Command(PING, {"n": "\ud800"})
+    asked = [(broker.address, Command(PING, {"n": str(i)})) for i in range(200)]
+    asked[7:7] = [("127.0.0.1:1", ping()), (broker.address, unwritable)]
+    found = parts.calls.exchange_each(asked, parts.soon)
+    kinds = [bytes(r.body).decode() if isinstance(r, Command) else type(r).__name__ for r in found]
+    expected = [str(i) for i in range(200)]
+    expected[7:7] = ["ConnectionLost", "LocalProtocolError"]
+    assert kinds == expected
+    assert parts.calls.exchange_each([], parts.soon) == []
+
+
+def test_many_at_once_do_not_wait_longer_than_allowed(broker: MockBroker, parts: Parts) -> None:
+    broker.on(PING, never)
+    found = parts.calls.exchange_each([(broker.address, ping())] * 3, Deadline.after(0.2))
+    assert [type(result) for result in found] == [CallTimeout] * 3
 
 
 def test_one_way(broker: MockBroker, parts: Parts) -> None:

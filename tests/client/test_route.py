@@ -143,6 +143,26 @@ class TestRoutes:
                 call.answer(route(2, {"broker-a": broker.address}))
             assert len({id(future.result()) for future in asked}) == 1
 
+    def test_all_that_are_old_are_asked_for_at_once_and_what_fails_is_left(self, broker: MockBroker, dead: str) -> None:
+        parts = Parts(f"{broker.address};{dead}")
+        starting_with(parts, 0)
+        kept = parts.routes.get("kept")
+        held = mb.Held()
+        broker.on(ROUTE, held)
+        topics = ["kept", "a", "b", "missing"]
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(parts.routes.refresh, topics, 60.0)
+            for call in held.wait(3):
+                missing = call.command.ext["topic"] == "missing"
+                call.answer(NO_ROUTE if missing else route(2, {"broker-a": broker.address}))
+            asked.result()
+        assert parts.routes.known() == ["a", "b", "kept"]
+        assert parts.routes.get("kept", 60.0) is kept
+        starting_with(parts, 1)
+        parts.routes.refresh(topics, 0.0)
+        assert parts.routes.known() == ["a", "b", "kept"]
+        parts.pool.close()
+
     def test_the_request_asks_for_standard_json_and_names_the_topic(self, broker: MockBroker, parts: Parts) -> None:
         parts.routes.fetch("t")
         assert broker.seen(ROUTE)[0].ext == {"topic": "t", "acceptStandardJsonOnly": "true"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
-from rocketmq_spark.remoting.protocol import OPAQUE_MASK, SMALL_BODY, Answered, Asked, Conversation
+from rocketmq_spark.remoting.protocol import OPAQUE_MASK, SMALL_BODY, WRITE_BYTES, Answered, Asked, Conversation
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.frame import FrameSplitter
 from rocketmq_spark.wire.header import Command
@@ -174,7 +174,20 @@ def test_large_bodies_are_not_copied_and_small_ones_are_one_write() -> None:
     chunks = talk.take_outgoing()
     assert chunks[1] is large
     talk.send(Command(PING, body=b"small"), "w")
+    talk.send(Command(PING, body=b"small"), "w")
     assert len(talk.take_outgoing()) == 1
+
+
+def test_small_requests_are_written_together_around_large_ones() -> None:
+    talk = conversation()
+    sent = [b"a", bytes(SMALL_BODY), b"b", *[bytes([i]) * (SMALL_BODY - 1) for i in range(12)], b"c"]
+    for body in sent:
+        talk.send(Command(PING, body=body), "w")
+    chunks = talk.take_outgoing()
+    assert 5 < len(chunks) < len(sent)
+    assert max(map(len, chunks)) < WRITE_BYTES + 2 * SMALL_BODY
+    frames = FrameSplitter(MAX_FRAME).feed(b"".join(bytes(chunk) for chunk in chunks))
+    assert [bytes(header.decode(frame).body) for frame in frames] == sent
 
 
 @given(st.data(), st.integers(1, 12))
