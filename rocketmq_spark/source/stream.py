@@ -87,7 +87,7 @@ class Stream:
                 return begin
 
     def _planned(self, begin: Offsets, wanted: Wanted) -> Offsets:
-        if self._idle is not None and self._idle[1] is begin:
+        if self._idle is not None and self._idle[1] is begin and self._frozen is None:
             self._catalog.rest(_LONGEST_WAIT_S)
         view = self._view(begin)
         if self._idle is not None and self._idle[0] is view and self._idle[1] is begin:
