@@ -105,6 +105,19 @@ def test_nothing_new_is_the_same_offset_to_the_letter(rocketmq, topic):
     assert run.reader.latestOffset(written, ReadAllAvailable()) is written
 
 
+@pytest.mark.parametrize("available_now", [False, True])
+def test_only_an_idle_stream_that_goes_on_holds_its_answer_back(rocketmq, topic, monkeypatch, available_now):
+    feed(rocketmq, topic, 8)
+    run = Run(rocketmq, available_now=available_now, subscribe=topic, startingOffsets="earliest")
+    held_back = []
+    monkeypatch.setattr("rocketmq_spark.source.catalog.Catalog.rest", lambda self, most_s: held_back.append(most_s))
+    run.until(lambda: len(run.read) == 8)
+    assert run.batch() == []
+    assert held_back == []
+    assert run.batch() == []
+    assert held_back == ([] if available_now else [0.1])
+
+
 def test_available_now_reads_what_was_there_and_ends(rocketmq, topic):
     sent = feed(rocketmq, topic, 40)
     run = Run(rocketmq, available_now=True, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=8)
