@@ -2,9 +2,11 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.Base64;
-import java.util.List;
 import java.util.Map;
-import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import java.util.TreeMap;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.message.Message;
@@ -44,31 +46,41 @@ public class JavaPeer {
 
     /** Prints messages of a topic until it has seen enough, or none came for 20 s: queue, offset, id, flag, and base64 of body, tags, keys, properties. */
     static void read(String nameServer, String topic, int count) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("java_peer_" + System.nanoTime());
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("java_peer_" + System.nanoTime());
         consumer.setNamesrvAddr(nameServer);
-        consumer.setAutoCommit(false);
         consumer.start();
-        List<MessageQueue> queues = List.copyOf(consumer.fetchMessageQueues(topic));
-        consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
+        // One pull after the other: a LitePull consumer may show again what it had before it was told to seek.
+        Map<MessageQueue, Long> next = new TreeMap<>();
+        for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+            next.put(queue, consumer.minOffset(queue));
         }
         long end = System.currentTimeMillis() + 20_000;
         int seen = 0;
         while (seen < count && System.currentTimeMillis() < end) {
-            for (MessageExt message : consumer.poll(500)) {
-                seen++;
-                end = System.currentTimeMillis() + 20_000;
-                StringBuilder properties = new StringBuilder();
-                for (Map.Entry<String, String> entry : message.getProperties().entrySet()) {
-                    properties.append(entry.getKey()).append('\u0001').append(entry.getValue()).append('\u0002');
+            for (Map.Entry<MessageQueue, Long> at : next.entrySet()) {
+                PullResult result = consumer.pull(at.getKey(), "*", at.getValue(), 32, 20_000);
+                if (result.getPullStatus() != PullStatus.FOUND) {
+                    continue;
                 }
-                say(String.join(" ", "" + message.getQueueId(), "" + message.getQueueOffset(),
-                    message.getMsgId(), "" + message.getFlag(), base64(message.getBody()),
-                    base64(bytes(message.getTags())), base64(bytes(message.getKeys())),
-                    base64(bytes(properties.toString()))));
+                for (MessageExt message : result.getMsgFoundList()) {
+                    seen++;
+                    show(message);
+                }
+                at.setValue(result.getNextBeginOffset());
+                end = System.currentTimeMillis() + 20_000;
             }
         }
+    }
+
+    static void show(MessageExt message) {
+        StringBuilder properties = new StringBuilder();
+        for (Map.Entry<String, String> entry : message.getProperties().entrySet()) {
+            properties.append(entry.getKey()).append('\u0001').append(entry.getValue()).append('\u0002');
+        }
+        say(String.join(" ", "" + message.getQueueId(), "" + message.getQueueOffset(),
+            message.getMsgId(), "" + message.getFlag(), base64(message.getBody()),
+            base64(bytes(message.getTags())), base64(bytes(message.getKeys())),
+            base64(bytes(properties.toString()))));
     }
 
     /** Prints the ids of the messages that the index finds for a key. */
