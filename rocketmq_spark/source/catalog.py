@@ -158,10 +158,12 @@ class Catalog:
         return self._note(replace(view, deleted=frozenset(deleted)), time.monotonic() - begun)
 
     def rest(self, most_s: float) -> None:
-        """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``most_s``
-        or, as that is waited for anyhow, than they took to answer."""
+        """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``most_s``.
+
+        A quarter of a second at most where it took so long to ask them.
+        """
         due_s = self._swept_at + self._rest_s - time.monotonic()
-        time.sleep(max(0.0, min(due_s, max(most_s, self._took_s))))
+        time.sleep(max(0.0, min(due_s, max(most_s, min(self._took_s, _LONGEST_REST_S)))))
 
     def topics_or_last(self) -> tuple[str, ...]:
         """The topics, or those of the last answer while the name server gives none."""
