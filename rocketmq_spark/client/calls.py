@@ -20,7 +20,7 @@ from rocketmq_spark.errors import (
     ServiceNotAvailable,
     error_for,
 )
-from rocketmq_spark.remoting.connection import Connection
+from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import acl, names
 from rocketmq_spark.wire.header import Command
@@ -117,56 +117,48 @@ class Calls:
         self._noted(answer, address, connection)
         return answer
 
-    def ask_async(
-        self, address: str, command: Command, deadline: Deadline, done: Callable[[Command | RocketMQError], None]
-    ) -> None:
+    def ask_async(self, address: str, command: Command, deadline: Deadline, done: Done) -> None:
         """``done`` gets the answer whatever its code, or the error; once, on any thread. Connecting may block."""
-        try:
-            command = self._signed(command)
-            connection = self.pool.get(address, deadline, patient=False)
-        except RocketMQError as e:
-            done(e)
-            return
-
-        def answered(answer: Command | RocketMQError) -> None:
-            if not isinstance(answer, RocketMQError):
-                self._noted(answer, address, connection)
-            done(answer)
-
-        connection.call_async(command, deadline, answered)
+        self._ask_each(address, [(command, done)], deadline)
 
     def exchange_each(self, asked: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
         """The answers of several addresses whatever their codes, or the errors, in order; all asked at once."""
         results: list[Any] = [None] * len(asked)
         left, counting, all_told = len(asked), threading.Lock(), threading.Event()
 
-        def told(i: int, connection: Connection | None, result: Command | RocketMQError) -> None:
+        def told(i: int, result: Command | RocketMQError) -> None:
             nonlocal left
             results[i] = result
             with counting:
                 left -= 1
-                last = not left
-            if not isinstance(result, RocketMQError) and connection is not None:
-                self._noted(result, asked[i][0], connection)
-            if last:
-                all_told.set()
+                if not left:
+                    all_told.set()
 
-        of_address: dict[str, list[int]] = {}
-        for i, (address, _) in enumerate(asked):
-            of_address.setdefault(address, []).append(i)
-        for address, numbers in of_address.items():
-            try:
-                commands = [self._signed(asked[i][1]) for i in numbers]
-                connection = self.pool.get(address, deadline, patient=False)
-            except RocketMQError as e:
-                for i in numbers:
-                    told(i, None, e)
-            else:
-                dones = [functools.partial(told, i, connection) for i in numbers]
-                connection.call_each(list(zip(commands, dones, strict=True)), deadline)
+        of_address: dict[str, list[tuple[Command, Done]]] = {}
+        for i, (address, command) in enumerate(asked):
+            of_address.setdefault(address, []).append((command, functools.partial(told, i)))
+        for address, calls in of_address.items():
+            self._ask_each(address, calls, deadline)
         if asked:
             all_told.wait()
         return results
+
+    def _ask_each(self, address: str, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
+        try:
+            signed = [self._signed(command) for command, _ in calls]
+            connection = self.pool.get(address, deadline, patient=False)
+        except RocketMQError as e:
+            for _, done in calls:
+                done(e)
+            return
+
+        def noted(done: Done, answer: Command | RocketMQError) -> None:
+            if not isinstance(answer, RocketMQError):
+                self._noted(answer, address, connection)
+            done(answer)
+
+        dones = (functools.partial(noted, done) for _, done in calls)
+        connection.call_each(list(zip(signed, dones, strict=True)), deadline)
 
     def tell(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
         """Send a one-way request."""
