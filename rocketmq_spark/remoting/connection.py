@@ -122,12 +122,11 @@ class Connection:
             raise result[0]
         return result[0]
 
-    def call_async(self, command: Command, deadline: Deadline, done: Done) -> None:
-        """Send; ``done`` gets the answer or the error, once, on the reader's thread. Never raises."""
-        self.call_each([(command, done)], deadline)
-
     def call_each(self, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
-        """Send all in as few writes as there can be; what is told of each is as by ``call_async``."""
+        """Send all, in as few writes as there can be. Never raises.
+
+        Each ``done`` gets the answer or the error, once: on the reader's thread, or before this returns if nothing was sent.
+        """
         failed: list[tuple[Done, RocketMQError]] = []
         with self._lock:
             for command, done in calls:

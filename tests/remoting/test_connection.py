@@ -75,7 +75,7 @@ def test_asynchronous_calls_and_their_answers(broker: MockBroker, connect: Conne
     broker.on(PING, lambda call: ok(n=call.ext("n")))
     connection, outcomes = connect(broker.address), Outcomes()
     for i in range(200):
-        connection.call_async(ping(n=str(i)), soon(), outcomes)
+        connection.call_each([(ping(n=str(i)), outcomes)], soon())
     results = outcomes.wait(200)
     assert sorted(int(r.ext["n"]) for r in results if isinstance(r, Command)) == list(range(200))
 
@@ -90,7 +90,7 @@ def test_one_way_requests_arrive_and_wait_for_nothing(broker: MockBroker, connec
 def test_a_request_from_within_an_answer(broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, ok())
     connection, outcomes = connect(broker.address), Outcomes()
-    connection.call_async(ping(), soon(), lambda _: connection.call_async(ping(), soon(), outcomes))
+    connection.call_each([(ping(), lambda _: connection.call_each([(ping(), outcomes)], soon()))], soon())
     assert isinstance(outcomes.wait()[0], Command)
 
 
@@ -112,8 +112,8 @@ def test_a_call_times_out_and_its_late_answer_disturbs_nobody(broker: MockBroker
 def test_an_asynchronous_call_times_out(broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, mb.never)
     connection, outcomes = connect(broker.address), Outcomes()
-    connection.call_async(ping(), soon(0.05), outcomes)
-    connection.call_async(ping(), soon(60), outcomes)
+    connection.call_each([(ping(), outcomes)], soon(0.05))
+    connection.call_each([(ping(), outcomes)], soon(60))
     (late,) = outcomes.wait()
     assert isinstance(late, CallTimeout)
     assert (connection.waiting, connection.closed) == (1, False)
@@ -125,7 +125,7 @@ def test_a_server_that_stays_silent_is_left(
     monkeypatch.setattr("rocketmq_spark.remoting.connection.SILENCE_S", 0.02)
     broker.on(PING, mb.never)
     connection, outcomes = connect(broker.address), Outcomes()
-    connection.call_async(ping(), soon(60), outcomes)
+    connection.call_each([(ping(), outcomes)], soon(60))
     with pytest.raises(CallTimeout):
         connection.call(ping(), soon(0.1))
     (other,) = outcomes.wait()
@@ -150,7 +150,7 @@ def test_a_server_that_reads_slowly_costs_deadlines_but_no_frames(connect: Conne
         broker.may_read.clear()
         body = bytes(1 << 20)
         for i in range(12):  # more than all buffers on the way hold
-            connection.call_async(Command(PING, {"n": str(i)}, body), Deadline.after(0.0), lambda _: None)
+            connection.call_each([(Command(PING, {"n": str(i)}, body), lambda _: None)], Deadline.after(0.0))
         with pytest.raises(CallTimeout):
             connection.call(ping(n="impatient"), soon(0.1))
         assert not connection.closed
@@ -161,7 +161,7 @@ def test_a_server_that_reads_slowly_costs_deadlines_but_no_frames(connect: Conne
             "patient",
         ]
         assert all(len(command.body) == len(body) for command in broker.requests[:12])
-        connection.call_async(ping(n="last"), soon(), outcomes)
+        connection.call_each([(ping(n="last"), outcomes)], soon())
         assert isinstance(outcomes.wait()[0], Command)
 
 
@@ -169,11 +169,11 @@ def test_a_server_that_takes_nothing_is_left(connect: Connect, monkeypatch: pyte
     monkeypatch.setattr("rocketmq_spark.remoting.connection.STALL_S", 0.2)
     with MockBroker({PING: mb.never}, receive_buffer=4096) as broker:
         connection, outcomes = connect(broker.address), Outcomes()
-        connection.call_async(ping(), soon(), outcomes)
+        connection.call_each([(ping(), outcomes)], soon())
         broker.wait_for(lambda: len(broker.requests) == 1)
         broker.may_read.clear()
         for _ in range(8):
-            connection.call_async(Command(PING, {}, bytes(1 << 20)), soon(0.01), outcomes)
+            connection.call_each([(Command(PING, {}, bytes(1 << 20)), outcomes)], soon(0.01))
         eventually(lambda: connection.closed)
         assert any("does not take our requests" in str(result) for result in outcomes.wait(9))
 
@@ -189,7 +189,7 @@ def test_rule_3_a_broken_connection_fails_all_who_wait_each_with_its_own_error(
     connection, outcomes = connect(broker.address), Outcomes()
     connection.call(ping(), soon())
     for _ in range(3):
-        connection.call_async(ping(), soon(), outcomes)
+        connection.call_each([(ping(), outcomes)], soon())
     results = outcomes.wait(3)
     assert all(isinstance(result, ConnectionLost) and result.addr == broker.address for result in results)
     assert len({id(result) for result in results}) == 3
@@ -216,7 +216,7 @@ def test_rule_3_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: Moc
     broker.on(PING, held)
     connection, outcomes = connect(broker.address), Outcomes()
     for _ in range(2):
-        connection.call_async(ping(), soon(), outcomes)
+        connection.call_each([(ping(), outcomes)], soon())
     first, _ = held.wait(2)
     first.peer.send(first.frame(ok()) + b"\xff\xff\xff\xff")
     assert any(isinstance(result, RemoteProtocolError) for result in outcomes.wait(2))
@@ -251,7 +251,7 @@ def test_an_end_before_the_first_answer_hints_at_tls(how: mb.Reply, broker: Mock
 def test_close_wakes_everybody_and_closes_the_socket(broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, mb.never)
     connection, outcomes = connect(broker.address), Outcomes()
-    connection.call_async(ping(), soon(60), outcomes)
+    connection.call_each([(ping(), outcomes)], soon(60))
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(connection.call, ping(), soon(60)) for _ in range(4)]
         broker.wait_for(lambda: len(broker.requests) == 5)
@@ -261,7 +261,7 @@ def test_close_wakes_everybody_and_closes_the_socket(broker: MockBroker, connect
     assert connection._sock.fileno() == -1
     connection.close()
     later = Outcomes()
-    connection.call_async(ping(), soon(), later)
+    connection.call_each([(ping(), later)], soon())
     assert isinstance(later.wait()[0], ConnectionLost)
     with pytest.raises(ConnectionLost):
         connection.send_oneway(ping(), soon())
@@ -275,8 +275,8 @@ def test_a_receiver_that_fails_costs_others_nothing(broker: MockBroker, connect:
     def fail(_: Command | RocketMQError) -> None:
         raise ZeroDivisionError
 
-    connection.call_async(ping(), soon(), fail)
-    connection.call_async(ping(), soon(), outcomes)
+    connection.call_each([(ping(), fail)], soon())
+    connection.call_each([(ping(), outcomes)], soon())
     one, two = held.wait(2)
     one.peer.send(one.frame(ok()) + two.frame(ok()))  # both in the same piece
     assert isinstance(outcomes.wait()[0], Command)
@@ -358,7 +358,7 @@ def test_ten_thousand_waiters_cost_no_more_each_than_a_few(broker: MockBroker, c
     broker.on(1000, ok())
     connection = connect(broker.address)
     for _ in range(10_000):
-        connection.call_async(ping(), soon(60), lambda _: None)
+        connection.call_each([(ping(), lambda _: None)], soon(60))
     looks = 0
 
     class Counted(Deadline):
@@ -368,7 +368,7 @@ def test_ten_thousand_waiters_cost_no_more_each_than_a_few(broker: MockBroker, c
             looks += 1
             return False
 
-    connection.call_async(ping(), Counted(soon(60).at), lambda _: None)
+    connection.call_each([(ping(), lambda _: None)], Counted(soon(60).at))
     start = time.monotonic()
     for _ in range(1000):
         connection.call(Command(1000), soon())

@@ -109,7 +109,7 @@ class TestTls:
         with MockBroker({PING: never}, tls=server_tls) as broker:
             connection = connect(broker.address, tls=trusting)
             results: list[object] = []
-            connection.call_async(ping(), Deadline.after(60.0), results.append)
+            connection.call_each([(ping(), results.append)], Deadline.after(60.0))
             broker.wait_for(lambda: bool(broker.requests))
             connection.close()
         assert isinstance(results[0], ConnectionLost)

@@ -67,7 +67,7 @@ def test_idle_connections_are_closed_but_not_those_that_wait(
     broker.on(PING, mb.never)
     with MockBroker() as other:
         idle, busy = pool.get(broker.address, soon()), pool.get(other.address, soon())
-        busy.call_async(ping(), soon(60), lambda _: None)
+        busy.call_each([(ping(), lambda _: None)], soon(60))
         monkeypatch.setattr(pool_module, "IDLE_S", -1.0)
         assert pool.get(other.address, soon()) is busy
         assert (idle.closed, busy.closed) == (True, False)
@@ -167,7 +167,7 @@ def test_a_retired_connection_ends_after_its_last_answer(broker: MockBroker, poo
     broker.on(PING, held)
     old = pool.get(broker.address, soon())
     results: list[object] = []
-    old.call_async(ping(), soon(), results.append)
+    old.call_each([(ping(), results.append)], soon())
     (call,) = held.wait(1)
     pool.retire(broker.address, old)
     pool.retire(broker.address, old)
