@@ -53,7 +53,7 @@ def _decode(decoder: Decoder, windows: list[Window]) -> Result:
 
 def _encodes(size: int) -> list[Case]:
     names = {name: name for name in ("body", "tags", "keys", "properties")}
-    encoder = Encoder(names, 4 << 20, UniqueIds(b"benchmrk"))
+    encoder = Encoder(names, 4 << 20, UniqueIds(b"benchmrk", lambda: 0))
     batch = workload.frame(10_000, size)
 
     def run() -> Result:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from rich.table import Table
 from benchmarks import harness, raw, read, workload
 from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker
+from rocketmq_spark.codes import SysFlag
 
 # Bodies and how many of them; the largest that a stock broker takes are 4 MiB with their properties.
 TOPICS = {"100 B": (100, 500_000), "1 KiB": (1024, 200_000), "4 MiB": ((4 << 20) - 4096, 120)}
+# Zeros: a few kilobytes each on the wire, so that a window of pulls holds all of them.
+COMPRESSED = {"4 MiB of zeros, zlib": (SysFlag.ZLIB, 300), "4 MiB of zeros, zstd": (SysFlag.ZSTD, 300)}
 RAISED = {**read.RAISED, "maxTransferBytesOnMessageInMemory": str(64 << 20)}
 
 
@@ -28,9 +32,7 @@ def run(broker: LocalBroker, options: Any, found: Found) -> None:
     table.add_column("stock limits", justify="right")
     table.add_column("raised limits", justify="right")
     figures: dict[str, dict[str, float]] = {}
-    for name, (size, count) in TOPICS.items():
-        topic = f"memory-{size}"
-        workload.fill(broker, topic, count, size)
+    for name, topic, count in _filled(broker):
         for limits, conf in (("stock", read.STOCK), ("raised", RAISED)):
             broker.admin.update_broker_config("broker-a", conf)
             command = [sys.executable, "-m", "benchmarks.memory", broker.name_server, topic]
@@ -42,6 +44,16 @@ def run(broker: LocalBroker, options: Any, found: Found) -> None:
     broker.admin.update_broker_config("broker-a", read.STOCK)
     found["memory"] = figures
     harness.show(table)
+
+
+def _filled(broker: LocalBroker) -> Iterator[tuple[str, str, int]]:
+    """Names and topics with their counts, each filled when it is its turn."""
+    for name, (size, count) in TOPICS.items():
+        workload.fill(broker, f"memory-{size}", count, size)
+        yield name, f"memory-{size}", count
+    for name, (kind, count) in COMPRESSED.items():
+        workload.fill_compressed(broker, f"memory-{kind.name}", count, bytes(4 << 20), kind)
+        yield name, f"memory-{kind.name}", count
 
 
 def main(name_server: str, topic: str) -> None:

@@ -13,12 +13,14 @@ import pyarrow as pa
 from rocketmq_spark import LocalBroker
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.options import parse
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.session import client
 from rocketmq_spark.sink.encode import Encoder, UniqueIds
+from rocketmq_spark.wire import compression
 
 QUEUES = 8
 _ROWS = 20_000
@@ -53,7 +55,9 @@ def frame(count: int, size: int, first: int = 0) -> pa.RecordBatch:
 def bodies(count: int, size: int) -> Iterator[bytes]:
     """The messages as batch bodies of at most 1 MiB."""
     encoder = Encoder(
-        {name: name for name in ("body", "tags", "keys", "properties")}, 4 << 20, UniqueIds(os.urandom(8))
+        {name: name for name in ("body", "tags", "keys", "properties")},
+        4 << 20,
+        UniqueIds(os.urandom(8), lambda: time.time_ns() // 1_000_000),
     )
     for first in range(0, count, _ROWS):
         for chunk in encoder(frame(min(_ROWS, count - first), size, first)).chunks(1 << 20):
@@ -79,6 +83,17 @@ def fill(broker: LocalBroker, topic: str, count: int, size: int) -> None:
     """Write ``count`` messages round robin, and wait until all can be read."""
     broker.create_topic(topic, queues=QUEUES)
     send(broker, topic, bodies(count, size))
+    wait_visible(broker, topic, count)
+
+
+def fill_compressed(broker: LocalBroker, topic: str, count: int, body: bytes, kind: SysFlag) -> None:
+    """Write one body ``count`` times, each a message of its own, for a batch is compressed as a whole or not at all."""
+    broker.create_topic(topic, queues=1)
+    sender = client(parse({"nameServer": broker.name_server})).sender
+    (queue,) = sender.publish_queues(topic, Deadline.after(10))
+    packed = compression.compress(body, kind)
+    for _ in range(count):
+        _send(sender, queue, SendRequest("bench", packed, sys_flag=SysFlag.COMPRESSED | kind))
     wait_visible(broker, topic, count)
 
 

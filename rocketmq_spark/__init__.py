@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from rocketmq_spark import workers
 
+if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.model import Message, MessageQueue
+    from rocketmq_spark.registration import register
     from rocketmq_spark.session import Producer
     from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.source.listener import GroupOffsetListener
@@ -30,6 +31,7 @@ _HOMES = {
     "RocketMQError": "errors",
     "foreach_batch_writer": "sink.foreach",
     "low_latency_conf": "tuning",
+    "register": "registration",
     "write_rocketmq": "sink.foreach",
 }
 
@@ -53,9 +55,5 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
-def register(spark: SparkSession) -> None:
-    """Make ``format("rocketmq")`` known to ``spark`` by hand. Spark finds an installed package by itself; this is for
-    code that came with ``addPyFile``, or after another source was looked up."""
-    from rocketmq_spark.datasource import RocketMQDataSource
-
-    spark.dataSource.register(RocketMQDataSource)
+if workers.in_a_driver():
+    workers.warn_if_workers_differ(workers.program_of_workers())

@@ -204,6 +204,9 @@ MESSAGE_MAGIC_V1 = 0xDAA320A7
 MESSAGE_MAGIC_V2 = 0xDAA320AB
 BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to clients
 
+# An attribute of a topic and its value where only the last message of each key is kept.
+CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
+
 # Limits, in characters for names and in bytes otherwise. The broker enforces them; we refuse earlier.
 MAX_TOPIC_LENGTH = 127
 MAX_RETRY_OR_DLQ_TOPIC_LENGTH = 255

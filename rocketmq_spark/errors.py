@@ -167,6 +167,7 @@ class CallTimeout(RocketMQError):
 
     code = "ROCKETMQ_TIMEOUT"
     retriable = True
+    refresh_route = True  # who does not answer may be back at another address
 
 
 class LocalProtocolError(RocketMQError):

@@ -71,6 +71,8 @@ class ReceivedMessage:
     prepared_transaction_offset: int
     store_size: int
     offset_msg_id: str
+    # Why it could not be decoded: then the body is what is stored, and what is not known is 0, empty or -1.
+    decode_error: str | None = None
 
     @property
     def tags(self) -> str | None:

@@ -319,7 +319,11 @@ class Options:
         shown=f"`{DEFAULT_GROUP}`",
     )
     max_bytes_in_flight: int = _row(
-        p.size(64 << 10), 8 << 20, _SOURCE, "bound of the bytes that pulls of one task may have under way", shown="8m"
+        p.size(64 << 10, 256 << 20),
+        8 << 20,
+        _SOURCE,
+        "bound of the bytes that pulls of one task may have under way",
+        shown="8m",
     )
     pull_depth: int | None = _row(
         p.integer(1, 1024), None, _SOURCE, "pulls under way at once in a task", shown="adaptive"
@@ -330,6 +334,14 @@ class Options:
         _SOURCE,
         "most messages asked for per pull; the broker decides what it sends",
         shown="1024",
+    )
+    bad_message: str = _row(
+        p.choice("fail", "null", "skip"),
+        "fail",
+        _SOURCE,
+        "a message that cannot be decoded: `fail` names it and the ways out; `null` makes a row whose body is null, with "
+        "the cause in `decodeError` (of `metadata=full`); `skip` counts and logs it",
+        shown="fail",
     )
     read_deadline: float = _row(
         p.positive_duration, 120.0, _SOURCE, "how long a task waits for a broker that gives no message", shown="2m"

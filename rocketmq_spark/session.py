@@ -6,10 +6,11 @@ keyed by process id: a forked worker makes its own connections and never touches
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocketmq_spark import codes
@@ -21,7 +22,7 @@ from rocketmq_spark.client.ranges import PullSettings
 from rocketmq_spark.client.route import NameServers, Retry, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import BrokerNotFound, OptionError
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, NotSupported, OptionError
 from rocketmq_spark.model import MASTER_ID, MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import producer as engine
@@ -29,7 +30,7 @@ from rocketmq_spark.producer.faults import tables as fault_tables
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.named import resolve
-from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
+from rocketmq_spark.remoting.bulk import BulkStream, Keys, PullTemplate
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import rpc
@@ -47,6 +48,7 @@ class Filter:
 
 
 NO_FILTER = Filter()
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,26 @@ class Client:
     admin: Admin
     retry: Retry
     tls: TlsSettings | None
+    kept: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def compacted(self, queue: MessageQueue) -> bool:
+        """Whether the queue's topic keeps the last message of a key only, so that offsets without one are right."""
+        key = queue.topic, queue.broker_name
+        if key not in self.kept:
+            self.kept[key] = self.retry.run(lambda: self._policy(*key))
+        return self.kept[key] == codes.COMPACTION
+
+    def _policy(self, topic: str, broker_name: str) -> str:
+        try:
+            return self.admin.topic_config(topic, broker_name).attributes.get(codes.CLEANUP_POLICY, "")
+        except NotSupported:  # a broker that is too old for such topics, or a Proxy
+            return ""
+        except AccessDenied as e:
+            e.remedy = (
+                "Offsets without messages were found, which is right for compaction topics only; "
+                "to tell what it is, the reader needs Get on the topic's configuration"
+            )
+            raise
 
     def bulk(self, broker_name: str, topic: str, known: str | None = None, read_from: str = "master") -> Dial:
         """Opens pull streams to a broker: first to the address that the plan knew, then to what the route says."""
@@ -81,8 +103,12 @@ class Client:
             expressionType=filtered.kind,
             bname=queue.broker_name,
         )
-        keys = self.calls.credentials.current() if self.calls.credentials else None
-        return PullTemplate(pull, (keys.access_key, keys.secret_key, keys.security_token) if keys else None)
+        return PullTemplate(pull, self._keys if self.calls.credentials else None)
+
+    def _keys(self) -> Keys:
+        assert self.calls.credentials is not None
+        keys = self.calls.credentials.current()
+        return keys.access_key, keys.secret_key, keys.security_token
 
 
 @dataclass(slots=True)
@@ -134,6 +160,7 @@ class Dial:
 
 _clients: dict[object, Client] = {}
 _lock = threading.Lock()
+_warned: set[str] = set()
 
 
 def client(options: Options) -> Client:
@@ -248,7 +275,15 @@ def environment(options: Options) -> Environment | None:
         if options.environments is not None:
             raise OptionError("option 'environments' needs option 'environment', the one to use")
         return None
-    return Environment.of(options.environment, options.environments)
+    found = Environment.of(options.environment, options.environments)
+    if found.by_position and found.name not in _warned:
+        _warned.add(found.name)
+        logger.warning(
+            "option 'environment' is %s without option 'environments': it counts the queues that a topic has when this starts. "
+            "While a broker is away that may be a queue of another environment; say how many there are with 'environments'",
+            found.name,
+        )
+    return found
 
 
 def producer_settings(options: Options) -> ProducerSettings:

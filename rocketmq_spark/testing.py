@@ -7,6 +7,8 @@ broker's log is added to the report.
 
 from __future__ import annotations
 
+import logging
+import sys
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
 
 _LOG_LINES = 40
+_logger = logging.getLogger(__name__)
 
 
 @pytest.fixture(scope="session")
@@ -50,12 +53,31 @@ def rocketmq_topic(make_rocketmq_topic: Callable[..., str]) -> str:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds the broker's log to the report of a failed test."""
+    """Adds the logs of its brokers to the report of a failed test."""
     report = yield
-    cluster = getattr(item, "funcargs", {}).get("rocketmq")
-    # After the teardown of the last test there is no broker any more.
-    if report.failed and report.when == "call" and cluster is not None:
-        for name in cluster.brokers:
-            lines = cluster.logs(name).splitlines()[-_LOG_LINES:]
-            report.sections.append((f"RocketMQ log of {name}", "\n".join(lines)))
+    # Whatever happens in here, the test run of a user goes on: the report is theirs, the logs are an extra.
+    try:
+        if report.failed:
+            report.sections += _sections(item)
+    except Exception as e:
+        _logger.exception("The logs of a failed test could not be added")
+        report.sections.append(("RocketMQ log", f"not added, {type(e).__name__}: {e}"))
     return report
+
+
+def _sections(item: pytest.Item) -> list[tuple[str, str]]:
+    """The end of the log of each running broker that the test was given, under whatever name."""
+    # A LocalBroker can only be there when somebody has imported its module.
+    module = sys.modules.get("rocketmq_spark.localbroker.cluster")
+    fixtures = getattr(item, "funcargs", None)
+    if module is None or not isinstance(fixtures, dict):
+        return []
+    # By its type: a mock says yes to isinstance, and whatever it is asked for.
+    clusters = {id(value): value for value in fixtures.values() if issubclass(type(value), module.LocalBroker)}
+    found = []
+    for cluster in clusters.values():
+        # A closed cluster has no logs any more, as after the teardown of the last test.
+        for name in cluster.brokers if cluster.running else ():
+            lines = cluster.logs(name).splitlines()[-_LOG_LINES:]
+            found.append((f"RocketMQ log of {name}", "\n".join(lines)))
+    return found

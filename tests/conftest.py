@@ -1,3 +1,10 @@
 """Fixtures that every test may use, one plug-in per subject."""
 
-pytest_plugins = ["tests.fix_house", "tests.fix_broker", "tests.fix_proxy", "tests.fix_spark", "tests.fix_clusters"]
+pytest_plugins = [
+    "pytester",
+    "tests.fix_house",
+    "tests.fix_broker",
+    "tests.fix_proxy",
+    "tests.fix_spark",
+    "tests.fix_clusters",
+]

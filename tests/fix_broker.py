@@ -7,12 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from rocketmq_spark.localbroker import LocalBroker
+from tests.witness import JavaPeer
 
 
 @pytest.fixture(scope="session")
 def broker_cluster(rocketmq: LocalBroker) -> LocalBroker:
     """One broker for the session. Tests that break brokers start a LocalBroker of their own."""
     return rocketmq
+
+
+@pytest.fixture
+def java_peer(rocketmq: LocalBroker) -> JavaPeer:
+    """RocketMQ's own client at the shared broker."""
+    return JavaPeer(rocketmq.name_server)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -18,6 +19,7 @@ from rocketmq_spark.localbroker import LocalBroker, cluster, distro, servers
 from rocketmq_spark.options import DEFAULT_GROUP
 from rocketmq_spark.wire.header import Command
 from tests.fix_proxy import FaultyProxy
+from tests.reading import feed
 
 _AUTH = "org.apache.rocketmq.auth"
 ADMIN = {"accessKey": "admin", "secretKey": "adminsecret"}
@@ -72,6 +74,31 @@ def slaved() -> Iterator[LocalBroker]:
     """A master with a slave; not to be broken."""
     with LocalBroker(slaves=1, quiet=True) as mq:
         yield mq
+
+
+@pytest.fixture(scope="session")
+def two_brokers() -> Iterator[LocalBroker]:
+    with LocalBroker(brokers=2, quiet=True) as mq:
+        yield mq
+
+
+@pytest.fixture
+def pair(two_brokers: LocalBroker) -> LocalBroker:
+    """Two brokers to be frozen, killed and restarted: both run when a test begins. Use topics of your own."""
+    for broker in two_brokers.brokers:
+        if two_brokers.pid(broker) is None:
+            two_brokers.restart(broker)
+    return two_brokers
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[Callable[..., LocalBroker]]:
+    """A function that starts a cluster for this test alone: brokers, slaves, conf and more, as LocalBroker takes them.
+
+    For what ``pair`` does not give: another configuration, slaves, stores that are lost, brokers that are added.
+    """
+    with contextlib.ExitStack() as stack:
+        yield lambda **how: stack.enter_context(LocalBroker(**{"quiet": True, **how}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +156,31 @@ def tls_cluster(certs: Certificates, name: str = "server", client: str = "none")
         made = LocalBroker(quiet=True)
         made.start()
         return made
+
+
+@pytest.fixture(scope="session")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def encrypted(certs: Certificates) -> Iterator[LocalBroker]:
+    """Servers that want a client's certificate when they are spoken to in TLS; some messages in the topic private."""
+    with_tls = tls_cluster(certs, client="require")
+    try:
+        with_tls.create_topic("private", 2)
+        with_tls.bodies = set(feed(with_tls, "private", 6))  # type: ignore[attr-defined]
+        yield with_tls
+    finally:
+        with_tls.close()
+
+
+@pytest.fixture(scope="session")
+def elsewhere(certs: Certificates) -> Iterator[LocalBroker]:
+    """Servers whose certificate is for another name."""
+    made = tls_cluster(certs, "elsewhere")
+    yield made
+    made.close()
 
 
 class Tap(FaultyProxy):

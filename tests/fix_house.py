@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, settings
-
-from tests.scale import SCALE
+from hypothesis import HealthCheck, core, settings
 
 # What a test needs, by the fixture that gives it; tests that need less come first.
 NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
 # Folders and files whose tests start processes of their own come after the quick ones too.
-PROCESSES = {"broker", "cli", "localbroker", "notebooks", "spark", "witness", "test_packaging.py", "test_testing.py"}
-# A busy machine takes its time: examples have no deadline of their own, tests have pytest's. What has passed passes again
-# tomorrow; new examples are looked for with full counts.
-settings.register_profile("house", deadline=None, derandomize=SCALE < 1, suppress_health_check=[HealthCheck.too_slow])
+PROCESSES = {
+    "broker",
+    "cli",
+    "localbroker",
+    "notebooks",
+    "spark",
+    "witness",
+    "test_packaging.py",
+    "test_testing.py",
+    "test_fix_house.py",
+}
+# Fixtures that start servers, and those that start Spark.
+CLUSTERS = {"two_brokers", "make_cluster", "secured", "slaved", "encrypted", "elsewhere"}
+SPARKS = {"spark", "start_script", "run_script"}
+# What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.
+MARKS: dict[str, tuple[str, set[str]]] = {
+    "live": ("needs a real broker", {"rocketmq", *CLUSTERS}),
+    "spark": ("needs Spark", SPARKS),
+    "slow": ("starts servers, Spark or processes of its own", SPARKS | CLUSTERS),
+    "property": ("examples are made by hypothesis", set()),
+}
+# .ci/run sets it: what has passed there passes again. Everywhere else each run looks at new examples, and says its seed.
+FIXED = os.environ.get("ROCKETMQ_SPARK_TEST_FIXED") == "1"
+# A busy machine takes its time: examples have no deadline of their own, tests have pytest's.
+settings.register_profile("house", deadline=None, derandomize=FIXED, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 
 _seen = pytest.StashKey[Counter[str]]()
+_seed = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,15 +48,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for name, (meaning, _) in MARKS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    if not FIXED:
+        # As hypothesis does with its own option, whose value comes first.
+        config.stash[_seed] = str(config.getoption("--hypothesis-seed", None) or random.SystemRandom().getrandbits(32))
+        core.global_force_seed = int(config.stash[_seed])
     config.stash[_seen] = Counter()
     config.pluginmanager.register(_Reports(config.stash[_seen]))
 
 
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if _seed not in config.stash:
+        return []
+    seed = config.stash[_seed]
+    return [f"examples of hypothesis: seed {seed} (again: --hypothesis-seed={seed})"]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        for name in marks_of(item):
+            item.add_marker(name)
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
+
+
+def marks_of(item: pytest.Item) -> set[str]:
+    """The marks that a test earns by its fixtures and its folder."""
+    fixtures = set(getattr(item, "fixturenames", ()))
+    found = {name for name, (_, given) in MARKS.items() if fixtures & given}
+    if not PROCESSES.isdisjoint(item.path.parts):
+        found.add("slow")
+    if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        found.add("property")
+    return found
 
 
 def _weight(item: pytest.Item) -> tuple[int, bool]:
@@ -68,5 +117,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _seed in config.stash and terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"hypothesis had --hypothesis-seed={config.stash[_seed]}")
     for problem in _problems(config):
         terminalreporter.write_line(f"NOT COMPLETE: {problem}", red=True)

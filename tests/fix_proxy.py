@@ -6,6 +6,7 @@ Faults are switched on and off while connections are up.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -184,3 +185,26 @@ def make_proxy() -> Iterator[Callable[[str], FaultyProxy]]:
     yield make
     for proxy in made:
         proxy.__exit__()
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """An address that answers no attempt to connect: its queue of waiting connections is full."""
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket())
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                waiting.connect(sock.getsockname())
+        yield f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{sock.getsockname()[1]}"

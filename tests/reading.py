@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -171,9 +172,10 @@ class Run:
                 _pause.wait(0.02)
 
     def drain(self, expected: Iterable[str], seconds: float = 60.0) -> None:
-        """Batches until all that is expected was read."""
+        """Batches until all that is expected was read, and nothing of this run twice."""
         wanted = set(expected)
         self.until(lambda: wanted <= set(self.read), seconds)
+        assert not [body for body, times in Counter(self.read).items() if times > 1]
 
     @property
     def positions(self) -> dict[MessageQueue, int]:

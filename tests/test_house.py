@@ -21,7 +21,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 # A module imports from lines above its own only.
 RANKS = """
-    codes clock tuning
+    codes clock tuning workers
     errors model
     parsing
     options ports queues wire
@@ -31,6 +31,7 @@ RANKS = """
     session
     source sink
     datasource delay localbroker
+    registration
     cli testing
     __main__
 """
@@ -40,11 +41,11 @@ ORDER = {
     "wire": "header frame properties identifiers subscription loose_json names compression acl rpc messages bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
-    "client": "calls route broker backlog pacing pull ranges sender admin",
+    "client": "trouble calls aside route broker backlog pacing pull window ranges heads sender admin",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
     " delivery upkeep producer",
-    "source": "schema offsets slices property_names filters loss frames header promoted properties careful decode"
-    " pushdown allocation admission planner positions catalog recreation publish listener tasks stream readers",
+    "source": "schema offsets slices property_names filters loss bad frames header unpack promoted properties careful decode"
+    " pushdown allocation admission planner positions absence catalog recreation publish listener tasks stream runner readers",
     "sink": "arrow columns faults identifiers maps properties encode window report selectors routing checks task writers"
     " foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
@@ -66,18 +67,18 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "datasource sink source.schema source.pushdown source.listener source.tasks source.readers cli __init__",
+    "pyspark": "datasource sink source.schema source.pushdown source.listener source.tasks source.readers cli registration",
     "py4j": "cli.demo",
     "pyarrow": "wire.compression source sink",
-    "numpy": "remoting.bulk client.ranges queues.hash_columns source sink",
+    "numpy": "remoting.bulk client.window queues.hash_columns source sink",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
     "socket": "remoting.endpoint remoting.connection remoting.bulk localbroker.loopback",
     "ssl": "remoting.endpoint remoting.connection",
     "select": "remoting.connection",
-    "subprocess": "localbroker cli.background",
-    "threading": "remoting.connection remoting.pool client.calls client.route producer.batching producer.clockwork"
+    "subprocess": "localbroker cli.background workers",
+    "threading": "remoting.connection remoting.pool client.aside client.calls client.route producer.batching producer.clockwork"
     " producer.delivery producer.pending producer.producer session sink.checks localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
     "time": "clock remoting.connection remoting.pool client.admin client.calls client.route"
@@ -94,7 +95,7 @@ MANY_ARGUMENTS = {
     "rocketmq_spark.client.admin.create_topic": 8,
     "rocketmq_spark.client.ranges.__init__": 7,
     "rocketmq_spark.errors.__init__": 7,
-    "rocketmq_spark.localbroker.cluster.__init__": 12,
+    "rocketmq_spark.localbroker.cluster.__init__": 13,
     "rocketmq_spark.options._row": 7,
     "tests.harness.store": 14,
     "tests.witness.java_send": 8,
@@ -104,6 +105,7 @@ MANY_ARGUMENTS = {
 TESTED_ELSEWHERE = {
     "ports": "only types",
     "localbroker.guard": "tests/localbroker/test_process.py",
+    "registration": "tests/spark/test_registration.py",
 }
 
 
@@ -229,10 +231,16 @@ def test_imports_from_outside_are_listed():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_what_spark_imports_is_light(package):
-    """Spark imports every pyspark_* package; one that cannot be imported breaks the search for all sources."""
+    """Spark imports every pyspark_* package; one that cannot be imported breaks the search for all sources. ``workers``,
+    which ours imports, stands on the lowest rank: on the standard library alone.
+    """
     (init,) = (m for m in _parsed(package) if m.name == package)
     roots = {name.partition(".")[0] for name in init.imports(top_level=True)}
-    assert roots <= sys.stdlib_module_names | ({"pyspark"} if package == "pyspark_rocketmq" else set())
+    assert roots <= sys.stdlib_module_names | {"pyspark" if package == "pyspark_rocketmq" else "rocketmq_spark"}
+    assert {name for name in init.imports(top_level=True) if name.startswith("rocketmq_spark")} <= {
+        "rocketmq_spark",
+        "rocketmq_spark.workers",
+    }
 
 
 def test_errors_of_the_operating_system_end_in_remoting():

@@ -181,6 +181,15 @@ def test_settings_of_a_producer_come_from_its_options():
     assert plain.environment is None
 
 
+def test_an_environment_that_is_a_number_alone_warns_once(monkeypatch, caplog):
+    monkeypatch.setattr(session, "_warned", set())
+    for given in ({"environment": 3}, {"environment": 3}, {"environment": 1, "environments": 4}):
+        assert session.environment(parsed(**given)).number == given["environment"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "option 'environment' is 3 without option 'environments'" in line
+    assert "say how many there are with 'environments'" in line
+
+
 def test_a_producer_stays_in_the_environment_of_its_options(rocketmq, topic):
     given = {"name_server": rocketmq.name_server, "group": "g_environment"}
     with Producer(environment="2", environments="4", **given) as producer:

@@ -141,16 +141,20 @@ def _send(producer: Producer, messages: Iterable[Message], report: _Report) -> N
 
     def settle(most: int) -> None:
         while under_way and (under_way[0].done() or len(under_way) > most):
-            report.acknowledged(under_way.popleft().result())
+            result = under_way[0].result()  # stays in line until it is there: Ctrl-C may come meanwhile
+            under_way.popleft()
+            report.acknowledged(result)
 
     try:
         for message in messages:
             under_way.append(producer.send_async(message))
             settle(_UNDER_WAY)
         settle(0)
-    except BaseException as e:
-        if isinstance(e, KeyboardInterrupt):
-            settle(0)
+    except BaseException:
+        # The first failure is the one that is told; of the others under way, some arrive all the same.
+        for future in under_way:
+            if future.exception() is None:
+                report.acknowledged(future.result())
         report.end(interrupted=True)
         raise
     report.end()

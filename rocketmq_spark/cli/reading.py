@@ -10,20 +10,26 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from rocketmq_spark import session
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.client.ranges import RangeReader
+from rocketmq_spark.client.window import Piece, Window, placed
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
-from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.subscription import ALL, parse_subscription
 
 # How far one queue is read ahead, its messages held to be merged with the others'; further when a filter drops most.
 _CHUNK, _FILTERED_CHUNK = 256, 8192
+# While nobody knows how large the messages are.
+_FIRST_CHUNK = 32
+# How many bytes all queues hold, as they are stored; of each queue one message at a time is decompressed.
+_HELD_BYTES = 64 << 20
 _REST_S = 0.1
 _ROUTE_AGE_S = 10.0
 
@@ -47,7 +53,10 @@ class TopicReader:
         self._filter = session.Filter(" || ".join(self._wanted.tags) or ALL)
         self._chunk = _FILTERED_CHUNK if self._filter else _CHUNK
         self._next: dict[MessageQueue, int] = {}
-        self._held: dict[MessageQueue, deque[ReceivedMessage]] = {}
+        # How far each queue is read ahead: less where messages are large.
+        self._ahead: dict[MessageQueue, int] = {}
+        self._heads: dict[MessageQueue, ReceivedMessage] = {}
+        self._held: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
 
     def seek(self, start: Start) -> None:
         """Positions in every queue there is now. A topic that does not exist is told with the nearest names."""
@@ -56,6 +65,7 @@ class TopicReader:
         except RouteNotFound as e:
             raise self._client.routes.missing_topic(e) from e
         self._next = start(self._bounds())
+        self._ahead, self._heads, self._held = {}, {}, {}
 
     def seek_time(self, epoch_ms: int) -> None:
         """The first messages stored at or after a moment."""
@@ -83,43 +93,49 @@ class TopicReader:
         self._fill(list(ends), ends, heads)
         while heads:
             _, queue = heapq.heappop(heads)
-            held = self._held[queue]
-            yield held.popleft()
-            if held:
-                heapq.heappush(heads, (held[0].store_timestamp_ms, queue))
-            else:
-                self._fill([queue], ends, heads)
+            message = self._heads.pop(queue)
+            self._advance(queue)
+            yield message
+            self._fill([queue], ends, heads)
+
+    def _advance(self, queue: MessageQueue) -> None:
+        following = next(self._held.get(queue, iter(())), None)
+        if following is not None:
+            self._heads[queue] = following
 
     def _fill(
         self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[tuple[int, MessageQueue]]
     ) -> None:
         """Read on in ``queues`` until each has something to show or has come to its end."""
-        hungry = [q for q in queues if self._next[q] < ends[q]]
-        while hungry:
-            self._read([OffsetRange(q, self._next[q], min(self._next[q] + self._chunk, ends[q])) for q in hungry])
-            hungry = [q for q in hungry if not self._held[q] and self._next[q] < ends[q]]
+        while hungry := [q for q in queues if q not in self._heads and self._next[q] < ends[q]]:
+            ahead = {q: self._ahead.get(q, min(self._chunk, _FIRST_CHUNK)) for q in hungry}
+            self._read([OffsetRange(q, self._next[q], min(self._next[q] + ahead[q], ends[q])) for q in hungry])
+            for queue in hungry:
+                self._advance(queue)
         for queue in queues:
-            if self._held.get(queue):
-                heapq.heappush(heads, (self._held[queue][0].store_timestamp_ms, queue))
+            if queue in self._heads:
+                heapq.heappush(heads, (self._heads[queue].store_timestamp_ms, queue))
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
+        room = _HELD_BYTES // len(self._next)
         for broker_name, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
             dial = self._client.bulk(broker_name, self._topic)
             templates = [self._client.pull_template(r.queue, self._options.group, self._filter) for r in part]
             settings = session.pull_settings(self._options, bool(self._filter))
-            for r in part:
-                self._held[r.queue] = deque()
+            held = [Held(room) for _ in part]
             for window in RangeReader(part, dial, templates, settings, self._on_loss).windows():
                 for piece in window.pieces:
-                    body = window.buffer[piece.begin : piece.end].tobytes()
-                    self._held[part[piece.number].queue].extend(
-                        m
-                        for m in decode_messages(body, broker_name)
-                        if piece.start <= m.queue_offset < piece.limit and self._wanted.accepts(m.tags)
-                    )
-            for r in part:
-                self._next[r.queue] = r.end
+                    held[piece.number].take(window, piece)
+            for r, mine in zip(part, held, strict=True):
+                self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)
+                self._held[r.queue] = self._messages(r.queue, mine)
+
+    def _messages(self, queue: MessageQueue, held: Held) -> Iterator[ReceivedMessage]:
+        for piece, stored in held.answers():
+            for message in placed(decode_leniently(stored, queue.broker_name), piece, dense=not self._filter):
+                if self._wanted.accepts(message.tags) or message.decode_error is not None:
+                    yield _named(message, queue)
 
     def _bounds(self) -> dict[MessageQueue, QueueBounds]:
         def ask() -> dict[MessageQueue, QueueBounds]:
@@ -127,6 +143,37 @@ class TopicReader:
             return self._client.brokers.bounds(queues, Deadline.after(10.0))
 
         return self._client.retry.run(ask)
+
+
+class Held:
+    """Answers of one queue as they came, until there are ``room`` bytes of them: the rest is asked for again, later."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._bytes = 0
+        self._answers: deque[tuple[Piece, bytes]] = deque()
+        self._stopped_at: int | None = None
+
+    def take(self, window: Window, piece: Piece) -> None:
+        if self._stopped_at is None and self._answers and self._bytes + piece.end - piece.begin > self._room:
+            self._stopped_at = piece.start
+        if self._stopped_at is None:
+            self._answers.append((piece, window.buffer[piece.begin : piece.end].tobytes()))
+            self._bytes += piece.end - piece.begin
+
+    def went(self, r: OffsetRange, most: int) -> tuple[int, int]:
+        """Where to go on, and how many offsets to read then, by what they took so far."""
+        end = r.end if self._stopped_at is None else self._stopped_at
+        return end, max(1, min(most, (end - r.start) * self._room // max(1, self._bytes)))
+
+    def answers(self) -> Iterator[tuple[Piece, bytes]]:
+        while self._answers:
+            yield self._answers.popleft()
+
+
+def _named(message: ReceivedMessage, queue: MessageQueue) -> ReceivedMessage:
+    """A message that cannot be read does not say where it lies."""
+    return message if message.topic else replace(message, topic=queue.topic, queue_id=queue.queue_id)
 
 
 def _broker_name(part: OffsetRange) -> str:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rocketmq_spark.model import OffsetRange, ReceivedMessage
 
 
+# So much of a message that cannot be decoded is shown on its line; --json has all of it.
+_RAW_BYTES = 40
+
+
 def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> str | int | datetime | None:
     """``earliest``, ``latest``, an offset as an int, or a moment."""
     text = (value or "").strip()
@@ -95,8 +99,10 @@ def _seek(reader: TopicReader, begin: str | int | datetime) -> None:
 
 
 def document(message: ReceivedMessage) -> dict[str, object]:
-    """A message as the source's columns name its parts. A body that is no UTF-8 text comes as ``bodyBase64``."""
-    text = _text(message.body)
+    """A message as the source's columns name its parts. A body that is no UTF-8 text comes as ``bodyBase64``; so does
+    one that cannot be decoded, as it is stored, with its flags and the reason."""
+    bad = message.decode_error is not None
+    text = None if bad else _text(message.body)
     body = {"bodyBase64": base64.b64encode(message.body).decode()} if text is None else {"body": text}
     return {
         "topic": message.topic,
@@ -110,6 +116,7 @@ def document(message: ReceivedMessage) -> dict[str, object]:
         "storeTimestamp": _moment(message.store_timestamp_ms),
         "msgId": message.msg_id,
         "properties": _own(message),
+        **({"sysFlag": message.sys_flag, "decodeError": message.decode_error} if bad else {}),
     }
 
 
@@ -118,7 +125,9 @@ def line(message: ReceivedMessage) -> str:
     marks = [f"tags={message.tags}"] if message.tags else []
     marks += [f"keys={','.join(message.keys)}"] if message.keys else []
     marks += [f"{name}={value}" for name, value in _own(message).items()]
-    text = _text(message.body)
+    bad = message.decode_error is not None
+    marks += [f"sysFlag={message.sys_flag:#x}"] if bad else []
+    text = f"<cannot be decoded: {message.decode_error}> {message.body[:_RAW_BYTES]!r}" if bad else _text(message.body)
     shown = f"<{len(message.body)} bytes>" if text is None else text.replace("\r", "\\r").replace("\n", "\\n")
     place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
     return "  ".join([_moment(message.store_timestamp_ms), place, *([" ".join(marks)] if marks else []), shown])

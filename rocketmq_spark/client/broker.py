@@ -14,7 +14,7 @@ from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import NotSupported, RocketMQError
+from rocketmq_spark.errors import CallTimeout, NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
@@ -45,12 +45,14 @@ class Brokers:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
         read_from: str = "master",
+        grace_s: float | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
         """Minimum and maximum offset of each queue: one question per topic and broker, all at once.
 
         A queue that its broker does not report (read queues were reduced) is missing from the result; with ``on_error``
         so are those whose question failed, and the error is told with one of them.
-        Through a Proxy, which does not know that question, the offsets are asked queue by queue.
+        With ``grace_s`` a broker that keeps the others waiting is not waited for: what it said before holds until it
+        has answered, or failed. Through a Proxy, which does not know that question, the offsets are asked queue by queue.
         """
         wanted = sorted(set(queues))
         firsts = _first_of_each(wanted)
@@ -59,15 +61,21 @@ class Brokers:
             for broker, topic in sorted(firsts)
         ]
         found: dict[MessageQueue, QueueBounds] = {}
-        for question, answer in zip(questions, self.ask_each(questions, deadline, read_from=read_from), strict=True):
+        for question, answer in zip(questions, self._asked(questions, deadline, read_from, grace_s), strict=True):
+            key = question.broker_name, question.topic
+            if answer is None:
+                found.update(self._stats[key][1] if key in self._stats else {})
+                continue
             if isinstance(answer, NotSupported):
                 return self._bounds_by_queue(wanted, deadline)
+            if isinstance(answer, RocketMQError):
+                self._stats.pop(key, None)
             if not isinstance(answer, RocketMQError):
                 found.update(self._parsed(question, answer.body))
             elif on_error is None:
                 raise answer
             else:
-                on_error(answer, firsts[question.broker_name, question.topic])
+                on_error(answer, firsts[key])
         return {queue: found[queue] for queue in wanted if queue in found}
 
     def _parsed(self, question: Question, body: Bytes) -> dict[MessageQueue, QueueBounds]:
@@ -116,23 +124,46 @@ class Brokers:
         }
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
-        """Store the group's offsets, the next ones to read. Raises ``GroupNotFound`` for a group the broker lacks.
+        """Store the group's offsets, the next ones to read. Raises ``GroupNotFound`` for a group the broker lacks."""
+        failed = self.commit_each(group, offsets, deadline)
+        if failed:
+            raise next(iter(failed.values()))
+
+    def commit_each(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None = None
+    ) -> dict[MessageQueue, RocketMQError]:
+        """Store the group's offsets where they can be; the errors of the others. ``grace_s`` as in ``bounds``.
 
         One queue of each topic goes before the others: brokers make the group's table of a topic at its first offset,
-        and of two that make it at the same time one is lost (ConsumerOffsetManager.commitOffset in 5.5.0).
+        and of two that make it at the same time one is lost (ConsumerOffsetManager.commitOffset in 5.5.0). What it meets
+        is met by the others.
         """
-        firsts = _first_of_each(offsets).values()
-        for queues in (firsts, offsets.keys() - firsts):
-            questions = [
-                self._question(
-                    rpc.UPDATE_CONSUMER_OFFSET,
-                    queue,
-                    consumerGroup=self.calls.on_wire(group),
-                    commitOffset=offsets[queue],
-                )
-                for queue in queues
-            ]
-            self.ask_all(questions, deadline)
+        firsts = _first_of_each(offsets)
+        failed = self._commit(group, {queue: offsets[queue] for queue in firsts.values()}, deadline, grace_s)
+        rest = {}
+        for queue in sorted(offsets.keys() - firsts.values()):
+            first = firsts[queue.broker_name, queue.topic]
+            if first in failed:
+                failed[queue] = failed[first]
+            else:
+                rest[queue] = offsets[queue]
+        return {**failed, **self._commit(group, rest, deadline, grace_s)}
+
+    def _commit(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None
+    ) -> dict[MessageQueue, RocketMQError]:
+        group = self.calls.on_wire(group)
+        questions = [
+            self._question(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
+            for queue, offset in offsets.items()
+        ]
+        failed: dict[MessageQueue, RocketMQError] = {}
+        for queue, answer in zip(offsets, self._asked(questions, deadline, "master", grace_s), strict=True):
+            if answer is None:
+                failed[queue] = CallTimeout("the broker has not answered yet", queue=str(queue))
+            elif isinstance(answer, RocketMQError):
+                failed[queue] = answer
+        return failed
 
     def _numbers(self, row: rpc.Row, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         answers = self.ask_all([self._question(row, queue) for queue in queues], deadline)
@@ -211,6 +242,18 @@ class Brokers:
         read_from: str = "master",
     ) -> list[Command | RocketMQError]:
         """Answers and errors in order, asked at once."""
+        answers = self._asked(questions, deadline, read_from, None, accept)
+        return [answer for answer in answers if answer is not None]
+
+    def _asked(
+        self,
+        questions: Sequence[Question],
+        deadline: Deadline,
+        read_from: str,
+        grace_s: float | None,
+        accept: Container[int] = (Response.SUCCESS,),
+    ) -> list[Command | RocketMQError | None]:
+        """None for what is still to be answered; only with ``grace_s``."""
         found: dict[str, str | RocketMQError] = {}
         for name in {question.broker_name for question in questions}:
             try:
@@ -219,7 +262,13 @@ class Brokers:
                 found[name] = e
         addresses = [found[question.broker_name] for question in questions]
         asked = [(a, q.command) for a, q in zip(addresses, questions, strict=True) if isinstance(a, str)]
-        answers = iter(self.calls.exchange_each(asked, deadline))
+        told: Sequence[Command | RocketMQError | None]
+        told = (
+            self.calls.exchange_each(asked, deadline)
+            if grace_s is None
+            else self.calls.exchange_soon(asked, deadline, grace_s)
+        )
+        answers = iter(told)
         return [
             _accepted(next(answers), question, address, accept) if isinstance(address, str) else address
             for question, address in zip(questions, addresses, strict=True)
@@ -232,9 +281,9 @@ def _first_of_each(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], Mess
 
 
 def _accepted(
-    result: Command | RocketMQError, question: Question, address: str, accept: Container[int]
-) -> Command | RocketMQError:
-    if isinstance(result, RocketMQError) or result.code in accept:
+    result: Command | RocketMQError | None, question: Question, address: str, accept: Container[int]
+) -> Command | RocketMQError | None:
+    if result is None or isinstance(result, RocketMQError) or result.code in accept:
         return result
     queue = str(question.queue) if question.queue else None
     return refused(result, address, question.topic or None, queue)

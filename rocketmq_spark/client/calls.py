@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
@@ -83,6 +82,37 @@ class RotatingCredentials:
         return self.current().sign(command)
 
 
+class _Answers:
+    """What was asked at once, and the answers as they come; None where there is none yet."""
+
+    def __init__(self, asked: Sequence[tuple[str, Command]]) -> None:
+        self.asked = asked
+        self.told: list[Command | RocketMQError | None] = [None] * len(asked)
+        self._left = len(asked)
+        self._counting = threading.Lock()
+        self._all_told = threading.Event()
+        self.skip(0)
+
+    def tell(self, i: int, answer: Command | RocketMQError) -> None:
+        self.told[i] = answer
+        self.skip(1)
+
+    def skip(self, count: int) -> None:
+        """So many are not waited for any more."""
+        with self._counting:
+            self._left -= count
+            if not self._left:
+                self._all_told.set()
+
+    def wait(self, grace_s: float | None = None, most: int = 0) -> None:
+        """For all; with ``grace_s`` no longer than that for the last ones, once some of ``most`` are there."""
+        left = self._left
+        while not self._all_told.wait(grace_s):
+            if self._left == left < most:
+                return
+            left = self._left
+
+
 @dataclass(frozen=True, slots=True)
 class Calls:
     """Requests over a pool of connections."""
@@ -91,6 +121,8 @@ class Calls:
     request_timeout_s: float = 3.0
     credentials: Credentials | RotatingCredentials | None = None
     namespace: str = ""
+    # Addresses that said nothing in time, with the questions that they may still answer.
+    late: dict[str, _Answers] = field(default_factory=dict, compare=False, repr=False)
 
     def on_wire(self, name: str) -> str:
         """A topic or group as brokers know it. Above this room names are always the user's."""
@@ -123,25 +155,59 @@ class Calls:
 
     def exchange_each(self, asked: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
         """The answers of several addresses whatever their codes, or the errors, in order; all asked at once."""
-        results: list[Any] = [None] * len(asked)
-        left, counting, all_told = len(asked), threading.Lock(), threading.Event()
+        answers = _Answers(asked)
+        self._spread(answers, range(len(asked)), deadline)
+        answers.wait()
+        return [answer for answer in answers.told if answer is not None]
 
-        def told(i: int, result: Command | RocketMQError) -> None:
-            nonlocal left
-            results[i] = result
-            with counting:
-                left -= 1
-                if not left:
-                    all_told.set()
+    def exchange_soon(
+        self, asked: Sequence[tuple[str, Command]], deadline: Deadline, grace_s: float
+    ) -> list[Command | RocketMQError | None]:
+        """The same, but who says nothing while ``grace_s`` pass after the others' last answer is not waited for.
 
+        Such an address has None for answers, also the next times, and gets no further question, until it has answered
+        or ``deadline`` ended it: then these answers are given to who asks the same.
+        """
+        answers = _Answers(asked)
+        of_address: dict[str, list[int]] = {}
+        for i, (address, _) in enumerate(asked):
+            of_address.setdefault(address, []).append(i)
+        fresh = [
+            i for address, mine in of_address.items() if not self._from_before(answers, mine, address) for i in mine
+        ]
+        self._spread(answers, fresh, deadline)
+        answers.wait(grace_s, len(fresh))
+        self.late.update({asked[i][0]: answers for i in fresh if answers.told[i] is None})
+        return list(answers.told)
+
+    def _from_before(self, answers: _Answers, mine: Sequence[int], address: str) -> bool:
+        """Whether an address needs no question: it has one still, or has answered the same one by now."""
+        before = self.late.get(address)
+        if before is None:
+            return False
+        known = [(command, told) for (a, command), told in zip(before.asked, before.told, strict=True) if a == address]
+        if any(told is None for _, told in known):
+            answers.skip(len(mine))
+            return True
+        del self.late[address]
+        if [command for command, _ in known] != [answers.asked[i][1] for i in mine]:
+            return False
+        for i, (_, told) in zip(mine, known, strict=True):
+            if told is not None:
+                answers.tell(i, told)
+        return True
+
+    def _spread(self, answers: _Answers, chosen: Iterable[int], deadline: Deadline) -> None:
+        """Ask every address; those that must be connected to first do not wait for each other."""
         of_address: dict[str, list[tuple[Command, Done]]] = {}
-        for i, (address, command) in enumerate(asked):
-            of_address.setdefault(address, []).append((command, functools.partial(told, i)))
+        for i in chosen:
+            address, command = answers.asked[i]
+            of_address.setdefault(address, []).append((command, functools.partial(answers.tell, i)))
         for address, calls in of_address.items():
-            self._ask_each(address, calls, deadline)
-        if asked:
-            all_told.wait()
-        return results
+            if len(of_address) == 1 or self.pool.live(address):
+                self._ask_each(address, calls, deadline)
+            else:
+                threading.Thread(target=self._ask_each, args=(address, calls, deadline), daemon=True).start()
 
     def _ask_each(self, address: str, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
         try:

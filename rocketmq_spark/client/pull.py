@@ -113,6 +113,8 @@ def _nothing_matched(start: int, answer: Answer) -> Decision:
         return Again(reroute=True)
     if answer.remark == "MESSAGE_WAS_REMOVING":
         return Lost(beyond, Cause.TRUNCATED)
+    if answer.min_offset is not None and answer.min_offset > start:
+        return Lost(answer.min_offset, Cause.TRUNCATED)  # nothing that the filter wants, or nothing that is left
     return Continue(beyond)
 
 

@@ -11,18 +11,17 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from rocketmq_spark.client.backlog import Backlog, Slot
 from rocketmq_spark.client.pacing import Pacing
 from rocketmq_spark.client.pacing import PullSettings as PullSettings
 from rocketmq_spark.client.pull import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
+from rocketmq_spark.client.trouble import Trouble
+from rocketmq_spark.client.window import Doubts, Hole, Trial, covered, lasting, undoubted
+from rocketmq_spark.client.window import Piece as Piece
+from rocketmq_spark.client.window import Window as Window
 from rocketmq_spark.clock import Clock, Deadline
-from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RocketMQError
+from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MASTER_ID, OffsetRange
 from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, BulkStream, Found, PullTemplate
 
@@ -33,32 +32,6 @@ SILENCE_S = 20.0
 # How long a look at another address may take while the connection at hand still works.
 MOVE_S = 5.0
 _MAX_OPAQUE = 0x7FFFFFFF
-
-
-class Piece(NamedTuple):
-    """Messages of one answer: range number, offset asked, end of what was asked, where the broker went on, bytes."""
-
-    number: int
-    start: int
-    limit: int
-    next_offset: int
-    begin: int
-    end: int
-
-
-class Window(NamedTuple):
-    """Answers in one buffer, in the order of ranges and offsets. Valid until the next one is asked for."""
-
-    buffer: npt.NDArray[np.uint8]
-    pieces: list[Piece]
-
-
-@dataclass(slots=True)
-class _Trial:
-    """Tries of one slot that brought nothing so far."""
-
-    pauses: Iterator[float]
-    suspected_at: float | None = None
 
 
 class RangeReader:
@@ -77,22 +50,22 @@ class RangeReader:
         self._ranges = ranges
         self._connect = connect
         self._templates = templates
-        self._settings = settings
-        self._on_loss = on_loss
-        self._on_hint = on_hint
-        self._hinted: int | None = None
+        self._settings, self._pacing = settings, Pacing(settings)
+        self._on_loss, self._on_hint = on_loss, on_hint
         self._clock = clock or Clock()
-        self._pacing = Pacing(settings)
         self._backlog = Backlog(ranges)
-        self._trials: dict[tuple[int, int], _Trial] = {}
+        self._trials: dict[tuple[int, int], Trial] = {}
+        self._grace_s = min(settings.grace_s, settings.read_deadline_s / 2)
+        self._doubts = Doubts(self._grace_s, self._clock.pauses)
         self._pieces: list[Piece] = []
-        self._rows = 0
-        # Where in the buffer the window at hand begins.
-        self._window_at = 0
-        self._opaque = 0
+        self._lent, self._returned = list[Piece](), list[Piece]()  # the window that is handed out, what came back of it
+        self._window_at = 0  # where in the buffer the window at hand begins
+        self._rows = self._opaque = self._signed_from = 0
         self._stream: BulkStream | None = None
         self._reroute = False
+        self._hinted: int | None = None
         self._last_refusal: str | None = None
+        self._trouble = Trouble()
         self._dial_pauses = self._clock.pauses()
         self._heard_at = self._patient_until = 0.0
         self._renew()
@@ -108,11 +81,26 @@ class RangeReader:
                 except RocketMQError as e:
                     self._reconnect_later(e)
                     continue
-                yield from self._ready()
-            yield from self._deliver()
+                # What is given back of the last window is missing again.
+                yield from self._ready() if self._backlog else self._deliver()
         finally:
             if self._stream is not None:
                 self._stream.close()
+
+    def doubt(self, holes: Sequence[Hole]) -> int:
+        """How many answers of the window at hand may be used; the others are given out again.
+
+        ``holes``, in order, are offsets that it jumps over although every offset of their queue has a message. They are
+        asked for again, of the master, until they come or have been missing for too long: then they are lost.
+        """
+        pieces, now = self._lent, self._clock.now()
+        doubted = self._doubts.still(pieces, holes, now, believe=not self._doubtful())
+        for number, start, end in lasting(holes, doubted, pieces):
+            self._on_loss(OffsetRange(self._ranges[number].queue, start, end), Cause.TRUNCATED)
+        for piece, due in self._doubts.again(pieces, doubted, now):
+            self._backlog.park(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)), due)
+        usable, self._returned = undoubted(pieces, doubted)
+        return usable
 
     def _step(self) -> None:
         """Send what may be sent, then take in what comes."""
@@ -181,7 +169,7 @@ class RangeReader:
         full = largest = 0
         make = Piece._make
         for answer in found:
-            opaque, next_offset, suggested, begin, end = answer
+            opaque, next_offset, suggested, begin, end, _ = answer
             slot = answered(opaque)
             if slot is None:
                 continue
@@ -200,12 +188,15 @@ class RangeReader:
             self._pacing.learn(count, count, largest, full)
 
     def _take(self, slot: Slot, answer: Found) -> None:
-        _, next_offset, suggested, begin, end = answer
+        _, next_offset, suggested, begin, end, low = answer
         if suggested != self._hinted:
             self._follow(suggested)
         number, start, limit = slot
         if next_offset <= start:
             self._again(slot)
+            return
+        if self._settings.filtered and int(low) > start:  # a filter hides how much of what it jumped over was there
+            self._gone(slot, int(low), Cause.TRUNCATED, below=True)
             return
         self._progress(slot)
         covered = min(next_offset, limit) - start
@@ -223,6 +214,8 @@ class RangeReader:
             self._follow(answer.suggested_broker)
         self._last_refusal = f"{answer.code} {answer.remark}".strip()
         match judge(slot.start, answer):
+            case AccessDenied() if opaque < self._signed_from or self._renewed():
+                self._again(slot)  # keys that expired, while others are to be had
             case BrokerError() as error:
                 queue = self._ranges[slot.number].queue
                 error.addr, error.topic, error.queue = self._address(), queue.topic, str(queue)
@@ -239,12 +232,17 @@ class RangeReader:
             case Reconnect():
                 self._backlog.put(slot)
                 raise ConnectionLost("the broker drains", self._address(), remark=answer.remark)
-            case Lost() if self._doubtful():
-                self._again(slot)
             case Lost(until, cause):
-                self._lose(slot, until, cause)
+                # Below the minimum nothing is left, whatever was asked for first: one loss.
+                self._gone(slot, until, cause, below=until == answer.min_offset)
             case Suspect(cause, until):
                 self._suspect(slot, until, cause)
+
+    def _renewed(self) -> bool:
+        """Whether there are other keys; what was asked so far has the old ones."""
+        changed = sum(template.renew() for template in self._templates)
+        self._signed_from = self._opaque if changed else self._signed_from
+        return bool(changed)
 
     def _follow(self, suggested: int) -> None:
         """The broker suggests a replica for the next pulls; ``on_hint`` says whether to go there."""
@@ -262,34 +260,35 @@ class RangeReader:
         return True
 
     def _suspect(self, slot: Slot, until: int | None, cause: Cause) -> None:
-        trial, now = self._trial(slot), self._clock.now()
-        if trial.suspected_at is None:
-            trial.suspected_at = now
+        suspected = self._trial(slot).suspected(self._clock.now())
         if self._doubtful():
             self._again(slot)
             return
-        grace = min(self._settings.grace_s, self._settings.read_deadline_s / 2)
         # What comes before it in the same range has the first word, so that a loss is told once and as a whole.
-        if now - trial.suspected_at >= grace and not self._backlog.misses_before(slot):
+        if suspected >= self._grace_s and not self._backlog.misses_before(slot):
             self._lose(slot, until, cause)
             return
         self._reroute = self._reroute or cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE)
         self._again(slot)
 
-    def _lose(self, slot: Slot, until: int | None, cause: Cause) -> None:
-        """What is still missing between the start of ``slot`` and ``until``, or the end of its range, is gone."""
+    def _gone(self, slot: Slot, until: int, cause: Cause, below: bool) -> None:
+        if self._doubtful():
+            self._again(slot)
+        else:
+            self._lose(slot, until, cause, below)
+
+    def _lose(self, slot: Slot, until: int | None, cause: Cause, below: bool = False) -> None:
+        """What is still missing from the start of ``slot``, or ``below`` it, to ``until`` or the range's end is gone."""
         whole = self._ranges[slot.number]
         self._progress(slot)
         self._backlog.put(slot)
         self._pacing.forget()
-        for part in self._backlog.cut(Slot(slot.number, slot.start, whole.end if until is None else until)):
+        start = whole.start if below else slot.start
+        for part in self._backlog.cut(Slot(slot.number, start, whole.end if until is None else until)):
             self._on_loss(OffsetRange(whole.queue, part.start, part.end), cause)
 
-    def _trial(self, slot: Slot) -> _Trial:
-        key = slot[:2]
-        if key not in self._trials:
-            self._trials[key] = _Trial(self._clock.pauses())
-        return self._trials[key]
+    def _trial(self, slot: Slot) -> Trial:
+        return self._trials.setdefault(slot[:2], Trial(self._clock.pauses()))
 
     def _again(self, slot: Slot) -> None:
         self._backlog.park(slot, self._clock.now() + next(self._trial(slot).pauses))
@@ -301,6 +300,7 @@ class RangeReader:
     def _hope(self) -> None:
         """The broker gives something: patience and pauses begin anew."""
         self._renew()
+        self._trouble.clear()
         self._dial_pauses = self._clock.pauses()
 
     def _renew(self) -> None:
@@ -318,8 +318,9 @@ class RangeReader:
 
     def _reconnect_later(self, error: RocketMQError) -> None:
         """A broken connection is made again until patience ends; what was under way is asked for again."""
+        self._trouble.note(error, self._clock.now())
         if not error.retriable or self._left() <= 0:
-            raise error
+            raise self._trouble.cause(error, self._clock.now()) from error
         logger.info("pulls are sent again: %s", error)
         self._drop_stream()
         self._clock.sleep(min(next(self._dial_pauses), self._left()))
@@ -375,12 +376,17 @@ class RangeReader:
         self._pieces.sort()
         split = bisect_left(self._pieces, self._backlog.frontier())
         ready, rest = self._pieces[:split], self._pieces[split:]
-        waiting = _rows(rest)
+        waiting = covered(rest)
         if self._backlog and not stream.full and self._rows - waiting < self._settings.window_rows // 2:
             return
         if ready:
+            self._lent = ready
             yield Window(stream.buffer, ready)
             self._renew()
+            self._lent = []
+        if self._returned:
+            rest, self._returned = self._returned + rest, []
+            waiting = covered(rest)
         self._pieces, self._rows = rest, waiting
         if stream.full or stream.room < stream.filled - self._window_at:
             self._turn(stream)
@@ -392,7 +398,3 @@ class RangeReader:
             piece._replace(begin=moved[piece.begin], end=moved[piece.begin] + piece.end - piece.begin)
             for piece in self._pieces
         ]
-
-
-def _rows(pieces: list[Piece]) -> int:
-    return sum(min(piece.next_offset, piece.limit) - piece.start for piece in pieces)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import (
@@ -40,13 +41,16 @@ class Retry:
     interval_s: float = 0.5
 
     def run(self, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
-        """The first success; the last error when tries or time are over, other than retriable errors at once."""
-        pauses = backoff(self.interval_s, 10.0)
+        """The first success; the last error when tries are over, the first one when time is, others at once."""
+        pauses, trouble = backoff(self.interval_s, 10.0), Trouble()
         for left in range(self.times, -1, -1):
             try:
                 return ask()
             except RocketMQError as e:
-                if not e.retriable or left == 0 or (deadline is not None and deadline.expired):
+                trouble.note(e, time.monotonic())
+                if deadline is not None and deadline.expired and e.retriable:
+                    raise trouble.cause(e, time.monotonic()) from e
+                if not e.retriable or left == 0:
                     raise
                 time.sleep(min(next(pauses), deadline.remaining() if deadline else 60.0))
         raise AssertionError("unreachable")
@@ -85,6 +89,8 @@ class NameServers:
         if unknown is not None:
             raise unknown
         assert last is not None
+        if deadline is not None and deadline.expired and isinstance(last, CallTimeout):
+            raise CallTimeout("the time was over before a name server answered", ";".join(self.addresses)) from last
         raise type(last)(
             f"no name server answers: {last.message}",
             ";".join(self.addresses),
@@ -121,6 +127,7 @@ class Routes:
         self.on_wire = name_servers.calls.on_wire
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
+        self._gone: dict[str, tuple[float, TopicRoute]] = {}
 
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
         """The route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
@@ -136,6 +143,7 @@ class Routes:
             if known is not None and known[1] == route:
                 route = known[1]
             self._routes[topic] = (time.monotonic(), route)
+            self._gone.pop(topic, None)
         return route
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> None:
@@ -165,8 +173,12 @@ class Routes:
         return rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=self.on_wire(topic), acceptStandardJsonOnly=True)
 
     def forget(self, topic: str) -> None:
+        """The route is not given again. Where its brokers are stays known: they may be there although a name server that
+        has just started knows nothing.
+        """
         with self._lock:
-            self._routes.pop(topic, None)
+            if topic in self._routes:
+                self._gone[topic] = self._routes.pop(topic)
 
     def known(self) -> list[str]:
         with self._lock:
@@ -191,15 +203,16 @@ class Routes:
     def masters(self) -> dict[str, str]:
         """Broker name to address of all masters in the routes at hand."""
         newest: dict[str, BrokerData] = {}
-        for route in self._newest_first():
+        for route in self._newest_first(gone=False):
             for name, data in route.brokers.items():
                 newest.setdefault(name, data)
         return {name: data.master for name, data in sorted(newest.items()) if data.master}
 
-    def _newest_first(self) -> list[TopicRoute]:
+    def _newest_first(self, gone: bool = True) -> list[TopicRoute]:
         with self._lock:
-            known = sorted(self._routes.values(), key=operator.itemgetter(0), reverse=True)
-        return [route for _, route in known]
+            kept = [self._routes, self._gone] if gone else [self._routes]
+            known = [sorted(routes.values(), key=operator.itemgetter(0), reverse=True) for routes in kept]
+        return [route for routes in known for _, route in routes]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
         """Topics of the name server, system ones too; with a namespace only those in it, by the user's names."""

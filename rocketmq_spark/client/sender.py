@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
+from rocketmq_spark.client.aside import Aside
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC, SENDABLE_SYS_FLAGS, Property, Response
-from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError, RouteNotFound
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC, SENDABLE_SYS_FLAGS, Perm, Property, Response
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    ConnectionLost,
+    LocalProtocolError,
+    NotSupported,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+)
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, TopicRoute
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
+
+Done = Callable[[SendResult | RocketMQError], None]
+
+# A broker without an address is not looked for more often than this.
+ASKED_S = 1.0
 
 _STATUS = {
     Response.SUCCESS: SendStatus.SEND_OK,
@@ -36,37 +53,49 @@ class RemotingSender:
         self._calls = calls
         self._routes = routes
         self._route_age_s = route_age_s
+        self._aside = Aside()
         self._published: dict[str, tuple[object, tuple[MessageQueue, ...]]] = {}
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        route = self._routes.get(topic, 0.0 if refresh else self._route_age_s, deadline)
+        route = self._route(topic, deadline, refresh)
         known = self._published.get(topic)
         if known is None or known[0] is not route:
-            known = (route, tuple(route.writable()))
+            known = (route, _writable(route))
             self._published[topic] = known
         if not known[1]:
-            raise RouteNotFound(
-                "no queue of the topic may be written to: no write permission, or no master is up", topic=topic
-            )
+            if any(data.perm & Perm.WRITE and data.write_queues for data in route.queues):
+                raise BrokerNotFound("no broker of the topic has a master now", topic=topic)
+            raise RouteNotFound("no queue of the topic may be written to: no write permission", topic=topic)
         return known[1]
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        return self._routes.get(topic, self._route_age_s, deadline).readable()
+        return self._route(topic, deadline).readable()
 
-    def versions(self, topic: str, deadline: Deadline) -> dict[str, int]:
-        """The release (``MQVersion``) of every broker that ``topic`` is sent to; those that do not answer are left out."""
-        found = {}
-        for broker in sorted({queue.broker_name for queue in self.publish_queues(topic, deadline)}):
-            command = rpc.GET_MAX_OFFSET.request(topic=self._calls.on_wire(topic), queueId=0, bname=broker)
-            try:
-                found[broker] = self._calls.ask(self._routes.address(broker), command, deadline).version
-            except RocketMQError as e:
-                logger.info("%s does not tell its version: %s", broker, e)
-        return found
+    def _route(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
+        """The route; an old one while no name server answers, unless a fresh one is demanded."""
+        try:
+            return self._routes.get(topic, 0.0 if refresh else self._route_age_s, deadline)
+        except (ConnectionLost, CallTimeout) as e:
+            if refresh or topic not in self._routes.known():
+                raise
+            logger.info("the route of %s is not fresh: %s", topic, e)
+            return self._routes.get(topic, math.inf, deadline)
+
+    def versions(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+        """The release (``MQVersion``) of each broker, all asked at once; those that do not answer are left out."""
+        addresses = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
+        wire = self._calls.on_wire(topic)
+        asked = [
+            (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name))
+            for name, address in addresses.items()
+        ]
+        answers = zip(addresses, self._calls.exchange_each(asked, deadline), strict=True)
+        return {name: answer.version for name, answer in answers if not isinstance(answer, RocketMQError)}
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        address = self._routes.address(queue.broker_name)
-        answer = self._calls.exchange(address, self._command(queue, request), deadline)
+        command = self._command(queue, request)
+        address = self._address(queue, deadline)
+        answer = self._calls.exchange(address, command, deadline)
         return _result(queue, request, answer, address)
 
     def send_async(
@@ -74,11 +103,31 @@ class RemotingSender:
         queue: MessageQueue,
         request: SendRequest,
         deadline: Deadline,
-        done: Callable[[SendResult | RocketMQError], None],
+        done: Done,
     ) -> None:
         try:
-            address = self._routes.address(queue.broker_name)
             command = self._command(queue, request)
+            send = functools.partial(self._send_async, queue, request, command, deadline, done)
+            if self._at_hand(queue.broker_name):
+                send()
+            else:  # the queues of other brokers must not wait while one is looked for and connected to
+                self._aside.run(queue.broker_name, send)
+        except RocketMQError as e:
+            done(e)
+        except RuntimeError as e:
+            done(_no_thread(e, queue))
+
+    def _at_hand(self, broker_name: str) -> bool:
+        try:
+            return self._calls.pool.live(self._routes.address(broker_name)) and not self._aside.busy(broker_name)
+        except BrokerNotFound:
+            return False
+
+    def _send_async(
+        self, queue: MessageQueue, request: SendRequest, command: Command, deadline: Deadline, done: Done
+    ) -> None:
+        try:
+            address = self._address(queue, deadline)
         except RocketMQError as e:
             done(e)
             return
@@ -91,11 +140,14 @@ class RemotingSender:
                 result = e
             done(result)
 
-        self._calls.ask_async(address, command, deadline, answered)
+        try:
+            self._calls.ask_async(address, command, deadline, answered)
+        except RuntimeError as e:
+            done(_no_thread(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
         command = self._command(queue, request, oneway=True)
-        self._calls.tell(self._routes.address(queue.broker_name), command, deadline)
+        self._calls.tell(self._address(queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         command = rpc.RECALL_MESSAGE.request(
@@ -164,6 +216,14 @@ class RemotingSender:
             brokerName=queue.broker_name,
         )
 
+    def _address(self, queue: MessageQueue, deadline: Deadline) -> str:
+        """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
+        try:
+            return self._routes.address(queue.broker_name)
+        except BrokerNotFound:
+            self._routes.get(queue.topic, ASKED_S, deadline)
+            return self._routes.address(queue.broker_name)
+
     def _quietly(self, address: str, command: Command, deadline: Deadline) -> None:
         try:
             self._calls.ask(address, command, deadline.within(self._calls.request_timeout_s))
@@ -171,6 +231,19 @@ class RemotingSender:
             logger.debug("%s takes no heartbeats", address)
         except RocketMQError as e:
             logger.info("request %s to %s failed: %s", command.code, address, e)
+
+
+def _writable(route: TopicRoute) -> tuple[MessageQueue, ...]:
+    try:
+        return tuple(route.writable())
+    except ValueError as e:
+        raise RemoteProtocolError(
+            f"the route has orderTopicConf {route.order_conf!r}; expected broker:queues;…", topic=route.topic
+        ) from e
+
+
+def _no_thread(error: RuntimeError, queue: MessageQueue) -> ConnectionLost:
+    return ConnectionLost(f"no connection can be made: {error}", topic=queue.topic, queue=str(queue))
 
 
 def _result(queue: MessageQueue, request: SendRequest, answer: Command, address: str) -> SendResult:

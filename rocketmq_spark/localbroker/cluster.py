@@ -1,8 +1,8 @@
-"""A real RocketMQ cluster on this machine: name server, brokers, slaves and proxy as children of this Python process.
+"""A real RocketMQ cluster on this machine: name servers, brokers, slaves, a proxy as children of this Python process.
 
 ``with LocalBroker() as mq:`` is ready for messages inside the block and leaves nothing behind after it. Brokers are
 killed, stopped, restarted and added by name, each on its own data and ports, so tests can break things the way
-production does. ``"namesrv"`` and ``"proxy"`` go where a broker's name goes.
+production does. ``"namesrv"`` (the second is ``"namesrv-2"``) and ``"proxy"`` go where a broker's name goes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rocketmq_spark.localbroker import config, distro, leftovers, loopback, serv
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.process import Program, Server
 from rocketmq_spark.localbroker.registration import Registration
-from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY, BrokerSpec
+from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site
 
 # RocketMQ refuses messages above this share of the disk; no setting raises it. And a server whose mapped files the disk
@@ -36,18 +36,20 @@ _ROOM_MB = 128
 
 
 class LocalBroker:
-    """Name server and brokers for tests, notebooks and the demo; ``with``, or ``start()`` and ``close()``.
+    """Name servers and brokers for tests, notebooks and the demo; ``with``, or ``start()`` and ``close()``.
 
-    ``conf`` is a dict of broker.conf lines for every broker. ``data`` is a folder that outlives the cluster and that a
-    later one takes up, with the same ports when they are free; without it the data goes to a temporary folder, deleted
-    at the end unless ``keep``. ``queues`` is how many queues ``create_topic`` makes. ``ports`` fixes ports by server
-    name: ``{"namesrv": 9876, "broker-a": 10911}``. ``heap_mb`` and ``jvm`` (more flags) are for the brokers' JVMs.
+    ``slaves`` is how many each broker has. ``conf`` is a dict of broker.conf lines for every broker. ``data`` is a folder
+    that outlives the cluster and that a later one takes up, with the same ports when they are free; without it the data
+    goes to a temporary folder, deleted at the end unless ``keep``. ``queues`` is how many queues ``create_topic`` makes.
+    ``ports`` fixes ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``. ``heap_mb`` and ``jvm`` (more flags) are
+    for the brokers' JVMs.
     """
 
     def __init__(
         self,
         brokers: int = 1,
         slaves: int = 0,
+        name_servers: int = 1,
         conf: Mapping[str, object] | None = None,
         data: str | os.PathLike[str] | None = None,
         proxy: bool = False,
@@ -60,12 +62,16 @@ class LocalBroker:
         quiet: bool = False,
         start_timeout_s: float = 60.0,
     ) -> None:
-        if brokers < 1 or slaves < 0:
-            raise LocalBrokerError(f"LocalBroker cannot have {brokers} brokers with {slaves} slaves each")
+        if brokers < 1 or slaves < 0 or name_servers < 1:
+            raise LocalBrokerError(
+                f"LocalBroker cannot have {brokers} brokers with {slaves} slaves each and {name_servers} name servers",
+                remedy="Ask for at least one broker and one name server",
+            )
         self.queues = queues
         self._specs = [
             BrokerSpec(name, broker_id) for name in servers.broker_names(brokers) for broker_id in range(slaves + 1)
         ]
+        self._name_servers = servers.name_server_names(name_servers)
         self._conf = config.checked(conf or {})
         self._given_data = Path(data).expanduser().absolute() if data is not None else None
         self._with_proxy = proxy
@@ -130,9 +136,14 @@ class LocalBroker:
     # --- what there is
 
     @property
+    def running(self) -> bool:
+        """Whether it was started and not closed."""
+        return self._site is not None
+
+    @property
     def name_server(self) -> str:
-        """``host:port`` of the name server."""
-        return self._server(NAME_SERVER).address
+        """``host:port`` of the name server; of several, joined with ``;``."""
+        return ";".join(self._server(name).address for name in self._name_servers)
 
     @property
     def proxy_server(self) -> str:
@@ -210,12 +221,11 @@ class LocalBroker:
                 path = server.program.home / "broker.conf"
                 path.write_text(config.with_lines(path.read_text(), config.checked(conf)), encoding="utf-8")
             spec = next((s for s in self._specs if s.name == broker), None)
-            if spec is not None and self.pid(NAME_SERVER):
+            if spec is not None and (asked := self._running_name_server()):
                 # Else the registration from before the kill would pass for the new one.
-                gone = functools.partial(self._registered().shows, spec, server)
-                self._server(NAME_SERVER).wait_until(lambda: not gone(), deadline)
+                asked.wait_until(functools.partial(self._registered().hides, spec, server), deadline)
             self._running().restart(server, self._readiness(spec), deadline)
-            if broker == NAME_SERVER:
+            if broker in self._name_servers:
                 self._await_registrations(deadline)
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
@@ -231,14 +241,17 @@ class LocalBroker:
     def _bring_up_all(self, deadline: Deadline) -> None:
         site = self._running()
         _refuse_full_disk(site.data)
-        site.bring_up(
-            NAME_SERVER,
-            (0,),
-            lambda port: servers.name_server(site.data, self._jars["core"], port),
-            self._readiness(None),
-            deadline,
-        )
-        self._registration = Registration(self.name_server, self._conf)
+        started = [
+            site.bring_up(
+                name,
+                (0,),
+                functools.partial(servers.name_server, site.data, self._jars["core"], name),
+                self._readiness(None),
+                deadline,
+            )
+            for name in self._name_servers
+        ]
+        self._registration = Registration(started, self._conf)
         with ThreadPoolExecutor(len(self._specs)) as pool:
             # A slave that registers before its master learns only ten seconds later where that is.
             for wave in (self.brokers, self.slaves):
@@ -265,9 +278,12 @@ class LocalBroker:
 
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
         """How to see that a server is up: a broker registers only after its store and its ports are open."""
-        if spec is None or self.pid(NAME_SERVER) is None:
+        if spec is None or self._running_name_server() is None:
             return lambda server: "success" in server.printed() and all(map(loopback.accepts, server.program.ports))
         return functools.partial(self._registered().shows_or_nudges, spec)
+
+    def _running_name_server(self) -> Server | None:
+        return next((server for name in self._name_servers if (server := self._server(name)).pid is not None), None)
 
     def _await_registrations(self, deadline: Deadline) -> None:
         """A new name server knows nobody; brokers would tell it within ten seconds."""

@@ -1,7 +1,8 @@
 """What a Python process that was killed leaves: a data folder, and where the kernel does not help, JVMs.
 
-Each cluster holds a lock on a record in the cache while it runs. A record that nobody holds belongs to the dead: the
-next start ends those JVMs whose command line carries the record's data folder, and deletes a temporary folder.
+Each cluster holds two locks while it runs: on a record in the cache, and in its data folder. A record that nobody holds
+belongs to the dead: the next start ends those JVMs whose command line carries the record's data folder, and deletes a
+temporary folder, unless the folder has a new owner.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rocketmq_spark.localbroker.distro import exclusive
 from rocketmq_spark.localbroker.process import MARK
 
 TEMPORARY = "rocketmq-spark-"
+_LOCK = "in-use"
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
 
 
 def _lock_data(data: Path) -> IO[str]:
-    lock = (data / "in-use").open("a")
+    lock = (data / _LOCK).open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:
@@ -77,12 +79,25 @@ def _bury(record: Path) -> None:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         left = json.load(f)
         data = Path(left["data"])
-        for pid in _running_on(data):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if left["delete"] and data.name.startswith(TEMPORARY):
-            shutil.rmtree(data, ignore_errors=True)
+        # The folder may have a new owner, which keeps its records in another cache: then the servers there are its own.
+        with _unused(data):
+            for pid in _running_on(data):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if left["delete"] and data.name.startswith(TEMPORARY):
+                shutil.rmtree(data, ignore_errors=True)
         record.unlink()
+
+
+@contextlib.contextmanager
+def _unused(data: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that nobody takes it meanwhile; BlockingIOError when somebody has."""
+    if not data.is_dir():
+        yield
+        return
+    with (data / _LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def _running_on(data: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Whether brokers are registered at the name server, and how to make them.
+"""Whether brokers are registered at the name servers, and how to make them.
 
 A broker that boots fast loses a race with itself (5.5.0): it registers before its own scan has found the name server
 reachable, skips that without a word, and tries again ten seconds later. A change of ``brokerPermission`` makes it
@@ -8,7 +8,7 @@ register at once, so a broker that is up but not shown is told the permission th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.calls import Calls
@@ -24,21 +24,27 @@ _NUDGE_EVERY_S = 0.1
 
 
 class Registration:
-    """What one name server knows of our brokers."""
+    """What the name servers that run know of our brokers."""
 
-    def __init__(self, name_server: str, conf: Mapping[str, object]) -> None:
-        self.admin = Admin(name_server)
+    def __init__(self, name_servers: Sequence[Server], conf: Mapping[str, object]) -> None:
+        self.admin = Admin(";".join(server.address for server in name_servers))
+        # Each is asked alone: with several in a list, a client asks the first that answers.
+        self._views = [(server, Admin(server.address)) for server in name_servers]
         self._calls = Calls(Pool(Dialling()))
         self._permission = {"brokerPermission": str(conf.get("brokerPermission", 6))}
         self._nudged: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:
-        """Whether clients are led to this broker."""
-        try:
-            group = self.admin.cluster().get(spec.broker_name)
-        except RocketMQError:
-            return False
-        return group is not None and group.addresses.get(spec.broker_id) == server.address
+        """Whether clients are led to this broker, whichever name server they ask."""
+        running = self._running()
+        return bool(running) and all(_shown(view, spec, server) for view in running)
+
+    def hides(self, spec: BrokerSpec, server: Server) -> bool:
+        """Whether no client is led to this broker."""
+        return not any(_shown(view, spec, server) for view in self._running())
+
+    def _running(self) -> list[Admin]:
+        return [view for server, view in self._views if server.pid is not None]
 
     def shows_or_nudges(self, spec: BrokerSpec, server: Server) -> bool:
         """The same for a broker that starts; if not, and it is up, it is made to register."""
@@ -78,5 +84,14 @@ class Registration:
             conf.write_text(text, encoding="utf-8")
 
     def close(self) -> None:
-        self.admin.close()
+        for admin in (self.admin, *(view for _, view in self._views)):
+            admin.close()
         self._calls.pool.close()
+
+
+def _shown(view: Admin, spec: BrokerSpec, server: Server) -> bool:
+    try:
+        group = view.cluster().get(spec.broker_name)
+    except RocketMQError:
+        return False
+    return group is not None and group.addresses.get(spec.broker_id) == server.address

@@ -38,12 +38,17 @@ def broker_names(count: int) -> list[str]:
     return [f"broker-{chr(ord('a') + i)}" if i < 26 else f"broker-{i + 1}" for i in range(count)]
 
 
-def name_server(data: Path, jars: tuple[Path, ...], port: int) -> Program:
-    home = _home(data, NAME_SERVER)
+def name_server_names(count: int) -> list[str]:
+    """namesrv, namesrv-2, namesrv-3 and on."""
+    return [NAME_SERVER, *(f"{NAME_SERVER}-{i}" for i in range(2, count + 1))]
+
+
+def name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Program:
+    home = _home(data, name)
     conf = home / "namesrv.conf"
     conf.write_text(config.render(conf.name, {"port": port, "bind": loopback.HOST}), encoding="utf-8")
     main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
-    return Program(NAME_SERVER, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
+    return Program(name, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
 
 def broker(

@@ -6,7 +6,8 @@ fewer queues. Differences that are meant:
 
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
 * A refused access is not tried again on the same queue.
-* When time runs out, the error names the real cause, which Java's "call timeout" hides.
+* When time runs out, the error names the real cause, which Java's "call timeout" hides, and the first one beside it.
+* A name server that does not answer costs no retry: nothing was tried, and it is waited for until the deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,
     BrokerNotFound,
+    CallTimeout,
     ClosedError,
+    InvalidParameter,
     LocalProtocolError,
     MessageRefused,
     OptionError,
@@ -49,6 +52,10 @@ DOUBTFUL_RETRIES = 2
 
 # Nothing was sent, and nothing would be different next time.
 _OURS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
+
+
+class OutOfTime(CallTimeout):
+    """The deadline had passed before anything was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +91,15 @@ class Attempts:
         self.last_broker: str | None = None
         self.brokers: list[str] = []
         self._doubtful = 0
+        self._without_route = 0
+        self._first: RocketMQError | None = None
         self._kept: SendResult | None = None
 
     @property
     def more_possible(self) -> bool:
         """Whether another attempt may follow the next one."""
         limit = self._policy.pinned_retries if self._pinned else self._policy.retries
-        return limit is None or self.count < limit
+        return limit is None or self.count - self._without_route < limit
 
     def judge(
         self,
@@ -103,8 +112,10 @@ class Attempts:
 
         ``brokers`` are those that have queues of the topic, ``left_s`` is what is left of the deadline.
         """
-        may_repeat = self.more_possible
+        waits = _no_name_server(queue, outcome)
+        may_repeat = self.more_possible or waits
         self.count += 1
+        self._without_route += waits
         if queue is not None:
             self.last_broker = queue.broker_name
             self.brokers.append(queue.broker_name)
@@ -117,6 +128,7 @@ class Attempts:
             if not self._repeatable(outcome):
                 return self._kept or outcome
             refresh = outcome.refresh_route
+            self._first = self._first or outcome
         pause = self._pause(brokers)
         if not may_repeat or left_s <= pause:
             return self._over(outcome, late=may_repeat)
@@ -129,7 +141,9 @@ class Attempts:
             return False
         if isinstance(error, RouteNotFound):  # Java does not look for a missing topic twice
             return (self._policy.pinned_retries if self._pinned else self._policy.retries) is None
-        if isinstance(error, BrokerError) and not (error.retriable or error.broker_code in self._policy.codes):
+        # A queue that its broker does not have (any more) may be chosen anew after a look at the route.
+        moves = isinstance(error, InvalidParameter) and not self._pinned
+        if isinstance(error, BrokerError) and not (error.retriable or moves or error.broker_code in self._policy.codes):
             return False
         if error.retriable:
             return True
@@ -144,13 +158,17 @@ class Attempts:
         if self._kept is not None:
             return self._kept
         assert isinstance(outcome, RocketMQError)
+        assert self._first is not None
         if self.count == 1 and not late:
             return outcome
         why = "the send timeout is over" if late else "all retries failed"
         sent = len(self.brokers)
         tried = f"; brokers tried: {', '.join(self.brokers)}" if sent else ""
+        if isinstance(outcome, OutOfTime):  # says nothing of the cause
+            outcome = self._first
+        first = f"the first error: {self._first.message}; " if self._first.message != outcome.message else ""
         failed = SendFailed(
-            f"{why} after {sent} attempt{'' if sent == 1 else 's'}{tried}; the last one: {outcome.message}",
+            f"{why} after {sent} attempt{'' if sent == 1 else 's'}{tried}; {first}the last one: {outcome.message}",
             outcome.addr,
             outcome.broker_code,
             outcome.topic,
@@ -160,6 +178,16 @@ class Attempts:
         )
         failed.__cause__ = outcome
         return failed
+
+
+def _no_name_server(queue: MessageQueue | None, outcome: SendResult | RocketMQError) -> bool:
+    """Whether the attempt ended before there was a queue, because nobody told the route."""
+    return (
+        queue is None
+        and isinstance(outcome, RocketMQError)
+        and outcome.retriable
+        and not isinstance(outcome, RouteNotFound)
+    )
 
 
 class Report(NamedTuple):

@@ -29,6 +29,10 @@ class Clockwork:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    def beside(self, name: str) -> Clockwork:
+        """Another one with a thread of its own, for calls that may block."""
+        return Clockwork(f"{self._name}-{name}")
+
     def now_ms(self) -> int:
         """A clock that never goes back, for intervals."""
         return time.monotonic_ns() // 1_000_000
@@ -83,7 +87,7 @@ class Clockwork:
         self.later(0, drained.set)
         drained.wait(seconds)
 
-    def close(self) -> None:
+    def close(self, wait_s: float = 5.0) -> None:
         """Forget what was not called yet and end the thread; a call under way is waited for a moment."""
         with self._changed:
             self._closed = True
@@ -91,7 +95,7 @@ class Clockwork:
             self._changed.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=5)
+            thread.join(wait_s)
 
     def _run(self) -> None:
         while (call := self._next()) is not None:

@@ -6,6 +6,7 @@ Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMess
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
@@ -14,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, SendFailed
+from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.attempts import Again, Attempts, report_of
+from rocketmq_spark.producer.attempts import Again, Attempts, OutOfTime, report_of
 from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.hooks import Hooks, SendContext
@@ -85,8 +86,10 @@ class Delivery:
         self._settings = settings
         self._policy = settings.retry_policy
         self._clockwork = clockwork
+        self._aside = clockwork.beside("route")
         self._rng = random.Random()
         self._lanes: Lanes[Parcel] = Lanes(settings.max_in_flight)
+        self._shut: dict[MessageQueue | None, RocketMQError] = {}
         self._bytes = 0
         self._changed = threading.Condition()
         self._blocking: set[Parcel] = set()
@@ -160,35 +163,55 @@ class Delivery:
         with self._changed:
             if self._closed:
                 return False
-            self._lanes.put(parcel, parcel.lane)
-            self._bytes += len(parcel.request.body)
+            cause = self._shut.get(parcel.lane)
+            if cause is None:
+                self._lanes.put(parcel, parcel.lane)
+                self._bytes += len(parcel.request.body)
+        if cause is not None:
+            parcel.done(_behind(parcel, cause))
         return True
 
     def pump(self) -> None:
-        """Send what may go out now. Connecting and asking for routes may block."""
+        """Send what may go out now. Asking for the route of a new topic may block."""
         with self._changed:
             released = self._lanes.take(self._clockwork.now_ms())
         for parcel in released:
-            self._launch(parcel)
+            if parcel.refresh:  # a name server that hangs must not hold up the others
+                self._aside.later(0, functools.partial(self._launch, parcel))
+            else:
+                self._launch(parcel)
 
     def _launch(self, parcel: Parcel) -> None:
         if parcel.timeout_s is not None and not parcel.attempts.count:
             parcel.deadline = Deadline.after(parcel.timeout_s)
+        attempt = parcel.attempts.count
         try:
             queue = self._choose(parcel)
+            context, start = self._begin(parcel, queue, "async"), self._clockwork.now_ms()
+
+            def done(outcome: Outcome) -> None:
+                try:
+                    self._settle(queue, outcome, start, context)
+                except Exception:  # the parcel must not be stranded because nobody could be told
+                    logger.exception("the outcome of an attempt could not be reported")
+                self._landed(parcel, attempt, queue, outcome)
+
+            self._sender.send_async(queue, parcel.request, self._share(parcel), done)
         except RocketMQError as e:
-            self._landed(parcel, None, e)
+            self._landed(parcel, attempt, None, e)
+        except Exception as e:  # whatever it is, it must become an outcome
+            logger.exception("sending to %s failed", parcel.topic)
+            self._landed(parcel, attempt, None, _unexpected(e, parcel))
+
+    def _landed(self, parcel: Parcel, attempt: int, queue: MessageQueue | None, outcome: Outcome) -> None:
+        if attempt != parcel.attempts.count:  # a second outcome of one attempt
             return
-        context, start = self._begin(parcel, queue, "async"), self._clockwork.now_ms()
-
-        def done(outcome: Outcome) -> None:
-            self._settle(queue, outcome, start, context)
-            self._landed(parcel, queue, outcome)
-
-        self._sender.send_async(queue, parcel.request, self._share(parcel), done)
-
-    def _landed(self, parcel: Parcel, queue: MessageQueue | None, outcome: Outcome) -> None:
-        verdict = self._judge(parcel, queue, outcome)
+        try:
+            verdict = self._judge(parcel, queue, outcome)
+        except Exception as e:
+            logger.exception("the outcome of an attempt could not be judged")
+            verdict = _unexpected(e, parcel)
+        behind: list[Parcel] = []
         with self._changed:
             if parcel.finished:  # given up by ``close`` before its answer came
                 return
@@ -196,20 +219,32 @@ class Delivery:
                 parcel.refresh = verdict.refresh
                 self._lanes.again(parcel, self._clockwork.now_ms() + int(verdict.pause_s * 1000))
             else:
-                self._finish(parcel)
+                behind = self._finish(parcel, verdict)
             more = self._lanes.blocked
         if more:  # not from here: this may be the thread that reads answers
             self._clockwork.later(0, self.pump)
         if isinstance(verdict, Again):
             self._clockwork.later(verdict.pause_s, self.pump)
-        else:
-            parcel.done(verdict)
+            return
+        parcel.done(verdict)
+        for each in behind:
+            assert isinstance(verdict, RocketMQError)
+            each.done(_behind(each, verdict))
 
-    def _finish(self, parcel: Parcel) -> None:
-        parcel.finished = True
-        self._lanes.done(parcel)
-        self._bytes -= len(parcel.request.body)
+    def _finish(self, parcel: Parcel, outcome: Outcome) -> list[Parcel]:
+        """What fails with it: the parcels that wait for the same queue, since none may overtake another."""
+        behind: list[Parcel] = []
+        if parcel.lane is not None and isinstance(outcome, RocketMQError):
+            behind = self._lanes.shut(parcel)
+            if self._settings.lanes_stay_shut:
+                self._shut[parcel.lane] = outcome
+        else:
+            self._lanes.done(parcel)
+        for each in (parcel, *behind):
+            each.finished = True
+            self._bytes -= len(each.request.body)
         self._changed.notify_all()
+        return behind
 
     def widen(self, most: int) -> None:
         """Let ``most`` parcels of ``enqueue`` be out at once from now on."""
@@ -234,6 +269,7 @@ class Delivery:
             self._bytes = 0
             blocking = list(self._blocking)
             self._changed.notify_all()
+        self._aside.close(wait_s=0)
         for parcel in left:
             parcel.done(closed())
         return [Unsent(p.topic, p.pinned, p.msg_ids) for p in left + blocking]
@@ -258,7 +294,7 @@ class Delivery:
     def _choose(self, parcel: Parcel) -> MessageQueue:
         """The queue of the next attempt, after a fresh route if the last attempt asked for one."""
         if parcel.deadline.expired:
-            raise CallTimeout("the send timeout is over", topic=parcel.topic)
+            raise OutOfTime("the send timeout is over", topic=parcel.topic)
         if parcel.pinned is not None:
             if parcel.refresh:
                 self._topics.queues(parcel.topic, parcel.deadline, refresh=True)
@@ -320,6 +356,30 @@ class Delivery:
         if isinstance(outcome, RocketMQError) and queue is not None and parcel.pinned is None and parcel.narrow is None:
             brokers = self._topics.brokers_of(parcel.topic)
         return parcel.attempts.judge(queue, outcome, brokers, parcel.deadline.remaining())
+
+
+def _behind(parcel: Parcel, cause: RocketMQError) -> SendFailed:
+    error = SendFailed(
+        f"not sent, because an earlier batch of its queue was given up: {cause.message}",
+        cause.addr,
+        cause.broker_code,
+        parcel.topic,
+        str(parcel.lane),
+        cause.remark,
+        cause.remedy,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def _unexpected(error: Exception, parcel: Parcel) -> SendFailed:
+    failed = SendFailed(
+        f"sending failed in an unexpected way: {type(error).__name__}: {error}",
+        topic=parcel.topic,
+        remedy="This is a bug of rocketmq-spark unless the error is of a selector; please report it with the log",
+    )
+    failed.__cause__ = error
+    return failed
 
 
 def closed() -> ClosedError:

@@ -7,6 +7,7 @@ is never changed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -71,6 +72,9 @@ class Prepared:
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How | None = None) -> Prepared:
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
     check_topic(message.topic)
+    body: object = message.body
+    if isinstance(body, memoryview):  # of items of any size, and perhaps with gaps
+        message = dataclasses.replace(message, body=body.tobytes())
     check_body(message, settings)
     delay = _timing_property(how or {})
     system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
@@ -148,7 +152,9 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
     body, sys_flag = bytes(prepared.message.body), 0
     kind = COMPRESSIONS[settings.compression]
     if kind is not None and len(body) >= settings.compress_above:
-        body, sys_flag = compress(body, kind), int(SysFlag.COMPRESSED | kind)
+        packed = compress(body, kind)
+        if len(packed) < len(body):
+            body, sys_flag = packed, int(SysFlag.COMPRESSED | kind)
     return SendRequest(
         group=settings.group,
         body=body,

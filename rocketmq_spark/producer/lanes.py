@@ -59,6 +59,10 @@ class Lanes(Generic[T]):
         else:
             del self._waiting[lane]
 
+    def shut(self, thing: T) -> list[T]:
+        """``thing`` has failed for good: nothing of its lane may follow it, and what waits there is given up."""
+        return list(self._waiting.pop(self._out.pop(thing)))
+
     def again(self, thing: T, not_before_ms: int) -> None:
         """``thing`` must be sent once more: it goes back to the front, and its lane is mute until then."""
         lane = self._out.pop(thing)

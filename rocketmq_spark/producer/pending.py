@@ -27,8 +27,15 @@ class Pending:
         self._callbacks = callbacks
         self._changed = threading.Condition()
         self._count = 0
+        self._lost: dict[str, RocketMQError] | None = None
 
-    def expect(self, callback: Callback | None = None) -> tuple[Future[SendResult], Callback]:
+    def watch(self) -> dict[str, RocketMQError]:
+        """Fills with what fails from now on."""
+        lost: dict[str, RocketMQError] = {}
+        self._lost = lost
+        return lost
+
+    def expect(self, callback: Callback | None = None, msg_id: str = "") -> tuple[Future[SendResult], Callback]:
         """A future, and the ticket that completes it and has ``callback`` called; the ticket is used once."""
         result: Future[SendResult] = Future()
         result.set_running_or_notify_cancel()  # what is on its way cannot be called back
@@ -39,6 +46,8 @@ class Pending:
             if callback is not None:
                 self._callbacks.later(0, lambda: callback(outcome))
             if isinstance(outcome, RocketMQError):
+                if self._lost is not None:
+                    self._lost[msg_id] = outcome
                 result.set_exception(outcome)
             else:
                 result.set_result(outcome)

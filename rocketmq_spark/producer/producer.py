@@ -6,13 +6,17 @@ clockworks, and everything that decides is in the modules before it.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import copy
 import itertools
 import logging
 import os
 import platform
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -20,7 +24,7 @@ from typing import Unpack
 
 from rocketmq_spark import codes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import CallTimeout, ClosedError, MessageRefused
+from rocketmq_spark.errors import CallTimeout, ClosedError, MessageRefused, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import batching, encoding
@@ -70,6 +74,7 @@ class Producer:
         self._batcher: batching.Batcher | None = None
         if settings.auto_batch:
             self._batcher = batching.share(self.client_id, settings, lambda: make_clockwork(f"{name}-batch"))
+        _open.add(self)
         Upkeep(sender, self._topics, self._delivery, settings).start(self._chores, self.client_id)
 
     def __enter__(self) -> Producer:
@@ -93,7 +98,7 @@ class Producer:
         """The queues that messages of ``topic`` can go to."""
         self._check_open()
         encoding.check_topic(topic)
-        return list(self._topics.queues(topic, self._deadline(None)))
+        return list(self._queues(topic, self._deadline(None)))
 
     def send(self, message: Message, **how: Unpack[How]) -> SendResult:
         """Send and wait for the broker's answer; retried on other brokers within the timeout."""
@@ -117,7 +122,7 @@ class Producer:
                 return result
         parcel = self._parcel(prepared, pinned, deadline)
         self._delivery.admit(len(parcel.request.body), deadline)
-        result, ticket = self._pending.expect(callback)
+        result, ticket = self._pending.expect(callback, prepared.msg_id)
         parcel.done = lambda outcome: ticket(_identified(outcome, (prepared.msg_id,), None))
         self._post(parcel)
         return result
@@ -125,6 +130,8 @@ class Producer:
     def send_oneway(self, message: Message, **how: Unpack[How]) -> None:
         """Send and do not wait; whether it arrived is never known."""
         prepared, pinned, deadline = self._admitted(message, how)
+        if pinned is None:
+            self._queues(message.topic, deadline)
         self._delivery.oneway(self._parcel(prepared, pinned, deadline))
 
     def send_batch(
@@ -169,7 +176,7 @@ class Producer:
         handle = RecallHandle.parse(recall_handle)
         if handle.topic != topic:
             raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
-        self._topics.queues(topic, deadline)  # the broker's address comes with the route
+        self._queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
@@ -192,6 +199,17 @@ class Producer:
         self._pending.close()
         self._sender.unregister(self.client_id, self.settings.group, Deadline.after(self.settings.send_timeout_s))
         return unsent
+
+    def at_exit(self) -> dict[str, RocketMQError]:
+        """The program ends without ``close``: send what waits for company. What fails from now on, by message id."""
+        if os.getpid() != self._pid or self._closing.locked():
+            return {}
+        deadline, lost = self._deadline(None), self._pending.watch()
+        if self._batcher is not None:
+            self._batcher.send_all()
+        self._pending.none_left(deadline)
+        self._delivery.close(deadline)
+        return lost
 
     def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
         """A batch of the accumulator leaves: it is this producer's to send (``batching.Owner``)."""
@@ -239,8 +257,11 @@ class Producer:
         self._check_queue(message.topic, queue, deadline)
         return prepared, queue, deadline
 
+    def _queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        return self._topics.awaited(topic, deadline, self._clockwork.pause)
+
     def _select(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue | None:
-        queues = self._topics.queues(message.topic, deadline)
+        queues = self._queues(message.topic, deadline)
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self.settings.environment is not None and arg is None):
             return None  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
@@ -253,8 +274,11 @@ class Producer:
         if queue is None:
             return
         encoding.check_queue(topic, queue)
+        if self._topics.any_topic() is None:  # nobody asked for an address so far, perhaps
+            with contextlib.suppress(RouteNotFound):
+                self._queues(topic, deadline)
         environment = self.settings.environment
-        if environment is not None and queue not in self._topics.queues(topic, deadline):
+        if environment is not None and queue not in self._queues(topic, deadline):
             raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
 
     def _parcel(self, prepared: Prepared, pinned: MessageQueue | None, deadline: Deadline) -> Parcel:
@@ -287,13 +311,15 @@ class Producer:
         """The future result and the batch that took the message; no batch when it must be sent directly."""
         assert self._batcher is not None
         message = prepared.message
-        result, ticket = self._pending.expect(callback)
         key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
         item = encoding.batch_item(prepared)
-        entry = Entry(item, len(message.body), prepared.msg_id, message.keys, ticket)
-        batch = self._batcher.add(key, entry, self)
-        if batch is None:
-            self._pending.forget()
+        result, ticket = self._pending.expect(callback, prepared.msg_id)
+        batch = None
+        try:
+            batch = self._batcher.add(key, Entry(item, len(message.body), prepared.msg_id, message.keys, ticket), self)
+        finally:
+            if batch is None:  # refused, or not taken: nothing is promised
+                self._pending.forget()
         return result, batch
 
     def _batch_result(self, batch: Batch, result: Future[SendResult]) -> SendResult:
@@ -302,6 +328,22 @@ class Producer:
         if not self._clockwork.wait(result, self.settings.send_timeout_s + _BATCH_SLACK_S):
             raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
         return result.result()
+
+
+# Those that nobody closed so far. What they hold keeps them alive.
+_open: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    for producer in list(_open):
+        lost = producer.at_exit()
+        if lost:
+            shown, cause = ", ".join(list(lost)[:10]), next(iter(lost.values()))
+            sys.stderr.write(
+                f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(lost)} "
+                f"messages are not acknowledged: {shown}{', …' if len(lost) > 10 else ''}. {cause}\n"
+            )
 
 
 def _identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None) -> Outcome:

@@ -22,7 +22,8 @@ class ProducerSettings:
 
     ``retries`` and ``pinned_retries`` None repeat for as long as the send timeout allows; ``attempt_timeout_s`` then
     bounds one attempt. ``batch_*`` None leave an accumulator that is shared as it is. ``heartbeat_s`` and
-    ``route_refresh_s`` 0 mean never: for producers that live shorter than that.
+    ``route_refresh_s`` 0 mean never: for producers that live shorter than that. What waits behind a failed batch of its
+    queue fails with it; ``lanes_stay_shut`` refuses what comes later, too.
     """
 
     group: str
@@ -48,6 +49,7 @@ class ProducerSettings:
     total_batch_max_bytes: int | None = None
     environment: Environment | None = None
     max_in_flight: int = 1024
+    lanes_stay_shut: bool = False
     max_async_messages: int = 50_000
     max_async_bytes: int = 100 * 1024 * 1024
     heartbeat_s: float = 30.0

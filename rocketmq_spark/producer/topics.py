@@ -8,16 +8,18 @@ replaces one whole entry.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rocketmq_spark import codes
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.clock import Deadline, backoff
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
+
+REST_S = 0.5
 
 
 class Topics:
@@ -27,14 +29,17 @@ class Topics:
         self._sender = sender
         self._settings = settings
         self._known: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
+        self._unmade: set[str] = set()  # published through the template so far
+        self._rest = Deadline(0.0)
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """The queues to publish to, those of the producer's environment if it has one; raises ``RouteNotFound``.
 
-        With ``refresh`` the route is asked again; when that fails the known one is used.
+        With ``refresh`` the route is asked again; when that fails the known one is used, and for a moment nobody asks
+        again: many parcels want to know at once.
         """
         known = self._known.get(topic)
-        if known is not None and not refresh:
+        if known is not None and (not refresh or not self._rest.expired):
             return known[1]
         try:
             return self._keep(topic, self._ask(topic, deadline, refresh), deadline)
@@ -42,16 +47,32 @@ class Topics:
             if known is None:
                 raise
             logger.info("the route of %s stays as it is: %s", topic, e)
+            if not isinstance(e, RouteNotFound):
+                self._rest = Deadline.after(REST_S)
             return known[1]
 
+    def awaited(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
+        """As ``queues``, but a name server that does not answer is waited for; the error is the first one."""
+        pauses, first = backoff(0.05, 1.0), None
+        while True:
+            try:
+                return self.queues(topic, deadline)
+            except RouteNotFound:
+                raise
+            except RocketMQError as e:
+                first = first or e
+                if not e.retriable or deadline.expired:
+                    raise first from None
+            pause(min(next(pauses), deadline.remaining()))
+
     def refresh(self, deadline: Deadline) -> None:
-        """Ask for all known topics again; a topic that has no route any more is forgotten."""
+        """Ask for all known topics again. One that has no route keeps its queues, as in Java: a name server that
+        restarts knows none at first, and a broker says itself when a topic is gone.
+        """
         self._sender.refresh_routes(deadline)
         for topic in list(self._known):
             try:
                 self._keep(topic, self._ask(topic, deadline, False), deadline)
-            except RouteNotFound:
-                self._known.pop(topic, None)
             except RocketMQError as e:
                 logger.info("the route of %s stays as it is: %s", topic, e)
 
@@ -69,19 +90,24 @@ class Topics:
 
     def _ask(self, topic: str, deadline: Deadline, refresh: bool) -> Sequence[MessageQueue]:
         try:
-            return self._sender.publish_queues(topic, deadline, refresh)
-        except RouteNotFound as e:
+            found = self._sender.publish_queues(topic, deadline, refresh)
+        except (RouteNotFound, BrokerNotFound) as e:
             if e.broker_code != codes.Response.TOPIC_NOT_EXIST:
                 # It exists but takes no writes, at least by the route that the sender has kept. Brokers do not check
                 # the permission, so that the template must not be used; Java asks again for each send.
                 if refresh:
                     raise
                 return self._sender.publish_queues(topic, deadline, True)
-            created = self._template(topic, deadline) if self._settings.auto_create_topics else ()
+            known = self._known.get(topic)
+            if not self._settings.auto_create_topics or (known is not None and topic not in self._unmade):
+                raise  # one that had a route must not be made a second time on other brokers
+            created = self._template(topic, deadline)
             if not created:
                 raise
-            known = self._known.get(topic)
+            self._unmade.add(topic)
             return known[0] if known is not None and known[0] == created else created
+        self._unmade.discard(topic)
+        return found
 
     def _template(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
         try:
@@ -98,7 +124,8 @@ class Topics:
         environment = self._settings.environment
         mine = queues
         if environment is not None:
-            mine = tuple(environment.publish(self._readable(topic, deadline), queues))
+            before = known[1] if known is not None else ()
+            mine = tuple(environment.publish(self._readable(topic, deadline), queues, before))
         self._known[topic] = (queues, mine)
         return mine
 

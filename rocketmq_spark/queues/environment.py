@@ -6,14 +6,15 @@ One rule serves both directions, so that what an environment sends it also reads
 * a number of a known count: environment n of c owns the queues whose id modulo c is n - 1, on every broker;
 * names: each owns the queue ids listed for it, on every broker or broker by broker.
 
-The first depends on a position in the list, which shifts when a broker comes or goes; the others do not. A wrong
-number is an error that says what was expected, never an index error and never another environment's queue.
+The first depends on a position in the list, which shifts when a broker comes or goes, so who had queues by it keeps
+them; the others do not. A wrong number is an error that says what was expected, never an index error and never another
+environment's queue.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -55,25 +56,46 @@ class Environment:
             raise OptionError(f"option 'environment' is {environment!r}; expected a whole number {top}")
         return cls(str(number), number=number, count=layout)
 
-    def owned(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """The environment's queues of each topic in ``queues``, sorted; an error for a topic where it has none."""
+    @property
+    def by_position(self) -> bool:
+        """Whether the queues depend on which others there are: a number alone."""
+        return self.listed is None and self.count is None
+
+    def owned(
+        self,
+        queues: Iterable[MessageQueue],
+        kept: Collection[MessageQueue] = (),
+        may_lack: Container[str] = (),
+    ) -> list[MessageQueue]:
+        """The environment's queues of each topic in ``queues``, sorted; an error for a topic where it has none.
+
+        ``kept`` are the queues that it had before: by position it keeps them whatever a route says now, for when a broker
+        is away, others have their places. Topics in ``may_lack`` may be without any at the moment.
+        """
+        before = {queue.topic for queue in kept} if self.by_position else set()
         found: list[MessageQueue] = []
         for topic, group in groupby(sorted(queues, key=queue_order), key=lambda q: q.topic):
             of_topic = list(group)
-            mine = self._of_topic(of_topic)
-            if not mine:
+            mine = [q for q in of_topic if q in kept] if topic in before else self._of_topic(of_topic)
+            if not mine and topic not in before and topic not in may_lack:
                 raise OptionError(self._complaint(topic, of_topic))
             found += mine
         return found
 
-    def publish(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
+    def publish(
+        self,
+        readable: Iterable[MessageQueue],
+        writable: Iterable[MessageQueue],
+        kept: Collection[MessageQueue] = (),
+    ) -> list[MessageQueue]:
         """The environment's queues that take messages now.
 
         Positions are those among all queues of the topic, so that a broker without a master, which is missing from
-        ``writable``, does not shift the environment onto queues of another; such a topic is an error instead.
+        ``writable``, does not shift the environment onto queues of another; such a topic is an error instead. So is one
+        whose broker left the route, for who names the queues that it published to before: ``kept``.
         """
         open_now = set(writable)
-        mine = self.owned({*readable, *open_now})
+        mine = sorted({*self.owned({*readable, *open_now}, kept), *(kept if self.by_position else ())})
         found = [queue for queue in mine if queue in open_now]
         for topic in sorted({queue.topic for queue in mine} - {queue.topic for queue in found}):
             closed = ", ".join(str(queue) for queue in mine if queue.topic == topic)

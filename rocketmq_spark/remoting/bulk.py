@@ -54,10 +54,28 @@ class Answer:
     suggested_broker: int | None
 
 
+# Access key, secret key, security token.
+Keys = tuple[str, str, str | None]
+
+
 class PullTemplate:
     """Frames of one kind of pull, differing in number, offset and count; signed when there are credentials."""
 
-    def __init__(self, pull: Command, credentials: tuple[str, str, str | None] | None = None) -> None:
+    def __init__(self, pull: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
+        self._pull = pull
+        self._ask = credentials if callable(credentials) else None
+        self._keys = credentials() if callable(credentials) else credentials
+        self._write(pull, self._keys)
+
+    def renew(self) -> bool:
+        """Take the keys anew, which expire in a long task; whether they are others by now."""
+        if self._ask is None or (keys := self._ask()) == self._keys:
+            return False
+        self._keys = keys
+        self._write(self._pull, keys)
+        return True
+
+    def _write(self, pull: Command, credentials: Keys | None) -> None:
         ext = dict(pull.ext)
         self._secret = b""
         if credentials:
@@ -92,8 +110,9 @@ class PullTemplate:
         return _LENGTHS.pack(len(text) + 4, len(text)) + text
 
 
-# (request number, next offset, suggested broker, start of body, end of body) of an answer with messages
-Found = tuple[int, int, int, int, int]
+# (request number, next offset, suggested broker, start of body, end of body, digits of the queue's minimum) of an answer
+# with messages
+Found = tuple[int, int, int, int, int, bytes]
 
 
 class BulkStream:
@@ -189,8 +208,8 @@ class BulkStream:
             body = start + kind_and_header  # the JSON type is 0, so the word is the header's length
             fast = match(view, start, body) if body <= end else None
             if fast is not None:
-                opaque, next_offset, suggested = fast.group(5, 2, 1)
-                found.append((int(opaque), int(next_offset), int(suggested), body, end))
+                opaque, next_offset, suggested, low = fast.group(5, 2, 1, 4)
+                found.append((int(opaque), int(next_offset), int(suggested), body, end, low))
             else:
                 self._slow(view[at + 4 : end], end, found, others)
             at = end
@@ -208,7 +227,8 @@ class BulkStream:
             return  # a broker asks registered clients only, and this connection is none
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
             suggested = answer.suggested_broker or 0
-            found.append((command.opaque, answer.next_offset, suggested, end - len(command.body), end))
+            low = b"%d" % (answer.min_offset or 0)
+            found.append((command.opaque, answer.next_offset, suggested, end - len(command.body), end, low))
         else:
             others.append((command.opaque, answer))
 

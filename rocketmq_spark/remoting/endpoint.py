@@ -5,7 +5,7 @@ The only file, with ``connection`` and ``bulk`` on top of it, that sees ``OSErro
 
 from __future__ import annotations
 
-import functools
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -43,20 +43,42 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-@functools.lru_cache(maxsize=8)
+_contexts: dict[TlsSettings, tuple[object, ssl.SSLContext]] = {}
+
+
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """One context per settings. Host names are not checked when the settings say so, the chain always is."""
+    """One context per settings, made again when a file was replaced: certificates are rotated under programs that run.
+
+    Host names are not checked when the settings say so, the chain always is. Files that are being replaced may not fit
+    each other for a moment: the next connection looks again.
+    """
+    stamps = tuple(_stamp(path) for path in (tls.ca_file, tls.cert_file, tls.key_file))
+    known = _contexts.get(tls)
+    if known is not None and known[0] == stamps:
+        return known[1]
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
         context.check_hostname = tls.check_hostname
         if tls.cert_file:
             context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
     except (OSError, ssl.SSLError) as e:
+        if known is not None:
+            return known[1]
         raise OptionError(
             f"the TLS files cannot be used: {e}",
             remedy="Check options 'tlsCaFile', 'tlsCertFile', 'tlsKeyFile' and 'tlsKeyPassword'",
         ) from e
+    _contexts[tls] = stamps, context
     return context
+
+
+def _stamp(path: str | None) -> tuple[int, int, int] | None:
+    """What differs when a file was replaced; None where there is none."""
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def connect(address: str, deadline: Deadline, tls: TlsSettings | None) -> socket.socket:

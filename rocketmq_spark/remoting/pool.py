@@ -93,6 +93,12 @@ class Pool:
         finally:
             slot.gate.release()
 
+    def live(self, address: str) -> bool:
+        """Whether ``get`` has a connection at hand, so that it does not block."""
+        with self._lock:
+            slot = self._slots.get(address)
+            return slot is not None and slot.live is not None
+
     def retire(self, address: str, connection: Connection) -> None:
         """Give ``connection`` to nobody any more; it is closed when its last answer is there."""
         with self._lock:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
@@ -30,6 +31,11 @@ GROUP = "rocketmq_spark_sink"
 ATTEMPT_S = 10.0
 _ATTEMPTS = 6
 
+# A broker that did not tell its release is asked again after this.
+SILENT_S = 30.0
+
+_NOW = Deadline(0.0)
+_ask_again: dict[tuple[int, object, str], Deadline] = {}
 _checked: set[tuple[int, tuple[str, ...], str, str]] = set()
 
 
@@ -43,6 +49,7 @@ def settings(options: Options) -> ProducerSettings:
         pinned_retries=None,
         auto_create_topics=False,
         auto_batch=False,
+        lanes_stay_shut=True,
         max_async_bytes=options.total_batch_max_bytes or 0,
         heartbeat_s=0,
         route_refresh_s=0,
@@ -93,30 +100,67 @@ def _problems_of(make: object) -> list[str]:
     return []
 
 
-def check_topic(one: Client, topic: str, options: Options) -> None:
+def check_topic(one: Client, topic: str, options: Options, expected: bool = False) -> None:
     """That rows can be sent to ``topic``: it exists and has a queue that takes writes.
 
-    While no broker at all is up the answer is not known, and is waited for as long as a send would wait.
+    While no name server answers, no broker at all is up or the topic has no master, the answer is not known, and is
+    waited for as long as a send would wait; the error then is the first one. A topic is unknown when that was said
+    ``numRetries`` times while brokers were registered; one that is ``expected``, since it was there before, is waited
+    for: after a restart of the name server its brokers register one by one.
     """
-    deadline = Deadline.after(options.send_timeout)
-    pauses = backoff(0.1, 2.0)
+    deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, one.retry.interval_s), 2.0)
+    first: RocketMQError | None = None
+    unknown, registered = 0, False
     while True:
         try:
-            one.retry.run(lambda: one.sender.publish_queues(topic, deadline), deadline)
+            one.sender.publish_queues(topic, deadline, refresh=first is not None)
             return
-        except RouteNotFound as e:
-            if e.broker_code is None or deadline.expired or one.routes.cluster():
-                raise one.routes.missing_topic(e) if e.broker_code is not None else e from e
-            logger.warning("no broker is up; waiting to write to %s", topic)
-            threading.Event().wait(min(next(pauses), deadline.remaining()))
+        except RocketMQError as error:
+            e = error
+        missing = isinstance(e, RouteNotFound)
+        if not e.retriable or (missing and e.broker_code is None):
+            raise e
+        if first is None:
+            first = e
+            logger.warning("topic %s cannot be checked yet: %s", topic, e)
+        unknown += missing and registered  # brokers that register between two questions prove nothing
+        registered = registered or (missing and _known(one))
+        final = unknown >= max(1, one.retry.times) and not expected
+        if final or deadline.expired:
+            raise _given_up(one, e if final else first, None if final else options.send_timeout)
+        threading.Event().wait(min(next(pauses), deadline.remaining()))
 
 
-def check_timers(one: Client, topic: str, options: Options, names: Mapping[str, str]) -> None:
-    """That the topic's brokers know timers, if rows may have some: older ones would deliver at once."""
+def _given_up(one: Client, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
+    if isinstance(cause, RouteNotFound):
+        cause = one.routes.missing_topic(cause)
+    waited = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
+    message, topic = f"{cause.message}{waited}", cause.topic
+    return type(cause)(message, cause.addr, cause.broker_code, topic, remark=cause.remark, remedy=cause.remedy)
+
+
+def check_timers(
+    one: Client, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
+) -> None:
+    """That the topic's brokers know timers, if rows may have some: older ones would deliver at once.
+
+    A broker is asked once in a process; one that is silent is not waited for, and asked again after a while.
+    """
     timers = [names[name] for name in columns.TIMERS if name in names]
     if not timers:
         return
-    versions = one.sender.versions(topic, Deadline.after(options.send_timeout))
+    deadline = Deadline.after(one.calls.request_timeout_s)
+    if brokers is None:
+        brokers = {queue.broker_name for queue in one.sender.publish_queues(topic, deadline)}
+    process = os.getpid(), options.name_server
+    due = [name for name in sorted(brokers) if _ask_again.get((*process, name), _NOW).expired]
+    versions = one.sender.versions(topic, due, deadline) if due else {}
+    for name in due:
+        if name not in versions:
+            logger.info("broker %s does not say whether it knows timers", name)
+            _ask_again[*process, name] = Deadline.after(SILENT_S)
+        elif versions[name] >= codes.FIRST_WITH_TIMERS:
+            _ask_again[*process, name] = Deadline(math.inf)
     old = sorted(broker for broker, version in versions.items() if version < codes.FIRST_WITH_TIMERS)
     if old:
         raise OptionError(
@@ -154,8 +198,14 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
 
 
 def _check_now(one: Client, topic: str) -> None:
+    deadline = Deadline.after(one.calls.request_timeout_s)
     try:
-        one.sender.publish_queues(topic, Deadline.after(one.calls.request_timeout_s))
+        try:
+            one.sender.publish_queues(topic, deadline)
+        except RouteNotFound as e:
+            if e.broker_code is None or not _known(one):
+                raise
+            one.sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered in between
     except RouteNotFound as e:
         raise one.routes.missing_topic(e) if e.broker_code is not None else e from e
 
@@ -163,6 +213,6 @@ def _check_now(one: Client, topic: str) -> None:
 def _known(one: Client) -> bool:
     """Whether there are brokers, so that a topic without a route does not exist."""
     try:
-        return bool(one.routes.cluster())
+        return one.routes.any_broker()
     except RocketMQError:
         return False

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
+
+from rocketmq_spark.wire.identifiers import month_of
 
 # Two bytes as the four characters of their upper-case hex, in one word.
 _HEX = np.frombuffer("".join(f"{i:04X}" for i in range(1 << 16)).encode(), np.uint32)
@@ -11,25 +15,37 @@ _LOW = 1 << 16
 
 
 class UniqueIds:
-    """Message ids of a task: 32 hex characters, a prefix that is the task's own and a counter."""
+    """Message ids of a task: 32 hex characters in the layout of Java's, whose tools recover the time from them.
 
-    def __init__(self, prefix: bytes, first: int = 0) -> None:
+    A prefix that is the task's own, the upper half of a counter, milliseconds since the month began, the lower half.
+    ``now_ms`` is asked once for every ``fill``.
+    """
+
+    def __init__(self, prefix: bytes, now_ms: Callable[[], int], first: int = 0) -> None:
         if len(prefix) != 8:
             raise ValueError("the prefix of message ids has 8 bytes")
         self._prefix = prefix.hex().upper()
+        self._now_ms = now_ms
+        self._month = (0, 0)
         self._next = first
 
     def fill(self, target: npt.NDArray[np.uint8]) -> None:
         """Write one id into every row of ``target``, which is 32 bytes wide."""
-        done = 0
+        done, moment = 0, self._moment()
         while done < len(target):  # as long as the upper half of the counter stays, only four characters differ
             upper, low = divmod(self._next, _LOW)
             count = min(len(target) - done, _LOW - low)
             rows = target[done : done + count]
-            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper:012X}".encode(), np.uint8)
+            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{moment:08X}".encode(), np.uint8)
             rows[:, 28:] = _HEX[low : low + count].view(np.uint8).reshape(count, 4)
             self._next += count
             done += count
+
+    def _moment(self) -> int:
+        now_ms = self._now_ms()
+        if not self._month[0] <= now_ms < self._month[1]:
+            self._month = month_of(now_ms)
+        return now_ms - self._month[0]
 
     def take(self, count: int) -> npt.NDArray[np.uint8]:
         """``count`` ids as rows of 32 ASCII characters."""

@@ -58,6 +58,9 @@ def _add_constant(pieces: Pieces, names: pa.Array, values: pa.Array, faults: Fau
         faults.rows(everywhere, lambda i, reason=reason: reason)  # type: ignore[misc]
     bad = arrow.rows_with(values, _SEPARATORS)
     faults.rows(bad // width, lambda i: "a property's value contains the separator 0x01 or 0x02")
+    for entry in np.flatnonzero(arrow.lengths(values) == 0):
+        reason = _empty(names[int(entry) % width])
+        faults.rows(np.array([entry // width]), lambda i, reason=reason: reason)  # type: ignore[misc]
     for i, name in enumerate(names.to_pylist()):
         pieces.constant(name + b"\x01")
         pieces.column(values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
@@ -73,6 +76,8 @@ def _strings(names: pa.Array, values: pa.Array, bounds: Ints, faults: Faults, re
     found = _name_faults(names, reserved)
     for entry in arrow.rows_with(values, _SEPARATORS).tolist():
         found.setdefault(entry, "a property's value contains the separator 0x01 or 0x02")
+    for entry in np.flatnonzero(arrow.lengths(values) == 0).tolist():
+        found.setdefault(entry, _empty(names[entry]))
     for entry, reason in found.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
         faults.rows(row, lambda i, reason=reason: reason)  # type: ignore[misc]
@@ -81,6 +86,10 @@ def _strings(names: pa.Array, values: pa.Array, bounds: Ints, faults: Faults, re
     data, ends = arrow.content(items)
     whole = np.ascontiguousarray(ends[bounds] if len(items) else np.zeros(rows + 1), np.int32)
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(whole), pa.py_buffer(data)])
+
+
+def _empty(name: pa.Scalar) -> str:
+    return f"property {name.as_py().decode('utf-8', 'replace')!r} is empty; brokers drop such a one, null leaves it out"
 
 
 def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:

@@ -6,6 +6,7 @@ will be sent again by its next attempt. That is at-least-once delivery.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue as queues
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 # How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
 ROUTE_S = 30.0
 
+# When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
+LAST_RESORT_S = 60.0
+
 # Rows and bytes of a parcel, and how it went.
 _Outcome = tuple[Parcel, int, SendResult | RocketMQError]
 
@@ -66,7 +70,8 @@ class TaskWriter:
         self._delivery = Delivery(self._client.sender, self._topics, self._settings, self._clockwork, _faults(options))
         self._outcomes: queues.SimpleQueue[_Outcome] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
-        self._encoder = Encoder(self._names, options.max_message_size, UniqueIds(os.urandom(8)), self._batch_bytes)
+        ids = UniqueIds(os.urandom(8), self._clockwork.wall_ms)
+        self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._router = routing.Router(options, self._names, self._queues)
         self._narrow = routing.narrow(options)
         self._window = Window(options.max_in_flight)
@@ -77,7 +82,7 @@ class TaskWriter:
         self._fresh = Deadline.after(ROUTE_S)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Send everything and wait for all acknowledgements. Raises the first failure."""
+        """Send everything and wait for all acknowledgements. Raises the first failure, with what is in the topic then."""
         try:
             for batch in batches:
                 self._write(batch)
@@ -85,6 +90,12 @@ class TaskWriter:
             while self._under_way:
                 self._settle()
             return self._tally.written()
+        except RocketMQError as e:
+            while not self._outcomes.empty():
+                with contextlib.suppress(RocketMQError):  # the first failure is the one that is told
+                    self._settle()
+            e.add_note(f"Acknowledged before that: {self._tally.written()}")
+            raise
         finally:
             self._delivery.close(Deadline.after(0))
             self._clockwork.close()
@@ -96,6 +107,8 @@ class TaskWriter:
         if self._fresh.expired:
             self._topics.refresh(Deadline.after(self._client.calls.request_timeout_s))
             self._fresh = Deadline.after(ROUTE_S)
+            for topic in self._topics_seen:  # it may be on other brokers by now
+                self._check_timers(topic)
         faults = Faults(self._row)
         checked = self._encoder.check(batch, faults)
         topics = self._router.topics(batch, faults, self._row)
@@ -120,9 +133,13 @@ class TaskWriter:
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics_seen:
-            checks.check_topic(self._client, topic, self._options)
-            checks.check_timers(self._client, topic, self._options, self._names)
+            checks.check_topic(self._client, topic, self._options, expected=topic == self._options.topic)
+            self._topics.queues(topic, Deadline.after(self._options.send_timeout))
+            self._check_timers(topic)
             self._topics_seen.add(topic)
+
+    def _check_timers(self, topic: str) -> None:
+        checks.check_timers(self._client, topic, self._options, self._names, self._topics.brokers_of(topic))
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
@@ -174,9 +191,21 @@ class TaskWriter:
     def _most(self) -> int:
         return self._window.size * max(1, len(self._topics.brokers()))
 
+    def _outcome(self) -> _Outcome:
+        """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
+        patience = self._options.send_timeout + LAST_RESORT_S
+        try:
+            return self._outcomes.get(timeout=patience)
+        except queues.Empty:
+            raise SendFailed(
+                f"{self._under_way} batches of {self._bytes} bytes have had no outcome for {patience:g} s, longer than "
+                "'sendTimeout' allows",
+                remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
+            ) from None
+
     def _settle(self) -> None:
         """Wait for one outcome."""
-        parcel, rows, outcome = self._outcomes.get()
+        parcel, rows, outcome = self._outcome()
         size = _size(parcel)
         self._under_way -= 1
         self._bytes -= size

@@ -8,7 +8,7 @@ source altogether.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import cycle, groupby
 from typing import Any
 
@@ -29,11 +29,19 @@ def partition_id(number: int) -> str:
     return f"partition-{number:05d}"
 
 
-def covered(options: Options, queues: Sequence[MessageQueue]) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
-    """The queues that the source reads, and those that the strategy gives to nobody."""
+def covered(
+    options: Options,
+    queues: Sequence[MessageQueue],
+    kept: Collection[MessageQueue] = (),
+    may_lack: Container[str] = (),
+) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
+    """The queues that the source reads, and those that the strategy gives to nobody.
+
+    ``kept`` are those that its environment had before, ``may_lack`` topics of which it may have none at the moment.
+    """
     mine = environment(options)
     if mine is not None:
-        owned = mine.owned(queues)
+        owned = mine.owned(queues, kept, may_lack)
         left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
         if left:
             return owned, left

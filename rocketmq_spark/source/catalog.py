@@ -10,16 +10,25 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
-from rocketmq_spark.errors import NotSupported, OptionError, RocketMQError, RouteNotFound, TopicNotFound
+from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    NotSupported,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+    TopicNotFound,
+)
 from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.options import Options
-from rocketmq_spark.session import Client, client
+from rocketmq_spark.session import Client, client, environment
 from rocketmq_spark.source import allocation
+from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.positions import listed
 from rocketmq_spark.wire import names
 
@@ -32,7 +41,12 @@ Bounds = Mapping[MessageQueue, QueueBounds]
 _SHORTEST_REST_S = 0.01
 _LONGEST_REST_S = 0.25
 _REST_PER_SWEEP = 100
+_SPECIAL = (RETRY_PREFIX, DLQ_PREFIX)
 _LONGEST_OF_ALL_S = 10.0
+# How long the answers that are there wait for those that are not.
+_GRACE_S = 0.2
+# When name servers that gave no answer are asked again; what was known of routes serves meanwhile.
+_ROUTES_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +81,36 @@ class Catalog:
         self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
         self._left_out: frozenset[MessageQueue] | None = None
         self._had: dict[str, set[str]] = {}
+        self._owned: set[MessageQueue] = set()
+        self._expected: Offsets | None = None
+        self.trouble = Trouble()
+        self._said: set[tuple[object, ...]] = set()
+        self._doubt = False
+        self._routes_due = 0.0
 
-    def expect(self, queues: Iterable[MessageQueue]) -> None:
-        """Queues that the checkpoint knows: a topic of theirs that is missing was there, and may be known to be deleted."""
-        for queue in queues:
-            self._had.setdefault(queue.topic, set()).add(queue.broker_name)
+    def expect(self, begin: Offsets) -> None:
+        """What positions know: a topic of theirs that is missing was there, and may be known to be deleted.
+
+        An environment given by its number goes on with the queues that it had.
+        """
+        if begin is self._expected:
+            return
+        self._expected = begin
+        had: dict[str, set[str]] = {}
+        for queue in begin.positions:
+            had.setdefault(queue.topic, set()).add(queue.broker_name)
+        self._had = had
+        self._owned |= {q for q, number in begin.environment.items() if str(number) == self._options.environment}
+
+    def knew(self, topic: str | None) -> bool:
+        """Whether there are positions of a topic."""
+        return topic in self._had
+
+    @property
+    def environment(self) -> dict[MessageQueue, int]:
+        """The queues that the environment of the options owns by its number alone, with the number."""
+        mine = environment(self._options)
+        return dict.fromkeys(self._owned, mine.number) if mine is not None and mine.by_position else {}
 
     @property
     def client(self) -> Client:
@@ -83,9 +122,19 @@ class Catalog:
             return tuple(dict.fromkeys(queue.topic for queue in self._options.assign))
         if self._options.subscribe_pattern is None:
             return self._options.subscribe
+        pattern = self._options.subscribe_pattern
         if time.monotonic() - self._matched[0] > self._options.route_refresh or not self._matched[1]:
-            self._matched = (time.monotonic(), self._matching(self._options.subscribe_pattern))
-        return self._matched[1]
+            self._matched = (time.monotonic(), self._matching(pattern))
+        return self._with_known(self._matched[1], pattern)
+
+    def _with_known(self, found: tuple[str, ...], pattern: str) -> tuple[str, ...]:
+        """With topics that have positions and are not listed any more: whether they are gone is to be found out."""
+        unlisted = self._had.keys() - set(found)
+        if not unlisted:
+            return found
+        matches = re.compile(pattern).fullmatch
+        mine = [t for t in unlisted if matches(t) and (self._options.include_internal or not t.startswith(_SPECIAL))]
+        return (*found, *sorted(mine))
 
     def _matching(self, pattern: str) -> tuple[str, ...]:
         routes = self.client.routes
@@ -102,7 +151,7 @@ class Catalog:
         return tuple(topic for topic in found if matches(topic) and self._is_for_users(topic, internal))
 
     def _is_for_users(self, topic: str, internal: set[str]) -> bool:
-        special = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        special = topic.startswith(_SPECIAL)
         return self._options.include_internal if special else names.is_user_topic(topic, internal)
 
     def sweep(self) -> View:
@@ -117,6 +166,26 @@ class Catalog:
                 logger.info("waiting for topic %s", e.topic)
                 time.sleep(min(1.0, max(0.05, deadline.remaining())))
 
+    def whole(self) -> View:
+        """``sweep``, with the bounds of masters: a slave may lack messages, so its master is waited for.
+
+        Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.
+        """
+        deadline = Deadline.after(self._options.read_deadline)
+        while True:
+            view = self.sweep()
+            alone = sorted({queue.broker_name for queue in view.bounds} & view.orphans)
+            if not alone:
+                return view
+            error = BrokerNotFound(
+                f"only slaves of {', '.join(alone)} are up, which may lack messages that the master has",
+                remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
+            )
+            if deadline.expired:
+                raise error
+            self.waits(error)
+            time.sleep(min(1.0, max(0.05, deadline.remaining())))
+
     def _ask(self) -> View:
         topics = self.topics()
         if not topics:
@@ -126,10 +195,11 @@ class Catalog:
             )
         deleted = set()
         routes = {}
-        self.client.routes.refresh(topics, self._options.route_refresh)
+        age, self._doubt = 0.0 if self._doubt else self._options.route_refresh, False
+        self.client.routes.refresh(topics, age)
         for topic in topics:
             try:
-                routes[topic] = self.client.routes.get(topic, self._options.route_refresh)
+                routes[topic] = self.client.routes.get(topic, age)
             except RouteNotFound:
                 if topic not in self._had or not self._is_deleted(topic):
                     raise
@@ -137,25 +207,49 @@ class Catalog:
         view = self._looked(routes, Deadline.after(10 * self._options.request_timeout), tolerant=False)
         return replace(view, deleted=frozenset(deleted))
 
-    def recent(self) -> View:
-        """The last view when that was a moment ago, else a new one, as far as brokers answer."""
+    def recent(self, patient: bool = False) -> View:
+        """The last view when that was a moment ago, else a new one, as far as brokers answer.
+
+        One that hangs does not delay what others have, unless ``patient``.
+        """
         if time.monotonic() - self._swept_at < self._rest_s:
             return self._view
-        begun = time.monotonic()
+        begun, waits = time.monotonic(), self.trouble.tries
+        routes, deleted = self._routed(self.topics_or_last())
+        deadline = Deadline.after(self._options.request_timeout)
+        view = self._looked(routes, deadline, tolerant=True, grace_s=None if patient else _GRACE_S)
+        quiet = self.trouble.tries == waits
+        if quiet:
+            self.trouble.clear()
+            self._said.clear()
+        # Time spent on who does not answer says nothing about how long asking takes.
+        took_s = time.monotonic() - begun if quiet and not self.client.calls.late else 0.0
+        return self._note(replace(view, deleted=frozenset(deleted)), took_s)
+
+    def _routed(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
+        """Routes, as they were where no name server answers, and the topics that were deleted."""
         deleted = set()
         routes = {}
-        topics = self.topics_or_last()
-        self.client.routes.refresh(topics, self._options.route_refresh)
+        now = time.monotonic()
+        resting = now < self._routes_due
+        age = float("inf") if resting else 0.0 if self._doubt else self._options.route_refresh
+        if not resting:
+            self._doubt = False
+            self.client.routes.refresh(topics, age)
         for topic in topics:
             try:
-                routes[topic] = self.client.routes.get(topic, self._options.route_refresh)
+                routes[topic] = self.client.routes.get(topic, age)
             except RouteNotFound:
                 if self._is_deleted(topic):
                     deleted.add(topic)
+                    self._owned = {queue for queue in self._owned if queue.topic != topic}
             except RocketMQError as e:
                 self.waits(e)
-        view = self._looked(routes, Deadline.after(self._options.request_timeout), tolerant=True)
-        return self._note(replace(view, deleted=frozenset(deleted)), time.monotonic() - begun)
+                age = float("inf")
+                self._routes_due = time.monotonic() + max(_ROUTES_PAUSE_S, 5 * (time.monotonic() - now))
+                if topic in self._routes:
+                    routes[topic] = self._routes[topic]
+        return routes, deleted
 
     def rest(self, most_s: float) -> None:
         """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``most_s``.
@@ -167,34 +261,52 @@ class Catalog:
 
     def topics_or_last(self) -> tuple[str, ...]:
         """The topics, or those of the last answer while the name server gives none."""
+        if time.monotonic() < self._routes_due:
+            self._matched = (time.monotonic(), self._matched[1])
         try:
             return self.topics()
         except RocketMQError as e:
             self.waits(e)
-            return self._matched[1]
+            self._routes_due = time.monotonic() + _ROUTES_PAUSE_S
+            return self._with_known(self._matched[1], self._options.subscribe_pattern or "")
 
     def waits(self, error: RocketMQError) -> None:
-        """Note an error that time may heal, and ask for routes anew; raise any other."""
+        """Note an error that time may heal, and ask for routes anew; raise any other. Told once until all is well."""
         if not error.retriable:
             raise error
-        logger.warning("the stream waits: %s", error)
-        for topic in list(self._routes):
-            self.client.routes.forget(topic)
+        self.trouble.note(error, time.monotonic())
+        said = type(error), error.addr, error.topic
+        logger.log(logging.DEBUG if said in self._said else logging.WARNING, "the stream waits: %s", error)
+        self._said.add(said)
+        self._doubt = True
 
     def _is_deleted(self, topic: str) -> bool:
-        """Whether all brokers that had the topic are up, and so know what they say."""
+        """Whether all brokers that had the topic are up, and so know what they say.
+
+        Asked again after that: a broker may have come up between the two questions, with its topics.
+        """
         known = self._routes.get(topic)
         try:
             cluster = self.client.routes.cluster()
         except RocketMQError:
             return False
         had = set(known.brokers) if known is not None else self._had.get(topic) or set(cluster)
-        return bool(had) and all(name in cluster and cluster[name].master for name in had)
+        if not had or not all(name in cluster and cluster[name].master for name in had):
+            return False
+        try:
+            self.client.routes.fetch(topic)
+        except RouteNotFound:
+            return True
+        except RocketMQError:
+            return False
+        return False
 
-    def _looked(self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool) -> View:
+    def _looked(
+        self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
+    ) -> View:
         self._routes.update(routes)
         wanted = [queue for route in routes.values() for queue in self._readable(route, tolerant)]
-        wanted = self._covered(wanted)
+        wanted = self._covered(wanted, {queue.topic for queue in wanted} if tolerant else self._had)
         # Statistics are the master's as long as there is one, wherever messages are read.
         read_from = "master" if self._options.read_from == "master" else "hint"
         forgotten: dict[tuple[str, str], RocketMQError] = {}
@@ -208,7 +320,7 @@ class Catalog:
             else:
                 raise error
 
-        bounds = self.client.brokers.bounds(wanted, deadline, note, read_from)
+        bounds = self.client.brokers.bounds(wanted, deadline, note, read_from, grace_s)
         brokers = (data for route in routes.values() for data in route.brokers.values())
         orphans = frozenset(data.broker_name for data in brokers if not data.master)
         left = {queue.topic for queue in bounds}
@@ -236,13 +348,29 @@ class Catalog:
             raise RouteNotFound("no queue of the topic may be read: no read permission", remedy=f"Topic: {route.topic}")
         return queues
 
-    def _covered(self, queues: list[MessageQueue]) -> list[MessageQueue]:
+    def _covered(self, queues: list[MessageQueue], may_lack: Container[str]) -> list[MessageQueue]:
         """Without the queues of other environments, and without those that the strategy gives to nobody."""
-        covered, left_out = allocation.covered(self._options, queues)
+        covered, left_out = allocation.covered(self._options, queues, self._owned, may_lack)
+        if self._options.environment is not None:
+            self._owned.update(covered)
         if left_out != self._left_out and left_out:
             logger.warning("the allocation strategy gives these queues to no partition: %s", listed(left_out))
         self._left_out = left_out
         return covered
+
+    def why_absent(self, queue: MessageQueue) -> str:
+        """Why a queue is not in the view, as far as routes tell."""
+        route = self._routes.get(queue.topic)
+        data = next((d for d in route.queues if d.broker_name == queue.broker_name), None) if route else None
+        if route is None or queue.broker_name not in route.brokers or data is None:
+            return "the route does not name its broker"
+        if not data.perm & Perm.READ:
+            return "no read permission"
+        if queue.queue_id >= data.read_queues:
+            return "its broker does not read it any more"
+        if not route.brokers[queue.broker_name].master:
+            return "its master is down, and the slave lacks messages"
+        return "its broker does not answer, or the options do not choose it"
 
     def hidden(self, queues: Iterable[MessageQueue], view: View) -> dict[MessageQueue, int]:
         """Queues that their living broker does not read any more, with the end that it still knows."""

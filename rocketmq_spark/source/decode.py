@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark import codes
-from rocketmq_spark.client.ranges import Window
+from rocketmq_spark.client.window import Hole, Piece, Window
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import NO_FILTER, Filter
-from rocketmq_spark.source import careful, frames, header, promoted, slices
+from rocketmq_spark.source import bad, careful, frames, header, promoted, slices, unpack
 from rocketmq_spark.source import properties as props
+from rocketmq_spark.source.bad import Bad
 from rocketmq_spark.source.frames import Frames, Malformed
 from rocketmq_spark.source.schema import BASIC, PROPERTIES, Column, arrow_schema
-from rocketmq_spark.wire import compression
 
 # Plain numbers: an enumeration costs a microsecond an operation.
 _INNER = int(codes.SysFlag.INNER_BATCH)
@@ -40,6 +41,11 @@ class Decoder:
     columns: tuple[Column, ...] = BASIC
     include_properties: str = "user"
     filtered: Filter = NO_FILTER
+    # Told of offsets that a window jumps over; says how many of its answers may be used.
+    on_holes: Callable[[Sequence[Piece], Sequence[Hole]], int] | None = None
+    # Gives answers that went beyond their ends ones that are true of the offsets inside of messages.
+    on_beyond: Callable[[Sequence[Piece]], Sequence[Piece]] | None = None
+    bad: Bad = field(default_factory=Bad)
     wanted: props.Wanted = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,24 +68,60 @@ class Decoder:
     def batches(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """The same in batches of about ``portion_bytes``, to be taken while the window is valid."""
         try:
-            found = frames.read(window.buffer, window.pieces)
-            if found.any_flags & _INNER and ((found.sys_flags & _INNER) != 0).any():
-                whole = careful.decode(window, self.queues, self.columns, self.include_properties, self.filtered)
-                yield from (whole[rows] for rows in _portions(len(whole), whole.nbytes, portion_bytes))
-            else:
-                yield from self._batches(_trimmed(found), portion_bytes)
+            found = self._whole(frames.read(window.buffer, window.pieces), window)
         except Malformed as e:
-            raise self._decode_error(window, e.at, e.why) from e
+            if self.bad.fails:
+                raise self._decode_error(window, e) from e
+            yield from self._around(window, portion_bytes)
+            return
+        if found.any_flags & _INNER and ((found.sys_flags & _INNER) != 0).any():
+            whole = Window(window.buffer, window.pieces[: len(found.pieces)])
+            yield from self._careful.batches(self._bounded(whole), portion_bytes)
+        else:
+            yield from self._batches(_trimmed(found, self.on_beyond), portion_bytes)
 
-    def _decode_error(self, window: Window, at: int, why: str) -> DecodeError:
-        piece = next(piece for piece in window.pieces if piece.begin <= at < piece.end)
-        queue = self.queues[piece.number]
-        return DecodeError(
-            f"a message at or after offset {piece.start} cannot be decoded: {why}",
-            topic=queue.topic,
-            queue=str(queue),
-            remedy="Look at it with: rocketmq-spark tail; to step over it, start the query behind that offset",
-        )
+    @property
+    def _careful(self) -> careful.Careful:
+        return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
+
+    def _whole(self, found: Frames, window: Window) -> Frames:
+        """Without what comes behind a hole that may still be filled. A filter makes holes."""
+        if self.on_holes is None or self.filtered or not (holes := frames.holes(found)):
+            return found
+        usable = self.on_holes(window.pieces, holes)
+        return found if usable == len(window.pieces) else frames.read(window.buffer, window.pieces[:usable])
+
+    def _around(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """A window with answers that cannot be located: those go the careful way, the others the usual one."""
+        whole, holes = [], []
+        for i, piece in enumerate(window.pieces):
+            try:
+                found = frames.read(window.buffer, [piece])
+            except Malformed:
+                whole.append(False)
+            else:
+                whole.append(True)
+                holes += [hole._replace(piece=i) for hole in frames.holes(found)]
+        doubt = self.on_holes if holes and not self.filtered else None
+        usable = doubt(window.pieces, holes) if doubt else len(window.pieces)
+        decoder = replace(self, on_holes=None)
+        for good, run in groupby(range(usable), whole.__getitem__):
+            part = Window(window.buffer, [window.pieces[i] for i in run])
+            if good:
+                yield from decoder.batches(part, portion_bytes)
+            else:
+                yield from self._careful.batches(self._bounded(part), portion_bytes)
+
+    def _bounded(self, window: Window) -> Window:
+        beyond = [piece for piece in window.pieces if piece.next_offset > piece.limit]
+        if not beyond or self.on_beyond is None:
+            return window
+        meant = dict(zip(beyond, self.on_beyond(beyond), strict=True))
+        return Window(window.buffer, [meant.get(piece, piece) for piece in window.pieces])
+
+    def _decode_error(self, window: Window, e: Malformed) -> DecodeError:
+        piece = next(piece for piece in window.pieces if piece.begin <= e.at < piece.end)
+        return bad.error(self.queues[piece.number], f"a message at or after offset {piece.start}", e.why)
 
     def _batches(self, found: Frames, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Bodies, most of the bytes, are copied portion by portion, which stay in a core's cache that way between
@@ -97,6 +139,7 @@ class Decoder:
             "keys": lambda: made.keys,
             "msgid": lambda: _message_ids(found, made.msg_id),
             "properties": lambda: _or_nulls(made.properties, len(found)),
+            "decodeerror": lambda: slices.nulls(pa.string(), len(found)),
         }
         arrays: list[pa.Array | None] = []
         for column in self.columns:
@@ -111,11 +154,39 @@ class Decoder:
                 arrays.append(header.column(found, column))
         body_bytes = int((found.body_end - found.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
-        schema, exact = arrow_schema(self.columns), self._exact(made)
+        exact, packed = self._exact(made), bool(found.any_flags & _COMPRESSED) and None in arrays
         for rows in _portions(len(found), size, portion_bytes):
+            if packed:
+                yield from self._unpacked(found, arrays, rows, exact, portion_bytes)
+                continue
             parts = [_bodies(found, rows) if array is None else array[rows] for array in arrays]
-            batch = pa.RecordBatch.from_arrays(parts, schema=schema)
+            batch = pa.RecordBatch.from_arrays(parts, schema=arrow_schema(self.columns))
             yield batch if exact is None else batch.filter(exact[rows])
+
+    def _unpacked(
+        self,
+        found: Frames,
+        arrays: Sequence[pa.Array | None],
+        rows: slice,
+        exact: pa.Array | None,
+        portion_bytes: int | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows with compressed bodies, cut again by what the bodies become. A bad one spoils no other row."""
+        for part in unpack.parts(found, rows, portion_bytes):
+            mine = slice(part.begin, part.begin + len(part.bodies))
+            keep = np.ones(len(part.bodies), bool) if exact is None else slices.truth(exact[mine])
+            reasons = {row: why for row, why in part.reasons.items() if keep[row]}
+            for row, why in reasons.items():
+                at = part.begin + row
+                queue = self.queues[int(found.pieces[found.piece_of_row[at]][0])]
+                self.bad.met(queue, int(found.head["queueOffset"][at]), why)
+            if self.bad.skips:
+                keep[list(reasons)] = False
+            columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
+            if reasons:
+                columns = unpack.told(columns, self.columns, reasons, found.sys_flags[mine])
+            batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
+            yield batch if keep.all() else batch.filter(pa.array(keep))
 
     def _exact(self, made: props.Columns) -> pa.Array | None:
         """Which rows really have a wanted tag, where some merely have the hash of one."""
@@ -139,11 +210,11 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
-def _trimmed(found: Frames) -> Frames:
+def _trimmed(found: Frames, on_beyond: Callable[[Sequence[Piece]], Sequence[Piece]] | None) -> Frames:
     """Without the messages that an answer gave beyond what it was asked for: those belong to another pull.
 
     Only where the broker itself went on beyond the end: on a queue whose index was shifted by a damaged message the
-    offset inside a message may reach the end although its position does not.
+    offset inside a message may reach the end although its position does not. Where both is the case ``on_beyond`` says.
     """
     limits = frames.field(found.pieces, "limit")
     beyond = frames.field(found.pieces, "next_offset") > limits
@@ -151,6 +222,10 @@ def _trimmed(found: Frames) -> Frames:
         return found
     limits = np.where(beyond, limits, 1 << 62)
     inside = found.head["queueOffset"] < limits[found.piece_of_row]
+    if on_beyond is not None and not inside.all():
+        odd = np.unique(found.piece_of_row[~inside])
+        limits[odd] = [piece.limit for piece in on_beyond([Piece(*row) for row in found.pieces[odd].tolist()])]
+        inside = found.head["queueOffset"] < limits[found.piece_of_row]
     return found if inside.all() else found.keep(inside)
 
 
@@ -159,19 +234,7 @@ def _or_nulls(array: pa.Array | None, count: int) -> pa.Array:
 
 
 def _bodies(found: Frames, rows: slice) -> pa.Array:
-    starts, ends = found.body_start[rows], found.body_end[rows]
-    bodies = slices.binary(found.buffer, starts, ends)
-    if not found.any_flags & _COMPRESSED:
-        return bodies
-    flags = found.sys_flags[rows]
-    packed = ((flags & _COMPRESSED) != 0) & (ends > starts)
-    values = bodies.to_pylist()
-    for row in np.flatnonzero(packed).tolist():
-        try:
-            values[row] = compression.decompress(values[row], int(flags[row]))
-        except DecodeError as e:
-            raise Malformed(int(found.starts[rows][row]), e.message) from e
-    return pa.array(values, pa.binary())
+    return slices.binary(found.buffer, found.body_start[rows], found.body_end[rows])
 
 
 def _message_ids(found: Frames, unique: pa.Array | None) -> pa.Array:

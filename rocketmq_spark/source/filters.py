@@ -61,6 +61,8 @@ def validate(client: Client, options: Options, queues: Iterable[MessageQueue], d
         try:
             client.brokers.check_filter(broker, options.group, topic, sql.expression, deadline)
         except BrokerError as e:
+            if e.retriable:
+                raise
             raise OptionError(
                 f"option 'sql' is {sql.expression!r}; the broker refuses it",
                 e.addr,

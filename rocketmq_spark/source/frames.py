@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark import codes
-from rocketmq_spark.client.ranges import Piece
+from rocketmq_spark.client.window import Hole, Piece
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -83,10 +83,11 @@ class Malformed(Exception):
 @dataclass(frozen=True, slots=True)
 class Frames:
     """Messages of a window, row by row. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
-    and a column per field of ``Piece``."""
+    and a column per field of ``Piece``, ``counts`` how many messages each answer had."""
 
     buffer: Bytes
     pieces: Ints
+    counts: npt.NDArray[np.intp]
     starts: Ints
     piece_of_row: npt.NDArray[np.intp]
     head: npt.NDArray[Any]
@@ -105,6 +106,7 @@ class Frames:
         return Frames(
             self.buffer,
             self.pieces,
+            self.counts,
             self.starts[mask],
             self.piece_of_row[mask],
             self.head[mask],
@@ -141,6 +143,7 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
         body_start += _shift(sys_flags)
     body_end = body_start + late["bodyLength"]
     stops = starts + head["size"]
+    _within(starts, body_start, body_end, "the body has a negative length")
     _within(starts, body_end, stops - 3, "the body leaves the message")
     topic_end = _topic_end(buffer, starts, head["magic"], body_end)
     _within(starts, topic_end, stops - 2, "the topic leaves the message")
@@ -153,6 +156,7 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     return Frames(
         buffer,
         table,
+        counts,
         starts,
         piece_of_row,
         head,
@@ -163,6 +167,31 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
         properties_start,
         properties_end,
     )
+
+
+def holes(found: Frames) -> list[Hole]:
+    """What answers jumped over, where every offset of a queue has a message: their number tells, whatever offsets the
+    messages themselves have. A window without holes costs one comparison."""
+    going = field(found.pieces, "next_offset") - field(found.pieces, "start")
+    odd = np.flatnonzero(found.counts != going).tolist()
+    return [hole for i in odd for hole in _holes_of(found, i)]
+
+
+def _holes_of(found: Frames, i: int) -> list[Hole]:
+    _, start, limit, next_offset, _, _ = found.pieces[i].tolist()
+    end, mine = min(limit, next_offset), found.piece_of_row == i
+    offsets = found.head["queueOffset"][mine].tolist()
+    if offsets and (found.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
+        # Such a message has several offsets. What is removed is removed from the front.
+        return [Hole(i, start, min(offsets[0], end))] if offsets[0] > start else []
+    if len(offsets) >= next_offset - start:
+        return []
+    made, at = [], start
+    for offset in [*sorted(offsets), end]:
+        if offset > at:
+            made.append(Hole(i, at, min(offset, end)))
+        at = max(at, offset + 1)
+    return [hole for hole in made if hole.start < hole.end]
 
 
 _V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
@@ -208,7 +237,7 @@ def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: I
 
 
 def _within(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
-    outside = np.flatnonzero((positions > limits) | (positions < starts))
+    outside = np.flatnonzero(positions > limits)
     if len(outside):
         raise Malformed(int(starts[outside[0]]), why)
 

@@ -21,7 +21,6 @@ _FIELDS = {
     "borntimestamp": ("bornTimestamp", False),
     "storetimestamp": ("storeTimestamp", True),
     "flag": ("flag", False),
-    "sysflag": ("sysFlag", False),
     "reconsumetimes": ("reconsumeTimes", True),
     "commitlogoffset": ("commitLogOffset", False),
     "storesize": ("size", False),
@@ -36,11 +35,19 @@ def column(found: Frames, wanted: Column) -> pa.Array:
         return offset_message_ids(found)
     if name in _HOSTS:
         return _hosts(found, name)
+    if name == "sysflag":
+        return slices.integers(_flags(found), wanted.arrow)
     field, late = _FIELDS[name]
     values = found.store_part(field) if late else found.head[field]
     if pa.types.is_timestamp(wanted.arrow):
         return slices.integers(np.clip(values.astype(np.int64), EARLIEST_MS, LATEST_MS) * 1000, wanted.arrow)
     return slices.integers(values.astype(wanted.arrow.to_pandas_dtype()), wanted.arrow)
+
+
+def _flags(found: Frames) -> npt.NDArray[np.int32]:
+    """Bodies come out decompressed, so the flag does not say otherwise; an empty one is left alone. As in Java."""
+    packed = codes.SysFlag.COMPRESSED * (found.body_end > found.body_start)
+    return found.sys_flags & ~packed.astype(np.int32)
 
 
 def _hosts(found: Frames, name: str) -> pa.Array:
@@ -60,7 +67,7 @@ def _hosts(found: Frames, name: str) -> pa.Array:
 
 
 def _text(host: bytes) -> str:
-    return host_text(host[:-4], int.from_bytes(host[-4:], "big"))
+    return host_text(host[:-4], int.from_bytes(host[-4:], "big", signed=True))
 
 
 def _long_host(found: Frames, row: int, stored: bool) -> bytes:

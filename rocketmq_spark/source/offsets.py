@@ -8,6 +8,8 @@ under keys of its own:
   what came in between.
 * ``marks``: store times (epoch ms) of what was the newest message, by which a topic is recognised that was deleted and
   made again although it has grown past the old position.
+* ``environment``: the queues of a topic that an environment given by its number owns, with the number. A broker that is
+  away would else shift it onto queues of another.
 * ``filter``: the filter that made the positions, so that a changed one is noticed.
 """
 
@@ -35,10 +37,13 @@ class Offsets:
     start: Positions = field(default_factory=dict)
     marks: Positions = field(default_factory=dict)
     filter: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[MessageQueue, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What a reader hands to Spark; key order is canonical."""
         found: dict[str, Any] = {}
+        if self.environment:
+            found["environment"] = _nested(self.environment)
         if self.filter:
             found["filter"] = json.loads(json.dumps(self.filter, sort_keys=True))
         if self.marks:
@@ -73,6 +78,7 @@ class Offsets:
             _flat(given.get("start") or {}),
             _flat(given.get("marks") or {}),
             given.get("filter") or {},
+            _flat(given.get("environment") or {}),
         )
 
 

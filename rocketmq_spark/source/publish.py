@@ -6,8 +6,9 @@ Spark's checkpoint stays the truth. What is published is the next offset to read
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue
@@ -17,40 +18,97 @@ from rocketmq_spark.source.offsets import Positions
 
 logger = logging.getLogger(__name__)
 
+# How long the answers that are there wait for those that are not.
+GRACE_S = 0.2
+# How often it is asked whether somebody else stores offsets of the group.
+_LOOK_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+
 
 class Publisher:
     """Publishes positions that changed. Does nothing unless the user named a group."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, now: Callable[[], float] | None = None) -> None:
         self._options = options
+        self._now = now or Clock().now
         self._published: dict[MessageQueue, int] = {}
+        # What a broker did not take, with the pauses after which it is sent again; something newer is sent at once.
+        self._refused: dict[MessageQueue, int] = {}
+        self._again_at = 0.0
+        self._pause_s = _FIRST_PAUSE_S
         self._greeted = False
+        self._rivalled = False
+        self._look_at = 0.0
 
     def publish(self, positions: Positions) -> None:
-        """Store ``positions`` where they differ from what was stored. Brokers that do not answer are asked next time."""
+        """Store ``positions`` where they differ from what was stored. Brokers that do not answer are asked again later.
+
+        A broker that hangs does not hold up who asks.
+        """
         if "group" not in self._options.given:
             return
+        waiting = self._refused if self._now() < self._again_at else {}
+        changed = {q: o for q, o in positions.items() if self._published.get(q) != o and waiting.get(q) != o}
+        if self._greeted and not changed:
+            return
         one = client(self._options)
+        routed = self._routed(one, changed)
         if not self._greeted:
             self._greeted = True
-            self._look_for_members(one, self._routed(one, positions))
-        changed = {q: offset for q, offset in positions.items() if self._published.get(q) != offset}
-        if not changed:
+            self._look_for_members(one, positions)
+        self._look_for_rivals(one, routed)
+        failed = self._stored(one, routed)
+        for error in failed.values():
+            if not error.retriable:
+                raise error
+        self._published.update({q: offset for q, offset in routed.items() if q not in failed})
+        self._note(changed, failed)
+
+    def _stored(self, one: Client, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
+        group, within_s = self._options.group, self._options.request_timeout
+        failed = one.brokers.commit_each(group, offsets, Deadline.after(within_s), GRACE_S)
+        unknown = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
+        if unknown:
+            self._create_group(one)
+            again = one.brokers.commit_each(group, unknown, Deadline.after(within_s), GRACE_S)
+            failed = {**{q: error for q, error in failed.items() if q not in unknown}, **again}
+        return failed
+
+    def _note(self, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]) -> None:
+        """One line when a broker begins to refuse, one when it has everything."""
+        before, self._refused = self._refused, {q: o for q, o in changed.items() if self._published.get(q) != o}
+        if failed and not before:
+            error = next(iter(failed.values()))
+            logger.warning("the offsets of group %s are published later: %s", self._options.group, error)
+        if before and not self._refused:
+            logger.warning("the offsets of group %s are published again", self._options.group)
+            self._pause_s = _FIRST_PAUSE_S
+        if self._refused:
+            self._again_at = self._now() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _look_for_rivals(self, one: Client, offsets: Positions) -> None:
+        """Somebody else who stores offsets of the group: another query, most likely, in turns with this one."""
+        mine = {q: self._published[q] for q in sorted(offsets) if q in self._published}
+        if self._rivalled or not mine or self._now() < self._look_at:
             return
-        deadline = Deadline.after(self._options.request_timeout)
+        self._look_at = self._now() + _LOOK_S
+        queue = next(iter(mine))
         try:
-            changed = self._routed(one, changed)
-            try:
-                one.brokers.commit(self._options.group, changed, deadline)
-            except GroupNotFound:
-                self._create_group(one)
-                one.brokers.commit(self._options.group, changed, deadline)
-        except RocketMQError as e:
-            if not e.retriable:
-                raise
-            logger.warning("the offsets of group %s are published later: %s", self._options.group, e)
-            return
-        self._published.update(changed)
+            deadline = Deadline.after(min(GRACE_S, self._options.request_timeout))
+            found = one.brokers.committed(self._options.group, [queue], deadline)[queue]
+        except RocketMQError:
+            return  # whoever does not answer is not worth a wait
+        if found is not None and found != mine[queue]:
+            self._rivalled = True
+            logger.warning(
+                "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
+                "group, or an operator reset it. Two that store offsets overwrite each other; give each a group of its own",
+                self._options.group,
+                queue,
+                mine[queue],
+                found,
+            )
 
     def _routed(self, one: Client, positions: Positions) -> dict[MessageQueue, int]:
         """Those whose topic exists; a listener may be the first in its process to ask for it."""
@@ -87,11 +145,10 @@ class Publisher:
 
     def _look_for_members(self, one: Client, positions: Positions) -> None:
         """Members of a live group commit offsets of their own, in turns with ours."""
+        deadline = Deadline.after(min(1.0, self._options.request_timeout))
         for broker in sorted({queue.broker_name for queue in positions}):
             try:
-                members = one.brokers.members(
-                    self._options.group, broker, Deadline.after(self._options.request_timeout)
-                )
+                members = one.brokers.members(self._options.group, broker, deadline)
             except RocketMQError as e:
                 logger.info("whether group %s has members is not known: %s", self._options.group, e)
                 continue

@@ -6,6 +6,7 @@ of process, so that nothing set in one call is seen by a task; only partitions t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,15 +23,17 @@ from pyspark.sql.streaming.datasource import (
 
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import allocation, filters, loss, planner, positions, pushdown, tasks
+from rocketmq_spark.source import allocation, filters, loss, planner, positions, pushdown, runner, tasks
 from rocketmq_spark.source.admission import Wanted
 from rocketmq_spark.source.catalog import Bounds, Catalog
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.schema import Column
 from rocketmq_spark.source.stream import Stream
+
+logger = logging.getLogger(__name__)
 
 
 class RocketMQReader(DataSourceReader):
@@ -44,17 +47,19 @@ class RocketMQReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         catalog = Catalog(options)
-        bounds = catalog.sweep().bounds
-        deadline = Deadline.after(10 * options.request_timeout)
-        filters.validate(catalog.client, options, bounds, deadline)
-        start = positions.start(catalog.client, options, bounds, deadline)
-        end = positions.end(catalog.client, options, bounds, deadline)
+        bounds = catalog.whole().bounds
+        client, retry = catalog.client, catalog.client.retry
+        retry.run(lambda: filters.validate(client, options, bounds, _deadline(options)))
+        start = retry.run(lambda: positions.start(client, options, bounds, _deadline(options)))
+        end = retry.run(lambda: positions.end(client, options, bounds, _deadline(options)))
         backwards = sorted(queue for queue in start if start[queue] > end[queue])
         if backwards and not _by_time(options):
             raise OffsetError(f"the start lies behind the end in {positions.listed(backwards)}")
         ranges = readable(planner.ranges(Offsets(start), Offsets(end)), bounds, options)
-        if self._predicates is not None:
-            ranges = _pruned(ranges, self._predicates, catalog, bounds, deadline)
+        predicates = self._predicates
+        if predicates is not None:
+            planned = ranges
+            ranges = retry.run(lambda: _pruned(planned, predicates, catalog, bounds, _deadline(options)))
         return list(tasks.partitions(catalog.client, allocation.tasks(options, bounds, ranges)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -68,8 +73,29 @@ class PrunedReader(RocketMQReader):
         self._predicates = pushdown.understand(filters)
         tags = self._predicates.tags
         if tags and self._options.tags is None and self._options.sql is None:
-            self._options = replace(self._options, tags=" || ".join(sorted(tags)))
+            topics = _tagged(self._options)
+            if topics:
+                self._options = replace(self._options, tags=dict.fromkeys(topics, " || ".join(sorted(tags))))
         return filters  # Spark applies all of them again
+
+
+def _tagged(options: Options) -> list[str]:
+    """The topics of which a broker may filter messages by their tags, as far as brokers say.
+
+    A batch topic (``queue.type=BatchCQ``) knows the tags of whole batches only, and would leave out messages.
+    """
+    catalog = Catalog(options)
+    found = []
+    try:
+        for topic in catalog.topics():
+            brokers = catalog.client.routes.get(topic).brokers
+            configs = [catalog.client.admin.topic_config(topic, name) for name in brokers]
+            if all(config.attributes.get("queue.type") != "BatchCQ" for config in configs):
+                found.append(topic)
+    except RocketMQError as e:
+        logger.info("brokers do not filter by tags for predicates: %s", e)
+        return []
+    return found
 
 
 def _pruned(
@@ -91,6 +117,10 @@ def _pruned(
         for r in kept
     ]
     return [r for r in cut if r.size > 0]
+
+
+def _deadline(options: Options) -> Deadline:
+    return Deadline.after(10 * options.request_timeout)
 
 
 def _by_time(options: Options) -> bool:
@@ -156,3 +186,6 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark's checkpoint has it. The last batch of a run never gets here, so publishing waits for ``latestOffset``."""
+
+    def stop(self) -> None:
+        runner.end_quietly()

@@ -58,6 +58,9 @@ FULL: tuple[Column, ...] = (
     Column("storeSize", "int", pa.int32()),
 )
 
+# What ``metadata=full`` adds with ``badMessage=null``, as the last one.
+DECODE_ERROR = Column("decodeError", "string", pa.string())
+
 _PROMOTED = {
     "string": pa.string(),
     "boolean": pa.bool_(),
@@ -73,18 +76,19 @@ _PROMOTED = {
 
 def columns_of(options: Options) -> tuple[Column, ...]:
     """The columns that the options ask for, in schema order. Raises ``OptionError``."""
-    known = {column.name.lower(): column for column in (*BASIC, *FULL)}
+    known = {column.name.lower(): column for column in (*BASIC, *FULL, DECODE_ERROR)}
     promoted = tuple(Column(name, kind, _PROMOTED[kind], name) for name, kind in options.property_columns)
     problems = [
         f"option 'propertyColumns' names {column.name!r}, which is a column already"
         for column in promoted
         if column.name.lower() in known
     ]
-    available = (*BASIC, *(FULL if options.metadata == "full" else ()), *promoted)
+    errors = (DECODE_ERROR,) if options.bad_message == "null" else ()
+    available = (*BASIC, *promoted) if options.metadata != "full" else (*BASIC, *FULL, *promoted, *errors)
     if not options.columns:
         wanted = available
     else:
-        by_name = {column.name.lower(): column for column in (*BASIC, *FULL, *promoted)}
+        by_name = {column.name.lower(): column for column in (*BASIC, *FULL, *promoted, *errors)}
         problems += [
             f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
             for name in options.columns

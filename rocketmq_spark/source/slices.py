@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.errors import DecodeError
+
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -29,17 +31,34 @@ def odds(count: int) -> pa.Array:
     return _ODDS[0][:count]
 
 
+# Positions in Arrow's binary arrays have 32 bits.
+_MOST_BYTES = (1 << 31) - 1
+
+
 def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
     """``buffer[start:end]`` of every row as a binary array."""
     count = len(starts)
     if count == 0:
         return pa.nulls(0, pa.binary())
+    if len(buffer) > _MOST_BYTES:
+        buffer, starts, ends = _narrowed(buffer, starts, ends)
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[0] = 0
     offsets[1::2] = starts
     offsets[2::2] = ends
     laid = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
     return pc.take(laid, odds(count), boundscheck=False)
+
+
+def _narrowed(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
+    """The same slices of the part of the buffer that has them."""
+    low, high = int(starts.min()), int(ends.max())
+    if high - low > _MOST_BYTES:
+        raise DecodeError(
+            f"{high - low} bytes of messages are too many for one Arrow array, which has at most {_MOST_BYTES}",
+            remedy="Lower option 'maxBytesInFlight'",
+        )
+    return buffer[low:high], starts - low, ends - low
 
 
 def data(array: pa.Array) -> tuple[Bytes, npt.NDArray[np.int32]]:
@@ -59,6 +78,12 @@ def present(column: pa.Array) -> Mask:
         return np.ones(len(column), bool)
     bits = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")
     return bits[column.offset : column.offset + len(column)].astype(bool)
+
+
+def truth(column: pa.Array) -> Mask:
+    """Which rows are true, null being false; numpy's own conversion would import pandas."""
+    bits = np.unpackbits(np.frombuffer(column.buffers()[1], np.uint8), bitorder="little")
+    return bits[column.offset : column.offset + len(column)].astype(bool) & present(column)
 
 
 def strings(array: pa.Array, present: Mask | None, ascii_only: bool) -> pa.Array:

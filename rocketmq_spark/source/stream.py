@@ -9,21 +9,25 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rocketmq_spark.client.pull import Cause
+from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
+from rocketmq_spark.source.absence import Absence
 from rocketmq_spark.source.admission import Admission, Wanted
 from rocketmq_spark.source.catalog import Catalog, View
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source.offsets import Offsets, Positions
 from rocketmq_spark.source.publish import Publisher
 from rocketmq_spark.source.tasks import RangePartition
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +49,16 @@ class Stream:
         self._catalog = Catalog(options)
         self._publisher = Publisher(options)
         self._admission = Admission(options.max_trigger_delay)
+        self._absence = Absence()
+        self._looked: tuple[Offsets, View] | None = None
         self._initial: Offsets | None = None
+        self._unresolved: OffsetError | None = None
+        self._to_freeze = False
         self._frozen: dict[MessageQueue, int] | None = None
         self._opened = False
         self._compared = False
+        self._left: list[str] = []
+        self._told: tuple[Offsets, frozenset[tuple[OffsetRange, Cause]]] | None = None
         self._given: tuple[dict[str, Any], Offsets] | None = None
         self._idle: tuple[View, Offsets] | None = None
         self._newest: tuple[View, dict[str, Any]] | None = None
@@ -56,12 +66,19 @@ class Stream:
     def initial(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
         if self._initial is None:
-            bounds = self._catalog.sweep().bounds
-            client, deadline = self._catalog.client, self._deadline()
-            filters.validate(client, self._options, bounds, deadline)
-            begin = positions.start(client, self._options, bounds, deadline)
-            self._initial = Offsets(begin, filter=filters.recorded(self._options))
-            self._opened = True
+            bounds = self._catalog.whole().bounds
+            client = self._catalog.client
+            client.retry.run(lambda: filters.validate(client, self._options, bounds, self._deadline()))
+            begin: Positions = {}
+            try:
+                begin = client.retry.run(lambda: positions.start(client, self._options, bounds, self._deadline()))
+            except OffsetError as e:
+                # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
+                self._unresolved = e
+            self._initial = Offsets(
+                begin, filter=filters.recorded(self._options), environment=self._catalog.environment
+            )
+            self._opened = self._unresolved is None
         return self._initial
 
     def parsed(self, start: dict[str, Any]) -> Offsets:
@@ -72,19 +89,41 @@ class Stream:
 
     def latest(self, begin: Offsets, wanted: Wanted) -> Offsets:
         """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
+        if self._unresolved is not None and not begin.positions:
+            raise self._unresolved
         self._open(begin)
+        self._catalog.expect(begin)
+        if self._to_freeze:
+            self._frozen, self._to_freeze = self._patiently(self._ends_now), False
         self._publisher.publish(begin.positions)
-        deadline = Deadline.after(self._options.read_deadline)
+        if self._frozen is not None:
+            return self._patiently(lambda: self._planned(begin, wanted))
+        try:
+            return self._planned(begin, wanted)
+        except RocketMQError as e:
+            self._catalog.waits(e)
+        time.sleep(0.2)
+        return begin
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """What must be known before anything goes on: asked up to ``readDeadline`` while that may help.
+
+        A run that goes on from a checkpoint outlives what a running one outlives. A topic that it does not know yet is
+        another matter: it may be a slip of the pen.
+        """
+        deadline, trouble = Deadline.after(self._options.read_deadline), Trouble()
         while True:
             try:
-                return self._planned(begin, wanted)
+                return ask()
             except RocketMQError as e:
-                if not e.retriable or (self._frozen is not None and deadline.expired):
+                trouble.note(e, time.monotonic())
+                unknown = isinstance(e, RouteNotFound) and not self._catalog.knew(e.topic)
+                if not e.retriable or unknown:
                     raise
+                if deadline.expired:
+                    raise trouble.cause(e, time.monotonic()) from e
                 self._catalog.waits(e)
             time.sleep(0.2)
-            if self._frozen is None:
-                return begin
 
     def _planned(self, begin: Offsets, wanted: Wanted) -> Offsets:
         if self._idle is not None and self._idle[1] is begin and self._frozen is None:
@@ -110,21 +149,34 @@ class Stream:
         """What exists now. A run that ends with what was there at its start waits for brokers that have some of it."""
         deadline = Deadline.after(self._options.read_deadline)
         while True:
-            view = _trusted(self._catalog.recent(), begin)
+            recent = self._catalog.recent(patient=self._frozen is not None)
+            view = _trusted(recent, begin)
             missing = [
                 queue
                 for queue, end in (self._frozen or {}).items()
-                if queue not in view.bounds and not view.lacks(queue) and end > begin.positions.get(queue, 0)
+                if not view.lacks(queue) and end > begin.positions.get(queue, 0) and _wanting(queue, end, begin, view)
             ]
             missing = [queue for queue in missing if queue not in self._catalog.hidden(missing, view)]
             if not missing:
+                self._tell_absent(begin, recent, view)
                 return view
             if deadline.expired:
+                cause = self._catalog.trouble.first
                 raise BrokerNotFound(
                     f"no broker answers for {positions.listed(missing)}, which this run has to read to its end",
+                    cause.addr if cause else None,
+                    remark=cause.message if cause else None,
                     remedy="Look at the brokers, or raise option 'readDeadline'",
-                )
+                ) from cause
             time.sleep(0.2)
+
+    def _tell_absent(self, begin: Offsets, recent: View, view: View) -> None:
+        if self._looked is not None and self._looked[0] is begin and self._looked[1] is recent:
+            return
+        self._looked = begin, recent
+        topics = set(self._catalog.topics_or_last())
+        wanted = (queue for queue in begin.positions if queue.topic in topics and not view.lacks(queue))
+        self._absence.look(wanted, view.bounds, self._catalog.why_absent)
 
     def _completed(self, begin: Offsets, moved: Offsets, end: Offsets, view: View) -> Offsets:
         """The end with all that a restart must know."""
@@ -133,7 +185,8 @@ class Stream:
         if self._initial is not None and begin == self._initial:
             end = planner.first_batch(self._initial, end)
         marks = planner.marks(end.positions, moved.marks, view.bounds)
-        return replace(end, marks=marks, filter=filters.recorded(self._options))
+        recorded = filters.recorded(self._options)
+        return replace(end, marks=marks, filter=recorded, environment=self._catalog.environment)
 
     def _admitting(self, wanted: Wanted) -> Wanted:
         """A run that reads what is there and ends does not wait for more."""
@@ -141,7 +194,7 @@ class Stream:
 
     def _ends(self, view: View) -> dict[MessageQueue, int]:
         if self._frozen is None:
-            return {queue: bounds.max_offset for queue, bounds in view.bounds.items()}
+            return _ends(view.bounds)
         # Frozen ends are checked each time: a queue may have vanished or gone back since.
         return {
             queue: min(end, view.bounds[queue].max_offset)
@@ -153,31 +206,41 @@ class Stream:
         """The ends of all queues now, for the progress of the query."""
         view = self._catalog.recent()
         if self._newest is None or self._newest[0] is not view:
-            ends = {queue: bounds.max_offset for queue, bounds in view.bounds.items()}
-            self._newest = (view, Offsets(ends).to_json())
+            self._newest = (view, Offsets(_ends(view.bounds)).to_json())
         return self._newest[1]
 
     def freeze(self) -> None:
-        """Read up to what is there now, and no further. That a topic is missing is said when positions are known."""
+        """Read up to what is there now, and no further. What is missing is waited for when positions are known."""
         try:
-            bounds = self._catalog.sweep().bounds
-        except RouteNotFound:
-            bounds = self._catalog.recent().bounds
-        self._frozen = {queue: of_queue.max_offset for queue, of_queue in bounds.items()}
+            view = self._catalog.sweep()
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            self._to_freeze = True
+        else:
+            self._to_freeze = len(_of_masters(view)) < len(view.bounds)
+            self._frozen = _ends(view.bounds)
+
+    def _ends_now(self) -> dict[MessageQueue, int]:
+        return _ends(self._catalog.whole().bounds)
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """The tasks of a batch. May be the first call of all: a batch that was logged but not finished."""
         ranges = planner.ranges(start, end)
         if not ranges:
             return []
-        self._catalog.expect(start.positions)
-        view = self._catalog.recent() if self._opened else self._catalog.sweep()
-        bounds = view.bounds
-        if not self._opened:
+        if self._unresolved is not None and not start.positions:
+            start = replace(end, positions=end.start)
+        self._catalog.expect(start)
+        if self._opened:
+            view = self._catalog.recent()
+        else:
+            view = self._patiently(self._catalog.sweep)
             ranges = self._same_topics(start, view, ranges)
         self._open(start)
+        bounds = view.bounds
         gone = [r for r in ranges if view.lacks(r.queue)]
-        lost = planner.truncated(ranges, bounds)
+        lost = planner.truncated(ranges, _of_masters(view))
         causes = [*((part, Cause.TRUNCATED) for part in lost), *((part, Cause.TOPIC_DELETED) for part in gone)]
         loss.report(self._options.fail_on_data_loss, causes)
         ranges = planner.without(ranges, [*lost, *gone])
@@ -187,7 +250,9 @@ class Stream:
         """Without the ranges of topics that were made again while the query was down: their offsets mean other messages."""
         suspected = recreation.suspects(start, _of_masters(view), {r.queue for r in ranges})
         group, client = self._options.group, self._catalog.client
-        gone = set(recreation.recreated(client, group, start.positions, suspected, self._deadline()))
+        gone = set(
+            self._patiently(lambda: recreation.recreated(client, group, start.positions, suspected, self._deadline()))
+        )
         lost = [(r, Cause.WENT_BACK) for r in ranges if r.queue in gone]
         loss.report(self._options.fail_on_data_loss, lost)
         return [r for r in ranges if r.queue not in gone]
@@ -196,17 +261,17 @@ class Stream:
         """Once per run: what only a start can tell."""
         if self._opened:
             return
-        self._opened = True
         options = self._options
+        self._catalog.expect(begin)
+        bounds = self._patiently(self._catalog.sweep).bounds
+        self._patiently(lambda: filters.validate(self._catalog.client, options, bounds, self._deadline()))
+        self._opened = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the checkpoint decides where the query goes on; the starting options have no effect")
         if dict(begin.filter) != filters.recorded(options):
             logger.warning(
                 "the filter changed from %s to %s since the last run", begin.filter, filters.recorded(options)
             )
-        self._catalog.expect(begin.positions)
-        bounds = self._catalog.sweep().bounds
-        filters.validate(self._catalog.client, options, bounds, self._deadline())
         added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
         if added:
             logger.warning("topics that the checkpoint does not know start at their minimum: %s", ", ".join(added))
@@ -229,7 +294,7 @@ class Stream:
         lost += [(OffsetRange(q, found.positions[q], found.positions[q]), Cause.TOPIC_DELETED) for q in sorted(dropped)]
         skipped = self._hidden(found, view)
         lost += [(part, Cause.QUEUE_GONE) for part in skipped]
-        loss.report(self._options.fail_on_data_loss, lost)
+        self._report(begin, lost)
         if not restart and not dropped and not skipped:
             return found
         kept = {queue: p for queue, p in found.positions.items() if queue not in dropped}
@@ -238,11 +303,19 @@ class Stream:
         marks = {queue: mark for queue, mark in found.marks.items() if queue not in restart and queue in kept}
         return Offsets(kept, {**restart, **{part.queue: part.end for part in skipped}}, marks, found.filter)
 
+    def _report(self, begin: Offsets, lost: list[tuple[OffsetRange, Cause]]) -> None:
+        """Once for each position, however often it is planned from while a batch waits for more."""
+        fail = self._options.fail_on_data_loss == "fail"
+        told = self._told[1] if self._told is not None and self._told[0] is begin else frozenset()
+        loss.report(self._options.fail_on_data_loss, [one for one in lost if fail or one not in told])
+        self._told = (begin, told.union(lost)) if lost else self._told
+
     def _shrunk(self, frozen: dict[MessageQueue, int], found: Offsets, view: View) -> list[OffsetRange]:
         """What was there when the run began and is not any more: the end of a queue went back. Told once."""
         parts = []
+        of_masters = _of_masters(view)
         for queue, end in sorted(frozen.items()):
-            bounds = view.bounds.get(queue)
+            bounds = of_masters.get(queue)
             if bounds is not None and found.positions.get(queue, 0) <= bounds.max_offset < end:
                 parts.append(OffsetRange(queue, bounds.max_offset, end))
                 frozen[queue] = bounds.max_offset
@@ -251,9 +324,11 @@ class Stream:
     def _subscribed(self, begin: Offsets) -> Offsets:
         topics = set(self._catalog.topics_or_last())
         gone = sorted({queue.topic for queue in begin.positions if queue.topic not in topics})
-        if not topics or not gone or self._options.subscribe_pattern is not None:
+        if not topics or not gone:
             return begin
-        logger.warning("topics that are not subscribed to any more leave the offsets: %s", ", ".join(gone))
+        if gone != self._left:
+            logger.warning("topics that are not subscribed to any more leave the offsets: %s", ", ".join(gone))
+        self._left = gone
         kept = {queue: position for queue, position in begin.positions.items() if queue.topic in topics}
         return Offsets(kept, {}, {q: m for q, m in begin.marks.items() if q in kept}, begin.filter)
 
@@ -278,7 +353,9 @@ class Stream:
     def _sample(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
         offset = max(begin.positions.get(queue, minimum), minimum)
         try:
-            return self._catalog.client.brokers.sample(self._options.group, queue, offset, self._deadline())
+            # A guess is not worth a long wait, in which others have something to be read.
+            deadline = Deadline.after(min(1.0, self._options.request_timeout))
+            return self._catalog.client.brokers.sample(self._options.group, queue, offset, deadline)
         except RocketMQError as e:
             if not e.retriable:
                 raise
@@ -288,19 +365,31 @@ class Stream:
         return Deadline.after(10 * self._options.request_timeout)
 
 
+def _ends(bounds: planner.Bounds) -> dict[MessageQueue, int]:
+    return {queue: of_queue.max_offset for queue, of_queue in bounds.items()}
+
+
 def _of_masters(view: View) -> planner.Bounds:
     """The bounds that masters tell. Where only slaves live nobody can be asked whether a topic was made again."""
     return {queue: bounds for queue, bounds in view.bounds.items() if queue.broker_name not in view.orphans}
 
 
+def _wanting(queue: MessageQueue, end: int, begin: Offsets, view: View) -> bool:
+    """Whether a queue that is to be read up to ``end`` gives nothing more now, as a slave that lags behind its master."""
+    bounds = view.bounds.get(queue)
+    if bounds is None or queue.broker_name not in view.orphans:
+        return bounds is None
+    return bounds.max_offset < end and begin.positions.get(queue, bounds.min_offset) >= bounds.max_offset
+
+
 def _trusted(view: View, begin: Offsets) -> View:
-    """Without queues of slaves that have not what lies at our position: their master is waited for."""
+    """Without queues of slaves that have not what lies at our position, or that are new: their master is waited for."""
     if not view.orphans:
         return view
     kept = {
         queue: bounds
         for queue, bounds in view.bounds.items()
         if queue.broker_name not in view.orphans
-        or bounds.min_offset <= begin.positions.get(queue, bounds.min_offset) <= bounds.max_offset
+        or bounds.min_offset <= begin.positions.get(queue, -1) <= bounds.max_offset
     }
     return replace(view, bounds=kept)

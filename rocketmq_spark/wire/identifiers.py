@@ -104,7 +104,7 @@ class UniqKeys:
             self._source = pid, prefix, loader, numbers = self._new_source()
         begin_ms, end_ms = self._month
         if not begin_ms <= now_ms < end_ms:
-            self._month = begin_ms, end_ms = _month_of(now_ms)
+            self._month = begin_ms, end_ms = month_of(now_ms)
         month_ms = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
         return [
             f"{prefix}{(loader + (n >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{month_ms}{n & 0xFFFF:04X}"
@@ -112,7 +112,7 @@ class UniqKeys:
         ]
 
 
-def _month_of(now_ms: int) -> tuple[int, int]:
+def month_of(now_ms: int) -> tuple[int, int]:
     """The local calendar month round a moment, in ms: Java tools recover the time of an id with it."""
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(begin.year * 12 + begin.month, 12)

@@ -7,6 +7,8 @@ raises ``DecodeError`` with the position, and ``boundaries`` lets a caller step 
 
 from __future__ import annotations
 
+import contextlib
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -30,6 +32,7 @@ _HOSTS = {
     int(SysFlag.STOREHOST_V6): struct.Struct(">4siq16siiqi"),
     int(_V6): struct.Struct(">16siq16siiqi"),
 }
+_MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
 _TOPIC_LENGTHS = {MESSAGE_MAGIC_V1: struct.Struct(">B"), MESSAGE_MAGIC_V2: struct.Struct(">h")}
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
@@ -80,18 +83,87 @@ def decode_at(
     """The message between two ``boundaries``: one, or those of an inner batch."""
     data = memoryview(body)[start:end]
     try:
-        message = _decode(data, broker_name, check_crc, max_body_bytes)
-        if message.sys_flag & _INNER_BATCH == _INNER_BATCH:
-            return _unwrap(message)
-    except (struct.error, DecodeError) as exc:
-        reason = exc.message if isinstance(exc, DecodeError) else str(exc)
+        return _all(data, broker_name, check_crc, max_body_bytes)
+    except DecodeError as exc:
         raise DecodeError(
-            f"The message at byte {start} of an answer: {reason}", queue=_place(data, broker_name)
+            f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, broker_name)
         ) from exc
-    return [message]
 
 
-def _decode(data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int) -> ReceivedMessage:
+def decode_leniently(
+    body: Bytes, broker_name: str = "", max_body_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[ReceivedMessage]:
+    """The same one by one; those that cannot be decoded come raw, with the reason as their ``decode_error``."""
+    at = 0
+    while at < len(body):
+        size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
+        fits = _MIN_BYTES <= size <= len(body) - at
+        end = at + size if fits else _next(body, at)
+        data = memoryview(body)[at:end]
+        try:
+            if not fits:
+                raise DecodeError(f"a message of {size} bytes does not fit its answer")
+            found = _all(data, broker_name, False, max_body_bytes)
+        except DecodeError as exc:
+            found = [_raw(data, broker_name, fits, exc.message)]
+        yield from found
+        at = end
+
+
+def _next(body: Bytes, at: int) -> int:
+    """Where messages go on behind one whose size is wrong: from there they follow each other to the end."""
+    whole = bytes(body)
+    for match in _MAGIC.finditer(whole, at + _INT.size + 1):
+        start = match.start() - _INT.size
+        try:
+            for _ in boundaries(memoryview(whole)[start:]):
+                pass
+        except DecodeError:
+            continue
+        return start
+    return len(whole)
+
+
+def _raw(data: memoryview, broker_name: str, fits: bool, why: str) -> ReceivedMessage:
+    """What can be read of a message: its stored body, and where its parts do not fit all of its bytes."""
+    with contextlib.suppress(struct.error, DecodeError):
+        if fits:
+            return replace(_decode(data, broker_name, False, None), decode_error=why)
+    known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
+    _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
+    return ReceivedMessage(
+        topic="",
+        broker_name=broker_name,
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        commit_log_offset=log_offset,
+        body=bytes(data),
+        properties={},
+        flag=flag,
+        sys_flag=sys_flag,
+        born_timestamp_ms=born_ms,
+        store_timestamp_ms=0,
+        born_host="",
+        store_host="",
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+        store_size=len(data),
+        offset_msg_id="",
+        decode_error=why,
+    )
+
+
+def _all(data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int) -> list[ReceivedMessage]:
+    """One message, or those of an inner batch; what is wrong is a ``DecodeError``."""
+    try:
+        message = _decode(data, broker_name, check_crc, max_body_bytes)
+    except struct.error as exc:
+        raise DecodeError(str(exc)) from exc
+    return _unwrap(message) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
+
+
+def _decode(data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int | None) -> ReceivedMessage:
+    """Without ``max_body_bytes`` a compressed body stays as it is."""
     size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = _HEAD.unpack_from(data)
     topic_length = _TOPIC_LENGTHS.get(magic)
     if topic_length is None:
@@ -110,9 +182,9 @@ def _decode(data: memoryview, broker_name: str, check_crc: bool, max_body_bytes:
     if check_crc and body_crc(stored) != crc:
         raise DecodeError("its body does not match its CRC")
     content = bytes(stored)
-    if content and sys_flag & SysFlag.COMPRESSED:
+    if content and max_body_bytes is not None and sys_flag & SysFlag.COMPRESSED:
         content = decompress(content, sys_flag, max_body_bytes)
-        sys_flag &= ~SysFlag.COMPRESSED
+        sys_flag &= ~int(SysFlag.COMPRESSED)  # an enumeration would drop bits that it does not know
     return ReceivedMessage(
         topic=_text(topic),
         broker_name=broker_name,

@@ -59,6 +59,9 @@ def message_properties(message: Message, **system: str | None) -> dict[str, str 
         for name in message.properties:
             if is_reserved(name):
                 raise MessageRefused(f"Property {name} belongs to RocketMQ and cannot be set", topic=message.topic)
+        if "" in message.properties.values():
+            empty = next(name for name, value in message.properties.items() if value == "")
+            raise MessageRefused(f"Property {empty!r} is empty; brokers drop such a one", topic=message.topic)
         properties.update(message.properties)
     properties.update(system)
     return properties

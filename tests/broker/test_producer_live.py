@@ -5,22 +5,23 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from rocketmq_spark import options, session
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageRefused, RouteNotFound, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
+from rocketmq_spark.producer.encoding import EncodedBatch
 from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.wire.messages import decode_batch
-from tests.broker.java_peer import JavaPeer, java_classes, java_peer
+from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from tests.broker.recording import RecordingSender, recorded
-
-__all__ = ["java_classes", "java_peer"]
+from tests.witness import JavaPeer
 
 
 @pytest.fixture
@@ -59,6 +60,32 @@ def test_0_1_queue_selector_and_default_arrive_where_they_should(
         producer.send_oneway(Message(rocketmq_topic, b"x"), selector=lambda queues, message, arg: queues[6])
         producer.send_async(Message(rocketmq_topic, b"x"), queue=queues[1]).result(10)
     assert stored(rocketmq, rocketmq_topic, 20) == {1: 5, 3: 5, 6: 10}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "oneway", "batch", "auto batch", "submit"])
+def test_11_15_a_queue_may_be_named_in_the_first_send_of_a_client(
+    rocketmq: LocalBroker, rocketmq_topic: str, mode: str
+) -> None:
+    one = options.parse({"nameServer": rocketmq.name_server}).for_role("producer")
+    fresh = session._wire(one)  # of which nobody asked anything
+    queue, message = MessageQueue(rocketmq_topic, rocketmq.brokers[0], 5), Message(rocketmq_topic, b"x")
+    settings = ProducerSettings(group="g_live", auto_batch=mode == "auto batch")
+    with Producer(fresh.sender, settings) as producer:
+        if mode in ("sync", "auto batch"):
+            assert producer.send(message, queue=queue).queue == queue
+        elif mode == "async":
+            assert producer.send_async(message, queue=queue).result(10).queue == queue
+        elif mode == "oneway":
+            producer.send_oneway(message, queue=queue)
+        elif mode == "batch":
+            assert producer.send_batch([message], queue=queue).queue == queue
+        else:
+            done: Future[Any] = Future()
+            body = encode_batch([BatchItem(b"x", "")])
+            producer.submit(EncodedBatch(rocketmq_topic, body, queue), done.set_result)
+            assert done.result(10).queue == queue
+        assert stored(rocketmq, rocketmq_topic, 1) == {5: 1}
+    fresh.calls.pool.close()
 
 
 def test_0_15_eight_hundred_sends_of_one_thread_are_a_hundred_per_queue(
@@ -133,11 +160,11 @@ def test_2_21_java_reads_everything_as_it_was_sent_without_any_broker_setting(
     batch = [Message(rocketmq_topic, f"batch-{i}".encode(), tags=f"t{i}", keys=[f"b{i}"]) for i in range(3)]
     ids = producer.send_batch(batch).msg_id.split(",")
     sent.update({msg_id: message.body for msg_id, message in zip(ids, batch, strict=True)})
-    read = {message.msg_id: message for message in java_peer.read(rocketmq_topic, len(sent))}
+    read = {message.id: message for message in java_peer.read(rocketmq_topic, len(sent))}
     assert {msg_id: message.body for msg_id, message in read.items()} == sent
     one = read[next(iter(sent))]
-    assert (one.tags, one.keys, one.flag, one.properties["ключ"]) == ("vip", "k1 k2", 7, "значение")
-    assert [(read[i].tags, read[i].keys) for i in ids] == [("t0", "b0"), ("t1", "b1"), ("t2", "b2")]
+    assert (one.tags, one.keys, one.flag, one.properties["ключ"]) == ("vip", ["k1", "k2"], 7, "значение")
+    assert [(read[i].tags, read[i].keys) for i in ids] == [("t0", ["b0"]), ("t1", ["b1"]), ("t2", ["b2"])]
     assert java_peer.query(rocketmq_topic, "b1") == [ids[1]]
     assert java_peer.query(rocketmq_topic, "k2") == [next(iter(sent))]
 
@@ -150,11 +177,11 @@ def test_2_1_fifty_threads_get_a_batchs_throughput_and_a_result_each(
         results = list(pool.map(lambda i: producer.send(Message(rocketmq_topic, str(i).encode())), range(500)))
     assert len(sender.sends) < 100
     assert all(request.batch for _, _, request in sender.sends)
-    read = {message.msg_id: message for message in java_peer.read(rocketmq_topic, 500)}
+    read = {message.id: message for message in java_peer.read(rocketmq_topic, 500)}
     for i, result in enumerate(results):
         message = read[result.msg_id]
         assert message.body == str(i).encode()
-        assert (message.queue_id, message.queue_offset) == (result.queue.queue_id, result.queue_offset)
+        assert message.place == (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
 
 
 def test_2_8_batches_for_a_queue_arrive_there_in_order(
@@ -231,6 +258,24 @@ def test_delay_levels_and_timers_fire_on_time_and_a_recalled_one_never(
     assert stored(rocketmq, topics[3]) == {}
 
 
+def test_java_reads_delayed_messages_at_their_time_and_not_before(
+    make_rocketmq_topic: Callable[..., str], producers: Any, java_peer: JavaPeer
+) -> None:
+    topic = make_rocketmq_topic(queues=1)
+    producer, _ = producers()
+    begin = int(time.time() * 1000)
+    waits = {b"level 2": 5000, b"timer": 4000, b"moment": 3000, b"now": 0}
+    producer.send(Message(topic, b"level 2"), delay_level=2)
+    producer.send(Message(topic, b"timer"), delay=4)
+    producer.send(Message(topic, b"moment"), deliver_at=begin + 3000)
+    producer.send(Message(topic, b"now"))
+    read = java_peer.read(topic, 4)
+    assert [record.body for record in read] == [b"now", b"moment", b"timer", b"level 2"]
+    for record in read:
+        # Timers have steps of a tenth of a second here.
+        assert record.seen >= record.stored >= begin + waits[record.body] - 150, record
+
+
 def test_3_1_three_environments_never_meet(
     rocketmq: LocalBroker, rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
@@ -238,7 +283,7 @@ def test_3_1_three_environments_never_meet(
         producer, _ = producers(environment=Environment.of(n, 3), auto_batch=n == 3)
         sent = [producer.send_async(Message(rocketmq_topic, f"env{n}".encode())) for _ in range(300)]
         assert all(result.result(10).queue.queue_id % 3 == n - 1 for result in sent)
-    foreign = [m for m in java_peer.read(rocketmq_topic, 900) if m.body != f"env{m.queue_id % 3 + 1}".encode()]
+    foreign = [m for m in java_peer.read(rocketmq_topic, 900) if m.body != f"env{m.queue % 3 + 1}".encode()]
     assert foreign == []
     assert sum(stored(rocketmq, rocketmq_topic, 900).values()) == 900
 

@@ -56,6 +56,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
+@pytest.fixture
+def as_found(rocketmq: LocalBroker) -> Iterator[None]:
+    """Takes topics away that commands made by themselves: other tests would be told of them as the nearest names."""
+    before = set(rocketmq.admin.topics())
+    yield
+    for topic in set(rocketmq.admin.topics()) - before:
+        rocketmq.admin.delete_topic(topic)
+
+
 class Process:
     """A command as a process of its own session, so that a signal reaches all of it, as Ctrl-C on a terminal does."""
 

@@ -62,13 +62,17 @@ def test_ctrl_c_is_130_and_usage_is_2():
 
 @pytest.mark.parametrize(
     ("arguments", "code", "error_lines"),
-    [((), 1, 1), (("--json",), 1, 1), (("--colour",), 2, 4), (("--debug",), 1, 20)],
+    [
+        ((), 1, range(1, 2)),
+        (("--json",), 1, range(1, 2)),
+        (("--colour",), 2, range(4, 5)),
+        (("--debug",), 1, range(20, 1000)),
+    ],
 )
 def test_exit_codes_of_the_process(arguments, code, error_lines):
     done = subprocess.run([*COMMAND, *NOWHERE, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, "")
-    lines = done.stderr.splitlines()
-    assert len(lines) == error_lines if code == 2 or error_lines == 1 else len(lines) >= error_lines
+    assert len(done.stderr.splitlines()) in error_lines
     assert ("Traceback" in done.stderr) == ("--debug" in arguments)
 
 

@@ -43,7 +43,7 @@ def test_it_runs_balances_and_leaves_data_that_the_next_commands_show(start, own
 
 
 @pytest.mark.timeout(600)
-def test_on_a_cluster_that_exists_as_json(start, rocketmq, own_cache):
+def test_on_a_cluster_that_exists_as_json(start, rocketmq, own_cache, as_found):
     process = start("demo", *SMALL, "--json", "--name-server", rocketmq.name_server)
     out, err = process.end()
     assert (process.code, err) == (0, "")
@@ -58,7 +58,7 @@ def test_on_a_cluster_that_exists_as_json(start, rocketmq, own_cache):
 
 
 @pytest.mark.timeout(600)
-def test_ctrl_c_ends_it_cleanly(start, rocketmq, own_cache):
+def test_ctrl_c_ends_it_cleanly(start, rocketmq, own_cache, as_found):
     process = start("demo", "--seconds", "300", "--name-server", rocketmq.name_server)
     process.until("writing orders")
     out, err = process.ctrl_c()

@@ -10,7 +10,7 @@ from rocketmq_spark.cli.demo_stage import one_ctrl_c, stage
 from rocketmq_spark.localbroker import leftovers
 
 
-def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache):
+def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found):
     with stage(rocketmq.name_server) as first, stage(rocketmq.name_server) as second:
         topics = {first.orders, first.totals, second.orders, second.totals}
         assert len(topics) == 4

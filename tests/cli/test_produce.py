@@ -1,8 +1,14 @@
 import json
 import re
+import threading
+from concurrent.futures import Future
 
 import pytest
 
+from rocketmq_spark.cli.output import Json, Text
+from rocketmq_spark.cli.produce import _Report, _send
+from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus
 from tests.cli.conftest import documents, eventually
 
 
@@ -32,19 +38,22 @@ def test_a_file_with_tags_keys_and_properties(run, topic, tmp_path, stored):
     assert run("produce", topic, "--file", str(path), "--count", "2", *marks).exit_code == 0
     found = stored(topic, 2)
     assert sorted(message["body"] for message in found) == ["a", "b"]
-    assert {(m["tags"], tuple(m["keys"]), m["properties"]["a"]) for m in found} == {("vip", ("k1", "k2"), "1=2")}
+    assert [(m["tags"], m["keys"], m["properties"]["a"]) for m in found] == [("vip", ["k1", "k2"], "1=2")] * 2
 
 
 def test_json_names_every_message(run, topic, stored):
     sent = documents(run("produce", topic, "--json", input="a\nb\n").stdout)
-    ids = {(m["msgId"], m["brokerName"], m["queueId"], m["queueOffset"]) for m in sent}
-    assert ids == {(m["msgId"], m["brokerName"], m["queueId"], m["queueOffset"]) for m in stored(topic, 2)}
+    places = ("msgId", "brokerName", "queueId", "queueOffset")
+    assert len(sent) == 2
+    assert sorted([m[name] for name in places] for m in sent) == sorted(
+        [m[name] for name in places] for m in stored(topic, 2)
+    )
 
 
 def test_orders_at_a_rate(run, topic, stored):
     assert run("produce", topic, "--rate", "500/s", "--count", "20", "--property", "x=y").exit_code == 0
     found = stored(topic, 20)
-    assert len({json.loads(message["body"])["order_id"] for message in found}) == 20
+    assert len(found) == len({json.loads(message["body"])["order_id"] for message in found}) == 20
     assert {message["properties"]["x"] for message in found} == {"y"}
     assert all(message["tags"] and message["keys"] for message in found)
 
@@ -84,3 +93,49 @@ def test_what_a_broker_would_refuse_is_said_with_what_was_sent(run, topic):
     done = run("produce", topic, "--property", "KEYS=x", input="a\n")
     assert done.exit_code == 1
     assert re.search(r"Sent 0 messages.*\nError: \[ROCKETMQ_MESSAGE_REFUSED\]", done.stderr)
+
+
+class Answers:
+    """A producer whose sends end as it is told: True is an acknowledgement, False none, None one that comes late."""
+
+    def __init__(self, topic, *ends):
+        self._queue = MessageQueue(topic, "broker-a", 0)
+        self._ends = iter(ends)
+
+    def send_async(self, message):
+        future = Future()
+        end = next(self._ends)
+        if end is False:
+            future.set_exception(CallTimeout(f"no answer to {message.body!r}"))
+        elif end is None:
+            threading.Timer(0.05, future.set_result, [self._result(message)]).start()
+        else:
+            future.set_result(self._result(message))
+        return future
+
+    def _result(self, message):
+        return SendResult(SendStatus.SEND_OK, message.body.decode(), self._queue, 7)
+
+
+@pytest.mark.parametrize("output", [Text(), Json()], ids=["text", "json"])
+def test_what_was_acknowledged_when_a_send_fails_is_counted(capsys, output):
+    """Also what was under way behind the one that failed."""
+    ends = [None, True, False, None, False, True]
+    report = _Report(output, "t")
+    with pytest.raises(CallTimeout, match="no answer to b'2'"):
+        _send(Answers("t", *ends), (Message("t", str(i).encode()) for i in range(len(ends))), report)
+    printed = capsys.readouterr()
+    assert report.sent == 4
+    assert ("Sent 4 messages to t" in printed.err) is not output.machine
+    assert [m["msgId"] for m in documents(printed.out)] == (["0", "1", "3", "5"] if output.machine else [])
+
+
+def test_ctrl_c_while_a_send_fails_still_counts(capsys):
+    def messages():
+        yield Message("t", b"0")
+        yield Message("t", b"1")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _send(Answers("t", None, False), messages(), _Report(Text(), "t"))
+    assert "Sent 1 messages to t" in capsys.readouterr().err

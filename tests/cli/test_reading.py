@@ -1,14 +1,18 @@
 import time
+from itertools import islice
 
+import numpy as np
 import pytest
 
 from rocketmq_spark import Message, options
 from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
+from rocketmq_spark.client.window import Piece, Window
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RouteNotFound
-from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.session import Producer
+from rocketmq_spark.wire.messages import decode_leniently
 from tests.cli.conftest import eventually
 
 
@@ -51,6 +55,62 @@ def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic,
     times = [message.store_timestamp_ms for message in found]
     assert times == sorted(times)
     assert sorted(int(message.body) for message in found) == list(range(60))
+
+
+def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, reader, topic, stored, monkeypatch):
+    """A few kilobytes may become megabytes: of each queue only the next message is."""
+    monkeypatch.setattr(reading, "_HELD_BYTES", 8 * 2000)
+    for i in range(120):
+        producer.send(Message(topic, b"%03d" % i + bytes(100_000)))
+    stored(120)
+    decoded, held = [], []
+
+    def counted(data, broker_name):
+        for message in decode_leniently(data, broker_name):
+            decoded.append(message.queue_offset)
+            yield message
+
+    class Watched(reading.Held):
+        def take(self, window, piece):
+            super().take(window, piece)
+            held.append((self._bytes, len(self._answers)))
+
+    monkeypatch.setattr(reading, "decode_leniently", counted)
+    monkeypatch.setattr(reading, "Held", Watched)
+    shown, queues = [], 8
+    for message in reader().messages():
+        shown.append(int(message.body[:3]))
+        assert len(decoded) - len(shown) <= queues
+    assert sorted(shown) == list(range(120))
+    assert all(size <= 2000 for size, answers in held if answers > 1)
+
+
+def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader, topic, stored, monkeypatch):
+    monkeypatch.setattr(reading, "_CHUNK", 3)
+    for i in range(40):
+        producer.send(Message(topic, str(i).encode()))
+    stored(40)
+    one = reader()
+    found = [*islice(one.messages(), 7), *islice(one.messages(), 7), *one.messages()]
+    assert sorted(int(message.body) for message in found) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "went"),
+    [
+        ([], (100, 256)),
+        ([(0, 50, 600), (50, 100, 400)], (100, 100)),
+        ([(0, 50, 600), (50, 100, 401)], (50, 83)),
+        ([(0, 1, 5000), (1, 2, 1)], (1, 1)),
+        ([(0, 50, 600), (50, 60, 500), (60, 100, 1)], (50, 83)),
+    ],
+)
+def test_how_far_the_next_look_goes(pieces, went):
+    held = reading.Held(1000)
+    for start, end, size in pieces:
+        held.take(Window(np.zeros(size, np.uint8), []), Piece(0, start, end, end, 0, size))
+    assert held.went(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
+    assert [piece.start for piece, _ in held.answers()] == [start for start, *_ in pieces if start < went[0]]
 
 
 def test_it_goes_on_where_it_was_left(producer, reader, topic, stored):

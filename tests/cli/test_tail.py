@@ -1,10 +1,15 @@
+import base64
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from rocketmq_spark import session
 from rocketmq_spark.cli.tail import document, line
-from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.model import ReceivedMessage, SendRequest
+from rocketmq_spark.options import parse
 from tests.cli.conftest import documents, eventually
 
 MESSAGE = ReceivedMessage(
@@ -40,6 +45,27 @@ def test_a_document_has_the_names_of_the_columns():
         "keys": ["k1", "k2"], "bornTimestamp": "1970-01-01T00:00:01.000Z",
         "storeTimestamp": "1970-01-01T00:00:02.500Z", "msgId": "ID", "properties": {"mine": "1"},
     }  # fmt: skip
+
+
+def test_a_message_that_cannot_be_decoded_is_shown_raw_with_its_flags():
+    bad = replace(MESSAGE, body=b"\x00no zlib", sys_flag=0x101, decode_error="Not a lz4 body")
+    assert line(bad).endswith("sysFlag=0x101  <cannot be decoded: Not a lz4 body> b'\\x00no zlib'")
+    shown = document(bad)
+    assert (shown["bodyBase64"], shown["sysFlag"], shown["decodeError"]) == ("AG5vIHpsaWI=", 0x101, "Not a lz4 body")
+    assert "body" not in shown
+
+
+def test_a_poisoned_topic_is_shown_as_a_whole(rocketmq, run, topic):
+    sender = session.client(parse({"nameServer": rocketmq.name_server})).sender
+    queue = sender.publish_queues(topic, Deadline.after(10))[0]
+    for body, flag in ((b"before", 0), (b"poison", 1), (b"behind", 0)):
+        sender.send(queue, SendRequest("g", body, sys_flag=flag), Deadline.after(10))
+    shown = eventually(
+        lambda: documents(run("tail", topic, "--no-follow", "--json").stdout), lambda found: len(found) == 3
+    )
+    assert [one.get("body") for one in shown] == ["before", None, "behind"]
+    assert (base64.b64decode(shown[1]["bodyBase64"]), shown[1]["sysFlag"]) == (b"poison", 1)
+    assert "zlib" in shown[1]["decodeError"]
 
 
 def test_from_and_count(run, filled):

@@ -15,10 +15,11 @@ import numpy as np
 
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.client.ranges import PullSettings, RangeReader
+from rocketmq_spark.client.window import Hole, Window
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, Found, PullTemplate
+from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, Found, Keys, PullTemplate
 from rocketmq_spark.wire import header, rpc
 
 _OFFSET = struct.Struct(">Q")
@@ -111,10 +112,17 @@ class Model:
         self.window = WINDOW_BYTES
         self.asked: list[tuple[int, int, int]] = []
         self.most_in_flight = 0
+        # Whether gaps are gone from the log, not filtered: then a broker says so when it finds nothing at all.
+        self.removing = False
         self.most_filled = 0
         self.latency: Callable[[int, int], float] = lambda queue, start: 0.001
         self.on_hint: Callable[[int | None], bool] | None = None
         self.suggests = 0
+        # Who signs pulls, and the access key of each.
+        self.keys: Callable[[], Keys] | None = None
+        self.signed: list[str | None] = []
+        # The minimum that answers with messages tell, by queue.
+        self.lows: dict[int, int] = {}
 
     def connect(self, deadline: Deadline) -> Stream:
         if self.chance(self.accidents.no_connection):
@@ -133,12 +141,16 @@ class Model:
             return Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy", None, None, None, 0)
         if self.chance(self.accidents.short):
             count = self.rng.randint(1, count)
-        return self.queues[queue_id].pull(self.time.now, start, count)
+        answer = self.queues[queue_id].pull(self.time.now, start, count)
+        if self.removing and not isinstance(answer, Answer) and not answer[0]:
+            queue = self.queues[queue_id]
+            return Answer(20, "MESSAGE_WAS_REMOVING", answer[1], queue.low, queue.high, 0)
+        return answer
 
     def reader(
         self, ranges: Sequence[OffsetRange], settings: PullSettings, on_loss: Callable[[OffsetRange, Cause], None]
     ) -> RangeReader:
-        templates = [PullTemplate(_pull(r.queue)) for r in ranges]
+        templates = [PullTemplate(_pull(r.queue), self.keys) for r in ranges]
         clock, hint = self.time.clock, self.on_hint
         return RangeReader(ranges, self.connect, templates, settings, on_loss, clock, hint)  # type: ignore[arg-type]
 
@@ -178,6 +190,7 @@ class Stream:
             command = header.decode(frame[4:])
             queue, start, count = (int(command.ext[name]) for name in ("queueId", "queueOffset", "maxMsgNums"))
             self.model.asked.append((queue, start, count))
+            self.model.signed.append(command.ext.get("AccessKey"))
             wait = self.model.latency(queue, start)
             if self.model.chance(self.model.accidents.slow):
                 wait += self.model.rng.random() * 2
@@ -224,7 +237,8 @@ class Stream:
             body = b"".join(_OFFSET.pack(n).ljust(self.model.queues[queue].message_bytes, b"\0") for n in answer[0])
             begin, self.filled = self.filled, self.filled + len(body)
             self.buffer[begin : self.filled] = np.frombuffer(body, np.uint8)
-            found.append((opaque, answer[1], self.model.suggests, begin, self.filled))
+            low = b"%d" % self.model.lows.get(queue, 0)
+            found.append((opaque, answer[1], self.model.suggests, begin, self.filled, low))
         self._arrived.clear()
         self.model.most_filled = max(self.model.most_filled, self.filled)
         return found, others
@@ -250,6 +264,19 @@ class Stream:
         return 0 if isinstance(item[3], Answer) else len(item[3][0]) * self.model.queues[item[2]].message_bytes
 
 
+def holes(model: Model, window: Window) -> list[Hole]:
+    """Offsets that the answers of a window should have had."""
+    found = []
+    for i, (number, start, limit, next_offset, begin, end) in enumerate(window.pieces):
+        size = model.queues[number].message_bytes
+        there = {_OFFSET.unpack_from(window.buffer, at)[0] for at in range(begin, end, size)}
+        missing = [n for n in range(start, min(limit, next_offset)) if n not in there]
+        firsts = [n for n in missing if n - 1 not in missing]
+        ends = [n + 1 for n in missing if n + 1 not in missing]
+        found += [Hole(i, first, end) for first, end in zip(firsts, ends, strict=True)]
+    return found
+
+
 @dataclass
 class Read:
     """What a read gave."""
@@ -265,14 +292,18 @@ class Read:
         return [(part.queue.queue_id, n) for part, _ in self.lost for n in range(part.start, part.end)]
 
 
-def read(model: Model, bounds: Sequence[tuple[int, int]], settings: PullSettings | None = None) -> Read:
-    """Read ``[start, end)`` of queue 0, 1, ...; trims each answer as the decoder does."""
+def read(
+    model: Model, bounds: Sequence[tuple[int, int]], settings: PullSettings | None = None, dense: bool = False
+) -> Read:
+    """Read ``[start, end)`` of queue 0, 1, ...; trims each answer as the decoder does. ``dense``: gaps are doubted."""
+    model.removing = dense
     result = Read()
     ranges = [OffsetRange(MessageQueue("t", "b", i), start, end) for i, (start, end) in enumerate(bounds)]
     reader = model.reader(ranges, settings or PullSettings(), lambda part, cause: result.lost.append((part, cause)))
     try:
         for window in reader.windows():
-            for number, start, limit, next_offset, begin, end in window.pieces:
+            usable = reader.doubt(holes(model, window)) if dense else len(window.pieces)
+            for number, start, limit, next_offset, begin, end in window.pieces[:usable]:
                 size = model.queues[number].message_bytes
                 for at in range(begin, end, size):
                     (offset,) = _OFFSET.unpack_from(window.buffer, at)

@@ -268,7 +268,8 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -
     asked = [command for command in broker.requests if command.code != ROUTE]
     assert len({command.code for command in asked}) == 11
     for command in asked:
-        assert (command.ext.get("bname") or command.ext.get("n")) == "broker-a", command
+        short = command.code in (Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE)
+        assert command.ext["n" if short else "bname"] == "broker-a", command
 
 
 class TestRealBroker:

@@ -25,10 +25,12 @@ from rocketmq_spark.errors import (
     ServerFault,
     ServiceNotAvailable,
 )
+from rocketmq_spark.remoting.connection import Connection
+from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import acl
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
-from tests.mockbroker import PING, MockBroker, never, ok, ping, refuse
+from tests.mockbroker import PING, Held, MockBroker, eventually, never, ok, ping, refuse
 
 
 def test_an_answer_or_the_error_of_its_code(broker: MockBroker, parts: Parts) -> None:
@@ -109,6 +111,53 @@ def test_many_at_once_do_not_wait_longer_than_allowed(broker: MockBroker, parts:
     broker.on(PING, never)
     found = parts.calls.exchange_each([(broker.address, ping())] * 3, Deadline.after(0.2))
     assert [type(result) for result in found] == [CallTimeout] * 3
+
+
+def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
+    broker: MockBroker, parts: Parts
+) -> None:
+    held, far_off = Held(), Deadline.after(60.0)
+    broker.on(PING, ok(b"quick"))
+    with MockBroker({PING: held}) as deaf:
+        asked = [(deaf.address, ping(n="1")), (broker.address, ping()), (deaf.address, ping(n="2"))]
+
+        def bodies() -> list[bytes | None]:
+            found = parts.calls.exchange_soon(asked, far_off, 0.05)
+            return [bytes(answer.body) if isinstance(answer, Command) else None for answer in found]
+
+        assert bodies() == [None, b"quick", None]
+        assert bodies() == [None, b"quick", None]
+        assert len(held.wait(2)) == 2
+        for call in held.calls:
+            call.answer(ok(call.ext("n").encode()))
+        eventually(lambda: bodies() == [b"1", b"quick", b"2"])
+        assert len(held.calls) == 2
+        assert bodies() == [None, b"quick", None]  # asked anew
+        assert len(held.wait(4)) == 4
+        asked = [(broker.address, ping()), (deaf.address, ping(n="3"))]
+        for call in held.calls[2:]:
+            call.answer(ok(b"to another question"))
+        deaf.on(PING, ok(b"3"))
+        eventually(lambda: bodies() == [b"quick", b"3"])
+
+
+def test_nobody_waits_while_another_is_dialled(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.on(PING, ok(b"quick"))
+    get, may_go = parts.pool.get, threading.Event()
+
+    def slow(address: str, deadline: Deadline, patient: bool = True) -> Connection:
+        if address != broker.address:
+            assert may_go.wait(30)
+        return get(address, deadline, patient)
+
+    monkeypatch.setattr(Pool, "get", lambda _, *given, **named: slow(*given, **named))
+    asked = [("127.0.0.1:1", ping()), (broker.address, ping())]
+    lost, quick = parts.calls.exchange_soon(asked, parts.soon, 0.05)
+    assert lost is None
+    assert isinstance(quick, Command)
+    may_go.set()
 
 
 def test_one_way(broker: MockBroker, parts: Parts) -> None:

@@ -32,6 +32,8 @@ CASES = [
     (answer(20, "NO_MATCHED_MESSAGE", 100), Again(reroute=True)),
     (answer(20, "", None), Again(reroute=True)),
     (answer(20, "MESSAGE_WAS_REMOVING", 250), Lost(250, Cause.TRUNCATED)),
+    (answer(20, "NO_MATCHED_MESSAGE", 900, 100), Continue(900)),
+    (answer(20, "NO_MATCHED_MESSAGE", 900, 101), Lost(101, Cause.TRUNCATED)),
     # what a slave says when it would be 21 on a master
     (answer(20, "OFFSET_TOO_SMALL", 500, 500), Again(reroute=True)),
     (answer(20, "OFFSET_OVERFLOW_BADLY", 400), Again(reroute=True)),

@@ -272,3 +272,17 @@ class TestRetry:
     def test_not_beyond_the_deadline(self) -> None:
         late = CallTimeout("late")
         assert self.tries([late], deadline=Deadline.after(0.0)) == [late]
+
+    def test_a_deadline_that_expires_does_not_hide_the_first_cause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        errors = [ConnectionLost("the broker is gone", "h:1"), CallTimeout("no name server answers", "ns:1")]
+        deadline = Deadline.after(60.0)
+
+        def ask() -> None:
+            if len(errors) == 1:
+                monkeypatch.setattr(Deadline, "expired", True)
+            raise errors.pop(0)
+
+        with pytest.raises(
+            ConnectionLost, match=r"the broker is gone; tried 2 times .*\(at h:1\): at last: no name server"
+        ):
+            Retry(3, 0.0).run(ask, deadline)

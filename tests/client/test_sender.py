@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -287,6 +289,122 @@ class TestOtherVerbs:
         assert parts.routes.address("broker-a") == "h:1"
 
 
+@pytest.mark.parametrize("how", ["sync", "async", "oneway"])
+def test_11_15_a_queue_whose_broker_is_unknown_asks_for_the_route_once(
+    broker: MockBroker, parts: Parts, how: str
+) -> None:
+    broker.on(SEND, sent())
+    request = SendRequest("g", b"x")
+    if how == "oneway":
+        parts.sender.send_oneway(QUEUE, request, parts.soon)
+        broker.wait_for(lambda: bool(broker.seen(SEND)))
+    else:
+        assert (send_later if how == "async" else send_now)(parts, request).queue_offset == 7
+    elsewhere = MessageQueue("t", "broker-b", 0)
+    for _ in range(3):
+        with pytest.raises(BrokerNotFound, match="broker-b"):
+            parts.sender.send(elsewhere, request, parts.soon)
+    assert len(broker.seen(ROUTE)) == 1
+
+
+@pytest.mark.parametrize("conf", ["broker-a", "broker-a:many", "broker-a:4;broker-b"])
+def test_11_19_an_order_conf_without_a_count_is_told(broker: MockBroker, parts: Parts, conf: str) -> None:
+    broker.on(ROUTE, route(1, {"broker-a": broker.address}, orderTopicConf=conf))
+    with pytest.raises(RemoteProtocolError, match=f"the route has orderTopicConf '{conf}'; expected broker:queues"):
+        parts.sender.publish_queues("t", parts.soon)
+
+
+def test_11_22_a_host_that_vanished_does_not_hold_up_the_queues_of_others(
+    broker: MockBroker, black_hole: str, parts: Parts
+) -> None:
+    broker.on(ROUTE, route(1, {"broker-a": broker.address, "gone": black_hole}))
+    broker.on(SEND, sent())
+    parts.routes.get("t")
+    arrived: list[tuple[str, object]] = []
+    changed = threading.Condition()
+
+    def done(name: str) -> Callable[[SendResult | RocketMQError], None]:
+        def note(outcome: SendResult | RocketMQError) -> None:
+            with changed:
+                arrived.append((name, type(outcome)))
+                changed.notify_all()
+
+        return note
+
+    for name in ("gone 1", "gone 2", "broker-a 1", "broker-a 2"):
+        queue = MessageQueue("t", name.split()[0], 0)
+        parts.sender.send_async(queue, SendRequest("g", name.encode()), parts.soon, done(name))
+    with changed:
+        assert changed.wait_for(lambda: len(arrived) == 4, 10)
+    assert arrived == [
+        ("broker-a 1", SendResult),
+        ("broker-a 2", SendResult),
+        ("gone 1", CallTimeout),
+        ("gone 2", CallTimeout),
+    ]
+    assert [bytes(command.body) for command in broker.seen(SEND)] == [b"broker-a 1", b"broker-a 2"]
+
+
+def test_11_19_a_thread_that_cannot_be_started_is_an_outcome(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts.routes.get("t")
+    monkeypatch.setattr(threading.Thread, "start", no_threads)
+    outcomes: list[object] = []
+    parts.sender.send_async(MessageQueue("t", "elsewhere", 0), SendRequest("g", b"x"), parts.soon, outcomes.append)
+    assert "can't start new thread" in str(outcomes)
+    assert not parts.sender._aside.busy("elsewhere")
+
+
+def no_threads(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_11_14_messages_reach_a_broker_whose_route_a_restarted_name_server_lacks(
+    broker: MockBroker, parts: Parts
+) -> None:
+    broker.on(SEND, sent())
+    parts.routes.get("t")
+    broker.on(ROUTE, NO_ROUTE)
+    parts.sender.refresh_routes(parts.soon)
+    assert parts.sender.send(QUEUE, SendRequest("g", b"x"), parts.soon).queue_offset == 7
+    assert parts.routes.masters() == {}
+    broker.on(ROUTE, route(2, {"broker-a": "127.0.0.1:1"}))
+    parts.sender.publish_queues("t", parts.soon)
+    assert parts.routes.address("broker-a") == "127.0.0.1:1"
+
+
+def test_11_17_an_old_route_serves_while_no_name_server_answers(broker: MockBroker) -> None:
+    parts = Parts(broker.address)
+    parts.sender._route_age_s = 0.0
+    known = parts.sender.publish_queues("t", parts.soon)
+    broker.refuse_connections()
+    broker.drop()
+    assert parts.sender.publish_queues("t", parts.soon) == known
+    assert parts.sender.all_queues("t", parts.soon) == sorted(known)
+    with pytest.raises(ConnectionLost):
+        parts.sender.publish_queues("t", parts.soon, refresh=True)
+    with pytest.raises(ConnectionLost):
+        parts.sender.publish_queues("u", parts.soon)
+    parts.pool.close()
+
+
+def test_11_17_a_topic_without_a_master_is_not_one_without_permission(broker: MockBroker, parts: Parts) -> None:
+    broker.on(ROUTE, route(2, {"broker-a": ""}))
+    with pytest.raises(BrokerNotFound, match="no broker of the topic has a master now"):
+        parts.sender.publish_queues("t", parts.soon)
+    broker.on(ROUTE, route(2, {"broker-a": broker.address}, perm=4))
+    with pytest.raises(RouteNotFound, match="no write permission"):
+        parts.sender.publish_queues("t", parts.soon, refresh=True)
+
+
+def test_11_17_an_expired_deadline_does_not_blame_the_name_server(broker: MockBroker, parts: Parts) -> None:
+    broker.on(ROUTE, mb.never)
+    with pytest.raises(CallTimeout, match="the time was over before a name server answered") as e:
+        parts.routes.get("t", 0.0, parts.soon.within(0.05))
+    assert "nameServer" not in str(e.value)
+
+
 def test_time_over_is_told(broker: MockBroker) -> None:
     parts = Parts(broker.address)
     broker.on(SEND, mb.never)
@@ -353,10 +471,15 @@ class TestRealBroker:
 
 def test_versions_of_brokers_and_queues_to_read(real: Parts, broker_cluster: LocalBroker, topic: str) -> None:
     broker_cluster.admin.create_topic(topic, read_queues=8, write_queues=3)
-    assert real.sender.versions(topic, real.soon) == {broker_cluster.brokers[0]: VERSION}
+    assert len(real.sender.publish_queues(topic, real.soon)) == 3
+    assert real.sender.versions(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: VERSION}
     assert [queue.queue_id for queue in real.sender.all_queues(topic, real.soon)] == list(range(8))
 
 
 def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts: Parts) -> None:
-    broker.on(Request.GET_MAX_OFFSET, mb.close)
-    assert parts.sender.versions("t", parts.soon) == {}
+    """It is not waited for longer than the others."""
+    broker.on(ROUTE, route(1, {"broker-a": broker.address, "b": "127.0.0.1:1"}))
+    parts.routes.get("t")
+    broker.on(Request.GET_MAX_OFFSET, [mb.never, replace(ok(offset=1), version=409)])
+    assert parts.sender.versions("t", ["broker-a", "b", "x"], parts.soon.within(0.05)) == {}
+    assert parts.sender.versions("t", ["broker-a"], parts.soon) == {"broker-a": 409}

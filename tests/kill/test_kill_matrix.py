@@ -31,8 +31,11 @@ MESSAGES = scaled(100_000)
 CAP = MESSAGES // (10 * KILLS)
 
 SCRIPT = """
+    from rocketmq_spark import register
+
     name_server, folder, early_topic, late_topic, cap, conf, last = sys.argv[1:]
     spark = new_session("local[2]", **json.loads(conf))
+    register(spark)  # two streams start at once
 
     def start(name, topic, where):
         stream = spark.readStream.format("rocketmq").options(

@@ -17,7 +17,7 @@ from rocketmq_spark.wire.messages import decode_messages
 def send(name_server: str, topic: str, *bodies: bytes) -> None:
     """To queue 0 of the first broker of the topic, each acknowledged."""
     calls = Calls(Pool(Dialling()))
-    routes = Routes(NameServers(calls, [name_server]))
+    routes = Routes(NameServers(calls, name_server.split(";")))
     queue = routes.get(topic, 0.0).writable()[0]
     sender = RemotingSender(calls, routes)
     try:

@@ -51,6 +51,7 @@ def test_small(record_property: pytest.RecordProperty) -> None:
 
 
 def test_names_addresses_and_processes(cluster: LocalBroker) -> None:
+    assert cluster.running
     assert cluster.brokers == ["broker-a", "broker-b"]
     assert cluster.slaves == []
     shown = {name: data.master for name, data in cluster.admin.cluster().items()}
@@ -59,6 +60,23 @@ def test_names_addresses_and_processes(cluster: LocalBroker) -> None:
     assert all(alive(cluster.pid(name) or 0) for name in ("namesrv", *cluster.brokers))
     assert eventually(lambda: f"The broker[broker-b, {shown['broker-b']}] boot success" in cluster.logs("broker-b"))
     assert all(f"===== {name}" in cluster.logs() for name in ("namesrv", *cluster.brokers))
+
+
+def test_two_name_servers() -> None:
+    """Each knows all brokers, one may be away, and one that comes back is told everything."""
+    with LocalBroker(brokers=2, name_servers=2, quiet=True) as mq:
+        addresses = mq.name_server.split(";")
+        assert addresses == [mq.address("namesrv"), mq.address("namesrv-2")]
+        mq.create_topic("t", queues=2)
+        mq.kill("namesrv")
+        send(mq.name_server, "t", b"by the second")
+        mq.kill("broker-a")
+        mq.restart("broker-a")
+        mq.restart("namesrv")
+        mq.kill("namesrv-2")
+        assert read(mq.admin, "t") == [b"by the second"]
+        assert set(mq.admin.cluster()) == {"broker-a", "broker-b"}
+        assert len(mq.admin.route("t").readable()) == 4
 
 
 def test_configuration_lines_reach_every_broker(cluster: LocalBroker) -> None:
@@ -247,6 +265,7 @@ def test_lines_that_are_not_the_users() -> None:
 
 def test_not_running() -> None:
     mq = LocalBroker()
+    assert not mq.running
     for ask in (lambda: mq.name_server, lambda: mq.admin, lambda: mq.create_topic("t"), lambda: mq.kill("broker-a")):
         with pytest.raises(LocalBrokerError, match=r"This LocalBroker is not running\. Use it in a with block"):
             ask()

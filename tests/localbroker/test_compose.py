@@ -57,7 +57,9 @@ def test_names_lead_somewhere(compose: dict[str, Any]) -> None:
     for service in services.values():
         assert set(service.get("depends_on", ())) <= set(services)
         mode, _, other = service.get("network_mode", "").partition(":")
-        assert mode != "service" or (other in services and "ports" not in service)
+        if mode == "service":
+            assert other in services
+            assert "ports" not in service
 
 
 def test_every_mounted_file_exists_and_is_used(compose: dict[str, Any]) -> None:

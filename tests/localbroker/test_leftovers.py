@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,38 @@ def test_the_living_are_left_alone(run: Path, tmp_path: Path, children: list[sub
     assert child.poll() is None
     assert data.exists()
     assert record.exists()
+
+
+def test_a_folder_that_was_taken_up_again_is_left_alone(
+    run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]
+) -> None:
+    """By an owner with another cache, which does not see the record of the dead."""
+    data = tmp_path / f"{TEMPORARY}x"
+    record = _left_behind(run, data)
+    (tmp_path / "run-2").mkdir()
+    taken = claim(tmp_path / "run-2", data, keep=True)
+    child = _sleeper(children, f"{MARK}{data}")
+    claim(run, None, keep=False).release(delete=True)
+    assert child.poll() is None
+    assert (data / "store").exists()
+    assert record.exists()
+    taken.release(delete=False)
+    claim(run, None, keep=False).release(delete=True)
+    assert child.wait(10) == -9
+    assert not data.exists()
+    assert not record.exists()
+
+
+def test_servers_whose_folder_is_gone_go_too(
+    run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]
+) -> None:
+    data = tmp_path / f"{TEMPORARY}x"
+    record = _left_behind(run, data)
+    shutil.rmtree(data)
+    child = _sleeper(children, f"{MARK}{data}")
+    claim(run, None, keep=False).release(delete=True)
+    assert child.wait(10) == -9
+    assert not record.exists()
 
 
 def test_a_damaged_record_is_no_error(run: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ SPEC = BrokerSpec("broker-a", 0)
 
 @pytest.fixture
 def registration(broker_cluster: LocalBroker) -> Iterator[Registration]:
-    registration = Registration(broker_cluster.name_server, {})
+    registration = Registration([broker_cluster._server("namesrv")], {})
     yield registration
     registration.close()
 
@@ -33,9 +34,21 @@ def test_shown_and_not_shown(registration: Registration, server: Server) -> None
     assert not registration.shows(BrokerSpec("broker-z", 0), server)
 
 
-def test_a_name_server_that_is_away_shows_nothing(server: Server) -> None:
-    registration = Registration("127.0.0.1:1", {})
+@pytest.mark.parametrize("pid", [1, None], ids=["does not answer", "does not run"])
+def test_a_name_server_that_is_away_shows_nothing(server: Server, pid: int | None) -> None:
+    registration = Registration([SimpleNamespace(address="127.0.0.1:1", pid=pid)], {})
     assert not registration.shows(SPEC, server)
+    assert registration.hides(SPEC, server)
+    registration.close()
+
+
+def test_all_that_run_must_show_a_broker(broker_cluster: LocalBroker, server: Server) -> None:
+    servers = [broker_cluster._server("namesrv"), SimpleNamespace(address="127.0.0.1:1", pid=1)]
+    registration = Registration(servers, {})
+    assert not registration.shows(SPEC, server)
+    assert not registration.hides(SPEC, server)
+    servers[1].pid = None
+    assert registration.shows(SPEC, server)
     registration.close()
 
 

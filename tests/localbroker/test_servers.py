@@ -18,12 +18,13 @@ def _lines(path: Path) -> dict[str, str]:
 def test_names() -> None:
     assert servers.broker_names(2) == ["broker-a", "broker-b"]
     assert servers.broker_names(28)[25:] == ["broker-z", "broker-27", "broker-28"]
+    assert servers.name_server_names(3) == ["namesrv", "namesrv-2", "namesrv-3"]
     assert BrokerSpec("broker-a", 0).name == "broker-a"
     assert BrokerSpec("broker-a", 2).name == "broker-a-slave-2"
 
 
 def test_name_server(tmp_path: Path) -> None:
-    program = servers.name_server(tmp_path, JARS, 20_000)
+    program = servers.name_server(tmp_path, JARS, "namesrv", 20_000)
     assert _lines(tmp_path / "namesrv" / "namesrv.conf") == {"listenPort": "20000", "bindAddress": "127.0.0.1"}
     assert program.ports == (20_000,)
     assert (tmp_path / "namesrv" / "logback.xml").exists()

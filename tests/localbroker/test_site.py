@@ -36,7 +36,7 @@ def _ready(server: Server) -> bool:
 
 def _bring_up(site: Site, make: Callable[[int], Program] | None = None) -> Server:
     jars = tuple(distro.fetch(["core"]))
-    make = make or (lambda port: servers.name_server(site.data, jars, port))
+    make = make or (lambda port: servers.name_server(site.data, jars, "namesrv", port))
     return site.bring_up("namesrv", (0,), make, _ready, Deadline.after(30))
 
 

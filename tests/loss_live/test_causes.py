@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_a_topic_that_was_made_again_and_is_shorter_now(rocketmq, topic, after, 
     for policy in ("warn", "ignore"):
         run = after(policy)
         run.drain(fresh)
-        assert set(run.read) == fresh  # all of it: the broker's own advice is to go on at the end
+        assert Counter(run.read) == Counter(fresh)  # all of it: the broker's own advice is to go on at the end
         assert sum(run.positions.values()) == 6
     assert len(lost_lines()) == 2
     assert f"{topic}/broker-a/0 offsets 3 to 10 (offset went back" in lost_lines()[0]
@@ -74,7 +75,7 @@ def test_a_topic_that_was_made_again_and_has_overtaken_the_old_position(rocketmq
     for policy in ("warn", "ignore"):
         run = after(policy)
         run.drain(fresh)
-        assert set(run.read) == fresh
+        assert Counter(run.read) == Counter(fresh)
         assert sum(run.positions.values()) == 60
     assert len(lost_lines()) == 2
 
@@ -92,7 +93,7 @@ def test_a_topic_that_was_deleted(rocketmq, topic, after, lost_lines):
     rocketmq.create_topic(topic, 2)
     fresh = set(feed(rocketmq, topic, 6))
     run.drain(fresh)
-    assert set(run.read) == fresh
+    assert Counter(run.read) == Counter(fresh)
     assert len(lost_lines()) == 1
 
 
@@ -109,10 +110,10 @@ def test_one_of_two_topics_that_was_deleted_while_the_query_was_down(rocketmq, t
     for available_now in (False, True):
         again = Run(rocketmq, left, available_now=available_now, failOnDataLoss="warn", **both)
         again.drain(more)
-        assert set(again.read) == set(more)
+        assert Counter(again.read) == Counter(more)
         assert {queue.topic for queue in again.positions} == {other}
     logged = Run(rocketmq, left, failOnDataLoss="warn", **both)
-    assert {row["body"].decode() for row in rows(logged.reader, logged.plan(unfinished))} == set(more)
+    assert Counter(row["body"].decode() for row in rows(logged.reader, logged.plan(unfinished))) == Counter(more)
     # A new query has lost nothing: it never had the topic.
     with pytest.raises(RouteNotFound, match=topic):
         Run(rocketmq, startingOffsets="earliest", **both)
@@ -132,21 +133,15 @@ def test_a_topic_that_was_deleted_on_one_of_two_brokers(pair, lost_lines, availa
     lenient = Run(pair, left, available_now=available_now, failOnDataLoss="warn", **both)
     kept = set(unfinished) & set(bodies(read(pair, **both)))  # a new query reads what is left
     lenient.drain(kept)
-    assert set(lenient.read) == kept
+    assert Counter(lenient.read) == Counter(kept)
     assert {queue.broker_name for queue in lenient.positions} == {"broker-a"}
     logged = Run(pair, left, failOnDataLoss="warn", **both)
-    assert {row["body"].decode() for row in rows(logged.reader, logged.plan(end))} == kept
+    assert Counter(row["body"].decode() for row in rows(logged.reader, logged.plan(end))) == Counter(kept)
     assert any(f"{topic}/broker-b/1" in line and "topic deleted" in line for line in lost_lines())
 
 
 def delete_on(mq: LocalBroker, topic: str, broker: str) -> None:
     mq.admin.brokers.calls.ask(mq.address(broker), rpc.DELETE_TOPIC_IN_BROKER.request(topic=topic, bname=broker))
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[LocalBroker]:
-    with LocalBroker(brokers=2, quiet=True) as mq:
-        yield mq
 
 
 def test_a_queue_that_its_broker_does_not_read_any_more(rocketmq, make_topic, lost_lines):
@@ -161,7 +156,7 @@ def test_a_queue_that_its_broker_does_not_read_any_more(rocketmq, make_topic, lo
     lenient = Run(rocketmq, finished, subscribe=topic, failOnDataLoss="warn")
     more = set(feed(rocketmq, topic, 4, queues=[0, 1]))
     lenient.drain(more)
-    assert set(lenient.read) == more
+    assert Counter(lenient.read) == Counter(more)
     assert len(lost_lines()) == 1
     assert lenient.batch() == []
     assert len(lost_lines()) == 1
@@ -173,14 +168,15 @@ def test_a_queue_that_was_read_to_its_end_may_go_quietly(rocketmq, make_topic, l
     run.drain(feed(rocketmq, topic, 8))
     rocketmq.admin.create_topic(topic, 2)
     for one in (run, Run(rocketmq, run.offset, subscribe=topic)):
-        one.drain(feed(rocketmq, topic, 4))
+        unseen = feed(rocketmq, topic, 4)  # the second time only by the other run
+        one.drain(unseen)
     # Its position is kept: the broker may read it again.
     assert run.positions[MessageQueue(topic, "broker-a", 3)] == 2
     rocketmq.admin.create_topic(topic, 4)
     again = Run(rocketmq, run.offset, subscribe=topic)
     more = feed(rocketmq, topic, 8)
     again.drain(more)
-    assert set(more) <= set(again.read)
+    assert Counter(again.read) == Counter([*unseen, *more])
     assert lost_lines() == []
 
 
@@ -201,11 +197,11 @@ def test_an_operator_s_reset_of_the_group_moves_nothing(rocketmq, topic):
 
 
 @pytest.fixture
-def own() -> LocalBroker:
+def own(make_cluster) -> LocalBroker:
     """A cluster that may be broken."""
-    with LocalBroker(quiet=True) as mq:
-        mq.create_topic("orders", 2)
-        yield mq
+    mq = make_cluster()
+    mq.create_topic("orders", 2)
+    return mq
 
 
 SHORT = {"requestTimeout": "500ms", "numRetries": 1}
@@ -228,7 +224,7 @@ def test_a_broker_that_cannot_be_reached_is_waited_for(own, lost_lines):
     end = run.ahead()
     tasks = run.plan(end)
     own.restart("broker-a")
-    assert {row["body"].decode() for row in rows(run.reader, tasks)} == set(third)
+    assert Counter(row["body"].decode() for row in rows(run.reader, tasks)) == Counter(third)
     run.offset = end
     own.kill("namesrv")
     assert run.batch() == []
@@ -254,5 +250,5 @@ def test_a_broker_that_lost_its_store_went_back(own, lost_lines):
     fails(runs["fail"], "offset went back")
     fresh = set(feed(own, "orders", 6))
     runs["warn"].drain(fresh)
-    assert set(runs["warn"].read) == fresh
+    assert Counter(runs["warn"].read) == Counter(fresh)
     assert any("offset went back" in line for line in lost_lines())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
@@ -42,7 +43,7 @@ def test_max_offsets_per_trigger__is_what_spark_s_limits_override(rocketmq, topi
     assert len(run.batch()) == 8
     assert len(run.batch(ReadMaxRows(16))) == 16
     assert len(run.batch(ReadAllAvailable())) == 40  # Trigger.Once
-    assert set(run.read) == set(everything)
+    assert Counter(run.read) == Counter(everything)
 
 
 def test_max_offsets_per_trigger__and_available_now_end_where_the_queues_ended(rocketmq, topic):
@@ -50,7 +51,7 @@ def test_max_offsets_per_trigger__and_available_now_end_where_the_queues_ended(r
     run = Run(rocketmq, available_now=True, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=16)
     feed(rocketmq, topic, 8)
     assert all(size <= 16 for size in sizes(run))
-    assert set(run.read) == set(everything)
+    assert Counter(run.read) == Counter(everything)
 
 
 def test_min_offsets_per_trigger__waits_until_so_many_are_there(rocketmq, topic):
@@ -68,7 +69,7 @@ def test_min_offsets_per_trigger__does_not_hold_back_available_now(rocketmq, top
     everything = feed(rocketmq, topic, 4)
     run = Run(rocketmq, available_now=True, subscribe=topic, startingOffsets="earliest", minOffsetsPerTrigger=20)
     run.batch()
-    assert set(run.read) == set(everything)
+    assert Counter(run.read) == Counter(everything)
 
 
 def test_max_trigger_delay__ends_the_wait_for_the_minimum(rocketmq, topic):
@@ -105,7 +106,7 @@ def test_fail_on_data_loss__warns_or_is_quiet(rocketmq, topic, caplog, policy, l
     caplog.set_level(logging.INFO, "rocketmq_spark.source.loss")
     again = Run(rocketmq, run.offset, subscribe=topic, failOnDataLoss=policy)
     again.drain(fresh)
-    assert set(again.read) == set(fresh)
+    assert Counter(again.read) == Counter(fresh)
     (line,) = [r for r in caplog.records if "cannot be read any more" in r.getMessage()]
     assert line.levelno == level
 

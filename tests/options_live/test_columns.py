@@ -8,10 +8,13 @@ from datetime import UTC, date, datetime
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField
 
-from rocketmq_spark import Producer
-from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model import Message
+from rocketmq_spark import Producer, session
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import DecodeError, OptionError
+from rocketmq_spark.model import Message, SendRequest
+from rocketmq_spark.options import parse
 from rocketmq_spark.source.schema import BASIC, FULL
+from tests.mockbroker import eventually
 from tests.reading import data_source, names, post, read
 
 BASIC_NAMES = [column.name for column in BASIC]
@@ -117,3 +120,30 @@ def test_metadata__columns_hold_what_was_sent(rocketmq, make_topic):
     assert (row["topic"], row["brokerName"], row["queueId"]) == (topic, "broker-a", sent.queue.queue_id)
     assert (row["queueOffset"], row["msgId"], row["keys"], row["tags"]) == (0, sent.msg_id, ["a"], None)
     assert abs((row["storeTimestamp"] - row["bornTimestamp"]).total_seconds()) < 30
+
+
+def poisoned(mq, topic: str) -> None:
+    """One message, one whose flag says that its body is compressed, which it is not, and one more."""
+    with Producer(name_server=mq.name_server, group="g") as producer:
+        queue = producer.queues(topic)[0]
+        for body, flag in ((b"before", 0), (b"no zlib", 1), (b"behind", 0)):
+            request = SendRequest("g", body, "TAGS\x01t\x02", sys_flag=flag)
+            session.client(parse({"nameServer": mq.name_server})).sender.send(queue, request, Deadline.after(10))
+    eventually(lambda: len(read(mq, subscribe=topic, columns="queueOffset")) == 3)
+
+
+def test_bad_message__fails_makes_a_row_or_is_skipped(rocketmq, make_topic, caplog):
+    topic = make_topic(queues=1)
+    poisoned(rocketmq, topic)
+    with pytest.raises(DecodeError, match=f"the message at offset 1 .*{topic}/broker-a/0.*'badMessage' to 'null'"):
+        read(rocketmq, subscribe=topic)
+    found = read(rocketmq, subscribe=topic, badMessage="null", metadata="full")
+    assert list(found[0])[-1] == "decodeError"
+    assert [(row["body"], row["tags"], row["sysFlag"]) for row in found] == [
+        (b"before", "t", 0), (None, "t", 1), (b"behind", "t", 0)
+    ]  # fmt: skip
+    assert [bool(row["decodeError"]) for row in found] == [False, True, False]
+    assert "decodeError" not in read(rocketmq, subscribe=topic, badMessage="null")[1]
+    caplog.clear()
+    assert [row["body"] for row in read(rocketmq, subscribe=topic, badMessage="skip")] == [b"before", b"behind"]
+    assert f"{topic}/broker-a/0: the message at offset 1 cannot be decoded, left out" in caplog.text

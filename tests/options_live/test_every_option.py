@@ -1,21 +1,89 @@
-"""Each row of the connection and source tables has a test of its effect: ``test_<field>__<what>`` in this folder."""
+"""Each row of the table of options has a test of its effect, for everyone who may give it.
+
+For sources it is called ``test_<field>__<what>`` and lies in this folder; where a connection is used for writing, in
+``test_writing.py``, whose tests run for the sink and for the producer; for the rest of the producer's rows in
+``test_producing.py``. The sink's other rows have theirs among the tests of the sink: ``SINK``.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.options import SOURCE_ROLES, TABLE
+from rocketmq_spark.options import SOURCE_ROLES, TABLE, Option
 
-WRITTEN = {
-    name
-    for path in Path(__file__).parent.glob("test_*.py")
-    for name in re.findall(r"^def test_(\w+?)__\w+\(", path.read_text("utf-8"), re.MULTILINE)
+HERE = Path(__file__).parent
+SINK = {
+    "machine_rooms": "test_task::test_machine_room_uses_the_brokers_of_the_room",
+    "environment": "test_task::test_environment_is_never_left",
+    "environments": "test_task::test_environment_is_never_left",
+    "topic": "test_task::test_round_robin_spreads_batches_evenly",
+    "queue_selector": "test_task::test_0_10_hash_through_the_sink_is_the_java_clients_queue",
+    "send_timeout": "test_outage::test_when_the_time_is_over_the_task_fails_with_the_cause",
+    "max_message_size": "test_task::test_max_message_size_bounds_batches_too",
+    "send_latency_fault": "test_outage::test_send_latency_fault_spares_a_frozen_broker",
+    "latency_max": "test_outage::test_a_killed_broker_gets_no_send_while_it_is_isolated_and_returns",
+    "not_available_duration": "test_outage::test_a_killed_broker_gets_no_send_while_it_is_isolated_and_returns",
+    "auto_batch": "test_task::test_auto_batch_off_sends_every_row_alone",
+    "batch_max_bytes": "test_task::test_round_robin_spreads_batches_evenly",
+    "total_batch_max_bytes": "test_task::test_a_fixed_window_and_the_total_bound_what_is_under_way",
+    "max_in_flight": "test_task::test_a_fixed_window_and_the_total_bound_what_is_under_way",
+    "compress_above": "test_task::test_what_travels_alone_is_compressed",
+    "compression": "test_task::test_compression_none_and_batches_are_not_compressed",
+    "require_store_ok": "test_outage::test_require_store_ok_asks_again_and_does_not_take_less",
+    "message_id": "test_task::test_flags_keys_tags_and_row_ids_are_stored",
 }
+# A producer repeats a send as often as ``retries`` and ``sendTimeout`` say. The rows are there for the commands, which read
+# with the options of a producer: tests/cli/test_command.py. Where one writes it is the sink that asks again.
+NOT_A_PRODUCERS = {"num_retries", "retry_interval"}
+READS, CONNECTED, PRODUCED = "test_*.py", "test_writing.py", "test_producing.py"
 
 
-@pytest.mark.parametrize("field", [row.field for row in TABLE if set(row.roles) & set(SOURCE_ROLES)])
+def fields_of(pattern: str) -> set[str]:
+    """The fields that the names of the tests of these files begin with."""
+    text = "".join(path.read_text("utf-8") for path in HERE.glob(pattern) if pattern != READS or _reads(path))
+    return set(re.findall(r"^def test_(\w+?)__\w+\(", text, re.MULTILINE))
+
+
+def named(pattern: str) -> str:
+    """The names of the tests of these files."""
+    text = "".join(path.read_text("utf-8") for path in HERE.glob(pattern))
+    return " ".join(re.findall(r"^def test_(\w+)\(", text, re.MULTILINE))
+
+
+def _reads(path: Path) -> bool:
+    return path.name not in (CONNECTED, PRODUCED)
+
+
+def rows(*roles: str) -> list[Option]:
+    return [row for row in TABLE if set(row.roles) & set(roles)]
+
+
+@pytest.mark.parametrize("field", [row.field for row in rows(*SOURCE_ROLES)])
 def test_has_a_test(field):
-    assert field in WRITTEN
+    assert field in fields_of(READS)
+
+
+@pytest.mark.parametrize("row", rows("sink"), ids=lambda row: row.field)
+def test_of_the_sink_has_a_test(row):
+    if row.field in fields_of(CONNECTED):
+        return
+    module, name = SINK[row.field].split("::")
+    source = (HERE.parent / "sink" / f"{module}.py").read_text("utf-8")
+    (test,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    assert row.name in (ast.get_source_segment(source, test) or ""), "it does not give the option"
+
+
+@pytest.mark.parametrize("row", rows("producer"), ids=lambda row: row.field)
+def test_of_the_producer_has_a_test(row):
+    if f"and_{row.field}_" not in named(PRODUCED):
+        assert row.field in fields_of(CONNECTED) | fields_of(PRODUCED) | NOT_A_PRODUCERS
+
+
+def test_what_is_listed_is_needed():
+    assert SINK.keys() == {row.field for row in rows("sink")} - fields_of(CONNECTED)
+    assert not NOT_A_PRODUCERS - {row.field for row in rows("producer")}
+    assert not NOT_A_PRODUCERS & fields_of(PRODUCED)

@@ -59,6 +59,9 @@ class ManualClockwork(Clockwork):
         self.pauses: list[float] = []
         self.stopped = False  # as if its thread had died
 
+    def beside(self, name: str) -> Clockwork:
+        return ManualClockwork(self.time)
+
     def now_ms(self) -> int:
         return int(self.time.now * 1000 + 1e-6)
 
@@ -85,7 +88,7 @@ class ManualClockwork(Clockwork):
     def drain(self, seconds: float) -> None:
         self.time.run_due()
 
-    def close(self) -> None:
+    def close(self, wait_s: float = 5.0) -> None:
         self._closed = True
         self.time.due = [entry for entry in self.time.due if entry[2] is not self]
         heapq.heapify(self.time.due)

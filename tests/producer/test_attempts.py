@@ -19,7 +19,7 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import SendResult, SendStatus
-from rocketmq_spark.producer.attempts import RETRY_CODES, Again, Attempts, RetryPolicy, report_of
+from rocketmq_spark.producer.attempts import RETRY_CODES, Again, Attempts, OutOfTime, RetryPolicy, report_of
 from tests.queues import q
 
 OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)
@@ -64,10 +64,39 @@ def test_each_code_of_the_list_is_retried_at_once_on_another_broker(number: Resp
     assert verdict.pause_s == 0.0
 
 
-@pytest.mark.parametrize("number", [Response.MESSAGE_ILLEGAL, Response.INVALID_PARAMETER, Response.TRANSACTION_FAILED])
+@pytest.mark.parametrize("number", [Response.MESSAGE_ILLEGAL, Response.TRANSACTION_FAILED])
 def test_other_codes_are_final(number: Response) -> None:
     error = code(number)
     assert attempts().judge(q("a:0"), error, AB, 3.0) is error
+
+
+def test_11_17_a_name_server_that_does_not_answer_costs_no_retry_and_the_first_cause_is_named() -> None:
+    tries = attempts(retries=1)
+    for _ in range(9):
+        assert tries.judge(None, ConnectionLost("no name server answers: refused"), (), 3.0).__class__ is Again
+    assert tries.judge(q("a:0"), CallTimeout("late"), AB, 3.0).__class__ is Again
+    failed = tries.judge(None, OutOfTime("the send timeout is over"), AB, 0.0)
+    assert isinstance(failed, SendFailed)
+    assert "the send timeout is over after 1 attempt; brokers tried: a; the last one: no name" in failed.message
+    tries = attempts(retries=None)
+    tries.judge(q("a:0"), LOST, AB, 3.0)
+    failed = tries.judge(None, ConnectionLost("no name server answers"), AB, 0.0)
+    assert isinstance(failed, SendFailed)
+    assert failed.message.endswith("the first error: the connection broke; the last one: no name server answers")
+
+
+def test_11_17_a_time_out_asks_for_the_route() -> None:
+    assert attempts().judge(q("a:0"), CallTimeout("late"), AB, 3.0) == Again(0.0, True)
+
+
+def test_11_23_a_queue_that_is_not_there_moves_what_may_go_anywhere() -> None:
+    error = code(Response.INVALID_PARAMETER)
+    for retries in (2, None):
+        assert attempts(retries=retries).judge(q("a:9"), error, AB, 3.0) == Again(0.0, True)
+    assert attempts(pinned=True, pinned_retries=None).judge(q("a:9"), error, AB, 3.0) is error
+    tries = attempts(retries=None)
+    verdicts = [tries.judge(q("a:9"), error, ("a",), 3.0) for _ in range(3)]
+    assert [verdict.__class__ is Again for verdict in verdicts] == [True, True, False], "it may be for good"
 
 
 def test_a_user_may_add_codes() -> None:
@@ -94,7 +123,10 @@ def test_three_attempts_then_an_error_with_everything_known() -> None:
     busy = code(Response.SYSTEM_BUSY)
     failed = tries.judge(q("a:1"), busy, AB, 3.0)
     assert isinstance(failed, SendFailed)
-    assert failed.message == "all retries failed after 3 attempts; brokers tried: a, b, a; the last one: no"
+    assert failed.message == (
+        "all retries failed after 3 attempts; brokers tried: a, b, a; the first error: the connection broke; "
+        "the last one: no"
+    )
     assert (failed.addr, failed.broker_code, failed.topic, failed.remark) == ("host:1", 2, "T", "remark")
     assert failed.__cause__ is busy
 

@@ -377,3 +377,21 @@ def test_errors_are_copied_with_their_cause() -> None:
     shares = batching._shares(error, 2)
     assert shares[0] is not shares[1]
     assert all(isinstance(s, ConnectionLost) and s.__cause__ is error.__cause__ for s in shares)
+
+
+def test_11_21_a_message_that_is_refused_leaves_no_promise_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.producer(auto_batch=True)
+
+    def refuse(*args: Any) -> bytes:
+        raise MessageRefused("no")
+
+    for place in ("rocketmq_spark.producer.encoding.batch_item", "rocketmq_spark.producer.batching.Batcher.add"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, refuse)
+            with pytest.raises(MessageRefused):
+                producer.send_async(message())
+    assert producer.flush(0.1)
+    producer.send_async(message())
+    assert producer.flush(0.1)

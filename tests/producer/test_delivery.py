@@ -192,3 +192,91 @@ def test_the_window_may_be_widened(bench: Bench) -> None:
     delivery.widen(3)
     delivery.pump()
     assert len(bench.sender.waiting) == 3
+
+
+def in_lane(outcomes: list[Any], name: str = "a:0") -> Parcel:
+    queue = qs(name)[0]
+    return parcel(pinned=queue, lane=queue, timeout_s=10.0, done=outcomes.append)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_11_18_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, stays: bool) -> None:
+    delivery = parts(bench, lanes_stay_shut=stays)
+    outcomes: list[Any] = []
+    bench.sender.script = [None, None]
+    for name in ("a:0", "a:0", "a:0", "a:1"):
+        delivery.enqueue(in_lane(outcomes, name))
+    delivery.pump()
+    bench.sender.answer(0, refused(Response.MESSAGE_ILLEGAL))
+    bench.time.advance(1)
+    assert outcomes[0].broker_code == Response.MESSAGE_ILLEGAL
+    assert [str(e.__cause__) for e in outcomes[1:]] == [str(outcomes[0])] * 2
+    assert "not sent, because an earlier batch of its queue was given up: the server" in outcomes[1].message
+    delivery.enqueue(in_lane(outcomes))
+    delivery.pump()
+    bench.sender.answer()
+    sent = [queue.queue_id for _, queue, _ in bench.sender.calls]
+    assert sent == ([0, 1] if stays else [0, 1, 0])
+    kinds = [SendFailed, SendResult] if stays else [SendResult, SendResult]
+    assert [type(outcome) for outcome in outcomes[3:]] == kinds
+    assert delivery.idle(Deadline.after(0.0))
+    assert delivery._bytes == 0
+
+
+def raising(*args: Any, **kwargs: Any) -> Any:
+    raise ValueError("a bug")
+
+
+@pytest.mark.parametrize("place", ["publish_queues", "send_async", "narrow", "judge", "report"])
+def test_11_19_whatever_is_raised_becomes_an_outcome(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    delivery = parts(bench)
+    outcomes: list[Any] = []
+    one = parcel(done=outcomes.append, narrow=raising if place == "narrow" else None)
+    if place in ("publish_queues", "send_async"):
+        monkeypatch.setattr(bench.sender, place, raising)
+    delivery.enqueue(one)
+    if place == "judge":
+        monkeypatch.setattr(one.attempts, "judge", raising)
+    if place == "report":
+        monkeypatch.setattr(delivery.faults, "report", raising)
+    delivery.pump()
+    bench.time.advance(11)
+    (outcome,) = outcomes
+    if place == "report":
+        assert isinstance(outcome, SendResult)
+    else:
+        assert isinstance(outcome, SendFailed)
+        assert "sending failed in an unexpected way: ValueError: a bug" in str(outcome)
+        assert "bug of rocketmq-spark" in str(outcome)
+    assert delivery.idle(Deadline.after(0.0))
+    assert "Traceback" in caplog.text
+
+
+def test_11_19_a_second_outcome_of_an_attempt_changes_nothing(bench: Bench) -> None:
+    delivery = parts(bench)
+    outcomes: list[Any] = []
+    bench.sender.script = [None, None]
+    delivery.enqueue(parcel(done=outcomes.append))
+    delivery.pump()
+    _, _, done = bench.sender.waiting[0]
+    bench.sender.answer(0, refused(Response.SYSTEM_BUSY))
+    bench.time.advance(1)
+    done(ConnectionLost("told twice"))
+    bench.sender.answer()
+    assert [type(outcome) for outcome in outcomes] == [SendResult]
+
+
+def test_11_22_a_name_server_that_hangs_holds_up_nobody_who_does_not_ask_it(bench: Bench) -> None:
+    """Routes are asked for again on a thread beside the one that sends."""
+    delivery = parts(bench)
+    outcomes: list[Any] = []
+    bench.sender.script = [ConnectionLost("broken"), None]
+    for name in ("a:0", "b:0"):
+        delivery.enqueue(in_lane(outcomes, name))
+    delivery._aside.stopped = True  # type: ignore[attr-defined]
+    delivery.pump()
+    bench.time.advance(1)
+    bench.sender.answer()
+    assert [outcome.queue for outcome in outcomes] == qs("b:0")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import array
+import random
 import zlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -134,7 +136,54 @@ def test_bodies_are_compressed_from_the_limit_on() -> None:
 @pytest.mark.parametrize(("kind", "flag"), [("none", 0), ("lz4", 0x101), ("zstd", 0x201)])
 def test_other_compressions(kind: str, flag: int) -> None:
     settings = ProducerSettings(group="g", compression=kind, compress_above=1)
-    assert single_request(prepare(Message("T", b"xyz" * 9), "ID", settings), settings, 0).sys_flag == flag
+    assert single_request(prepare(Message("T", b"xyz" * 99), "ID", settings), settings, 0).sys_flag == flag
+
+
+def test_11_26_the_last_byte_of_a_body() -> None:
+    settings = ProducerSettings(group="g", max_message_size=10)
+    assert prepare(Message("T", b"x" * 10), "ID", settings).message.body == b"x" * 10
+    with pytest.raises(MessageRefused, match="MAX: 10, it has 11 bytes"):
+        prepare(Message("T", b"x" * 11), "ID", settings)
+
+
+def test_11_26_a_batch_may_have_as_many_bytes_as_a_message() -> None:
+    size = len(batch_of(Message("T", b"x" * 10), Message("T", b"y")).body)
+    assert len(batch_of(Message("T", b"x" * 10), Message("T", b"y"), max_message_size=size).body) == size
+    with pytest.raises(MessageRefused, match=f"the encoded batch has {size} bytes, more than the {size - 1} allowed"):
+        batch_of(Message("T", b"x" * 10), Message("T", b"y"), max_message_size=size - 1)
+    for most, fits in ((size, True), (size - 1, False)):
+        settings, body = ProducerSettings(group="g", max_message_size=most), EncodedBatch("T", bytes(size))
+        if fits:
+            assert encoded_batch(body, settings, 0).body == bytes(size)
+        else:
+            with pytest.raises(MessageRefused, match=f"the encoded batch has {size} bytes; expected 1 to {most}"):
+                encoded_batch(body, settings, 0)
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+def test_11_21_a_body_that_compression_makes_larger_is_sent_plain(kind: str) -> None:
+    settings = ProducerSettings(group="g", compression=kind, compress_above=1)
+    body = random.Random(0).randbytes(5000)
+    request = single_request(prepare(Message("T", body), "ID", settings), settings, 0)
+    assert (request.body, request.sys_flag) == (body, 0)
+
+
+def test_11_21_bodies_are_bytes_whatever_the_items_of_a_view() -> None:
+    words = memoryview(array.array("I", [1, 2, 3]))
+    small = ProducerSettings(group="g", max_message_size=11)
+    for view in (words, memoryview(b"abcdef")[::2], memoryview(bytearray(b"xy"))):
+        prepared = prepare(Message("T", view), "ID", SETTINGS)  # type: ignore[arg-type]
+        assert single_request(prepared, SETTINGS, 0).body == view.tobytes()
+        (item,) = decode_batch(batch_item(prepared))
+        assert item.body == view.tobytes()
+    with pytest.raises(MessageRefused, match="it has 12 bytes"):
+        prepare(Message("T", words), "ID", small)  # type: ignore[arg-type]
+
+
+def test_11_21_empty_properties_are_refused_by_name() -> None:
+    with pytest.raises(MessageRefused, match="Property 'b' is empty; brokers drop such a one") as e:
+        prepare(Message("T", b"x", properties={"a": "1", "b": ""}), "ID", SETTINGS)
+    assert e.value.topic == "T"
 
 
 def test_a_batch_item_equals_the_contracts_bytes() -> None:

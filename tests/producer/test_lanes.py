@@ -29,6 +29,17 @@ def test_things_without_a_lane_do_not_wait_for_each_other_but_for_the_window() -
     assert not lanes.blocked
 
 
+def test_11_18_nothing_follows_what_failed_for_good() -> None:
+    lanes: Lanes[str] = Lanes(10)
+    for thing in ("a1", "a2", "a3", "b1"):
+        lanes.put(thing, thing[0])
+    assert lanes.take(0) == ["a1", "b1"]
+    assert lanes.shut("a1") == ["a2", "a3"]
+    assert (lanes.take(0), len(lanes)) == ([], 1)
+    lanes.put("a4", "a")
+    assert lanes.take(0) == ["a4"]
+
+
 def test_a_retry_comes_first_and_its_lane_is_mute_until_then() -> None:
     lanes: Lanes[str] = Lanes(10)
     for thing in ("a1", "a2"):
@@ -50,6 +61,40 @@ def test_drop_gives_back_everything_and_forgets_it() -> None:
     assert sorted(lanes.drop()) == ["a1", "a2", "b1"]
     assert len(lanes) == 0
     assert lanes.take(10**9) == []
+
+
+def test_11_26_lanes_take_turns_in_the_order_in_which_they_became_free() -> None:
+    lanes: Lanes[str] = Lanes(1)
+    for thing in ("a1", "a2", "b1", "c1"):
+        lanes.put(thing, thing[0])
+    order = []
+    while len(lanes):
+        (thing,) = lanes.take(0)
+        order.append(thing)
+        lanes.done(thing)
+    assert order == ["a1", "b1", "c1", "a2"]
+
+
+def test_11_26_a_lane_that_was_mute_comes_behind_those_that_wait() -> None:
+    lanes: Lanes[str] = Lanes(1)
+    for thing in ("a1", "b1"):
+        lanes.put(thing, thing[0])
+    assert lanes.take(0) == ["a1"]
+    lanes.again("a1", 5)
+    assert lanes.take(5) == ["b1"]
+    lanes.done("b1")
+    assert lanes.take(5) == ["a1"]
+
+
+def test_11_26_what_is_dropped_while_it_is_mute_does_not_come_back() -> None:
+    lanes: Lanes[str] = Lanes(10)
+    lanes.put("a1", "a")
+    lanes.take(0)
+    lanes.again("a1", 50)
+    assert lanes.drop() == ["a1"]
+    assert lanes.take(50) == []
+    lanes.put("a2", "a")
+    assert lanes.take(50) == ["a2"]
 
 
 class LanesModel(RuleBasedStateMachine):

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import ConnectionLost, OptionError, RouteNotFound
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment
-from tests.producer.scripted import ScriptedSender, Time
+from tests.producer.scripted import Bench, ScriptedSender, Time
 from tests.queues import names, qs
 
 
@@ -32,7 +32,10 @@ def test_a_known_list_is_the_same_object_and_costs_no_question(sender: ScriptedS
     assert sender.seen("route") == [("T", False)]
 
 
-def test_refresh_asks_again_and_survives_a_name_server_that_is_down(sender: ScriptedSender) -> None:
+def test_refresh_asks_again_and_survives_a_name_server_that_is_down(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketmq_spark.producer.topics.REST_S", 0.0)
     known = topics(sender)
     first = known.queues("T", SOON)
     sender.routes["T"] = ConnectionLost("no name server answers")
@@ -42,6 +45,33 @@ def test_refresh_asks_again_and_survives_a_name_server_that_is_down(sender: Scri
     sender.routes["T"] = tuple(qs("c:0", "T"))
     assert names(list(known.queues("T", SOON, refresh=True))) == "c:0"
     assert known.brokers() == known.brokers_of("T") == {"c"}
+
+
+def test_11_17_after_a_failed_refresh_nobody_asks_for_a_moment(bench: Bench) -> None:
+    known = topics(bench.sender)
+    first, bench.sender.routes["T"] = known.queues("T", SOON), ConnectionLost("no name server answers")
+    for _ in range(5):
+        assert known.queues("T", SOON, refresh=True) is first
+    assert bench.sender.seen("route").count(("T", True)) == 1
+    bench.time.advance(0.5)
+    bench.sender.routes["T"] = tuple(qs("c:0", "T"))
+    assert known.queues("T", SOON, refresh=True) == tuple(qs("c:0"))
+
+
+def test_11_17_a_name_server_is_awaited_and_the_first_error_told(bench: Bench) -> None:
+    known, route = topics(bench.sender), bench.sender.routes["T"]
+    bench.sender.routes["T"] = ConnectionLost("no name server answers: refused")
+
+    def pause(seconds: float) -> None:
+        bench.time.advance(seconds)
+        bench.sender.routes["T"] = CallTimeout("the time was over") if seconds < 0.9 else route
+
+    assert known.awaited("T", Deadline.after(30), pause) == route
+    bench.sender.routes["U"] = ConnectionLost("no name server answers: refused")
+    with pytest.raises(ConnectionLost, match="refused"):
+        known.awaited("U", Deadline.after(3), bench.time.advance)
+    with pytest.raises(RouteNotFound):
+        known.awaited("Nowhere", Deadline.after(3), bench.time.advance)
 
 
 def test_0_9_no_route_is_an_error_that_names_the_topic(sender: ScriptedSender) -> None:
@@ -71,8 +101,13 @@ def test_a_topic_that_takes_no_writes_is_not_published_through_the_template(send
         topics(sender).queues("ReadOnly", SOON)
 
 
-def test_1_3_refresh_takes_over_new_queues_and_forgets_topics_without_a_route(sender: ScriptedSender) -> None:
-    known = topics(sender, auto_create_topics=False)
+@pytest.mark.parametrize("auto_create", [True, False])
+def test_1_3_and_11_14_refresh_takes_over_new_queues_and_a_route_that_is_gone_stays(
+    sender: ScriptedSender, auto_create: bool
+) -> None:
+    """A name server that has restarted knows nothing but what has registered since: the template of another broker."""
+    known = topics(sender, auto_create_topics=auto_create)
+    sender.routes["TBW102"] = tuple(qs("b:0-7", "TBW102"))
     sender.routes["U"] = tuple(qs("a:0", "U"))
     for topic in ("T", "U"):
         known.queues(topic, SOON)
@@ -80,8 +115,22 @@ def test_1_3_refresh_takes_over_new_queues_and_forgets_topics_without_a_route(se
     del sender.routes["U"]
     known.refresh(SOON)
     assert len(known.queues("T", SOON)) == 8
-    assert known.any_topic() == "T"
-    assert known.brokers_of("U") == set()
+    for refresh in (False, True):
+        assert known.queues("U", SOON, refresh) == tuple(qs("a:0", "U"))
+    assert known.brokers_of("U") == {"a"}
+    assert ("TBW102", False) not in sender.seen("route")
+
+
+def test_11_14_a_topic_that_is_yet_to_be_made_follows_the_template_until_it_has_a_route(sender: ScriptedSender) -> None:
+    sender.routes["TBW102"] = tuple(qs("a:0", "TBW102"))
+    known = topics(sender)
+    assert known.queues("New", SOON) == tuple(qs("a:0", "New"))
+    sender.routes["TBW102"] = tuple(qs("a:0 b:0", "TBW102"))
+    assert known.queues("New", SOON, refresh=True) == tuple(qs("a:0 b:0", "New"))
+    sender.routes["New"] = tuple(qs("b:0-3", "New"))
+    assert known.queues("New", SOON, refresh=True) == tuple(qs("b:0-3", "New"))
+    del sender.routes["New"]
+    assert known.queues("New", SOON, refresh=True) == tuple(qs("b:0-3", "New"))
 
 
 def test_3_3_an_environment_sees_its_own_queues_only(sender: ScriptedSender) -> None:

@@ -89,6 +89,29 @@ def test_both_directions_agree_although_one_broker_takes_no_messages(layout: Any
     assert set(written) <= set(read)
 
 
+@pytest.mark.parametrize("number", [1, 5])
+def test_an_environment_by_position_keeps_its_queues_whatever_the_route_says_now(number: int) -> None:
+    environment = Environment.of(number)
+    kept = environment.owned(EIGHT)
+    mine = [queue for queue in kept if queue.broker_name == "b"]
+    assert environment.owned(qs("b:0-3"), kept) == mine
+    assert environment.owned(EIGHT, kept) == kept
+    assert environment.owned(qs("b:0-3", "U"), kept, {"U"}) == environment._of_topic(qs("b:0-3", "U"))
+    if mine:
+        assert environment.publish(qs("b:0-3"), qs("b:0-3"), kept) == mine
+    else:
+        with pytest.raises(OptionError, match="environment '1' owns T/a/0, none of which takes messages now"):
+            environment.publish(qs("b:0-3"), qs("b:0-3"), kept)
+
+
+def test_layouts_that_do_not_count_positions_do_not_look_at_what_was() -> None:
+    assert names(Environment.of(2, 4).owned(EIGHT, qs("a:0"))) == "a:1 b:1"
+    layout = {"x": {"a": [0]}}
+    assert Environment.of("x", layout).owned(qs("b:0-3"), (), {"T"}) == []
+    with pytest.raises(OptionError, match="topic 'T' has none of them"):
+        Environment.of("x", layout).owned(qs("b:0-3"), qs("a:0"))
+
+
 def test_an_environment_whose_queues_take_no_messages_is_an_error_not_another_queue() -> None:
     with pytest.raises(OptionError, match="environment '1' owns T/a/0, none of which takes messages now"):
         Environment.of(1).publish(EIGHT, qs("b:0-3"))

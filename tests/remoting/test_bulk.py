@@ -207,6 +207,12 @@ def test_rule_3_bytes_of_another_protocol_are_an_error_that_names_the_server(dat
     assert caught.value.addr == wire.stream.address
 
 
+def test_rule_1_the_limit_itself_is_waited_for(wire: Wire) -> None:
+    wire.feed((256 << 20).to_bytes(4, "big"))
+    assert wire.stream.full  # more than the window has room for
+    assert (wire.found, wire.others) == ([], [])
+
+
 @pytest.mark.parametrize("head", [b"HTTP/1.1 400", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x10\x00\x00\x01"])
 def test_rule_1_no_frame_above_the_limit_is_waited_for(head: bytes, wire: Wire) -> None:
     wire.feed(head)

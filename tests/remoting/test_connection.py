@@ -228,6 +228,19 @@ def test_rule_1_a_frame_above_the_limit_ends_the_connection(broker: MockBroker, 
         connect(broker.address, max_frame=1000).call(ping(), soon())
 
 
+@pytest.mark.parametrize(("length", "error"), [(256 << 20, ConnectionLost), ((256 << 20) + 1, RemoteProtocolError)])
+def test_the_largest_frame_is_256_mib(length: int, error: type, broker: MockBroker, connect: Connect) -> None:
+    """It is waited for, until the broker hangs up; one byte more is refused."""
+
+    def announce(call: mb.Call) -> None:
+        call.peer.send(length.to_bytes(4, "big"))
+        call.peer.close()
+
+    broker.on(PING, announce)
+    with pytest.raises(error):
+        connect(broker.address).call(ping(), soon())
+
+
 def test_the_cause_of_bad_bytes_is_kept(broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, mb.raw(b"\x00\x00\x00\x0b\x00\x00\x00\x07{broken"))
     with pytest.raises(RemoteProtocolError) as caught:

@@ -18,6 +18,7 @@ from rocketmq_spark.remoting import endpoint
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.endpoint import TlsSettings, parse_address
 from rocketmq_spark.wire.header import Command
+from tests.fix_clusters import certificates
 from tests.mockbroker import PING, MockBroker, never, ok, ping
 
 
@@ -138,3 +139,35 @@ class TestTls:
     ) -> None:
         with MockBroker(tls=server_tls) as broker, pytest.raises(RocketMQError, match="tls"):
             connect(broker.address).call(ping(), Deadline.after(2.0))
+
+
+def test_rotated_tls_files_are_read_again(tmp_path: Path) -> None:
+    """The next connection uses them; while they do not fit each other the last good ones serve."""
+    certs = certificates(tmp_path)
+    ca, cert, key = (tmp_path / name for name in ("trusted.pem", "mine.pem", "mine.key"))
+
+    def put(target: Path, source: str) -> None:
+        fresh = target.with_suffix(".new")
+        fresh.write_bytes(Path(source).read_bytes())
+        fresh.replace(target)
+
+    put(ca, certs.cert("stranger"))
+    put(cert, certs.cert("server"))
+    put(key, certs.key("server"))
+    tls = TlsSettings(str(ca), str(cert), str(key))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certs.cert("server"), certs.key("server"))
+    with MockBroker(tls=server) as broker:
+        with pytest.raises(ConnectionLost, match="option 'tlsCaFile'"):
+            connect_to(broker.address, tls)
+        put(ca, certs.ca)
+        connect_to(broker.address, tls)
+        good = endpoint.ssl_context(tls)
+        assert endpoint.ssl_context(tls) is good
+        put(key, certs.key("elsewhere"))
+        assert endpoint.ssl_context(tls) is good
+        put(cert, certs.cert("elsewhere"))
+        connect_to(broker.address, tls)
+        assert endpoint.ssl_context(tls) is not good
+        cert.unlink()
+        connect_to(broker.address, tls)

@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import codes, session
-from rocketmq_spark.errors import ConnectionLost, OptionError, RouteNotFound
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.sink import checks
 from tests.sink.live import TYPES, sink_options
 
@@ -103,23 +104,32 @@ def test_the_sinks_settings():
 class Asked:
     """A client whose brokers are of some release, and whose topics are all missing if it is told so."""
 
-    def __init__(self, version=codes.VERSION, error=None, brokers=()):
+    def __init__(self, version=codes.VERSION, error=None, brokers=False):
         self.asked = 0
         self.error = error
-        self.sender = SimpleNamespace(publish_queues=self._queues, versions=lambda *a: {"a": 513, "b": version})
+        self.versions = {"a": 513, "b": version}
+        self.versions_asked = []
+        self.sender = SimpleNamespace(publish_queues=self._queues, versions=self._versions)
         self.calls = SimpleNamespace(request_timeout_s=1.0)
-        self.routes = SimpleNamespace(cluster=lambda: brokers, missing_topic=lambda e: e)
-        self.retry = SimpleNamespace(run=lambda ask, deadline: ask())
+        self.routes = SimpleNamespace(any_broker=lambda: brokers, missing_topic=lambda e: e)
+        self.retry = SimpleNamespace(times=3, interval_s=0.0)
 
-    def _queues(self, topic, deadline):
+    def _versions(self, topic, brokers, deadline):
+        self.versions_asked.append((sorted(brokers), deadline.remaining() <= 1.0))
+        return {name: version for name, version in self.versions.items() if name in brokers}
+
+    def _queues(self, topic, deadline, refresh=False):
         self.asked += 1
-        if self.error is not None:
-            raise self.error
+        error = self.error.pop(0) if isinstance(self.error, list) else self.error
+        if error is not None:
+            raise error
+        return [MessageQueue("t", name, 0) for name in self.versions]
 
 
 @pytest.fixture
 def use(monkeypatch):
     monkeypatch.setattr(checks, "_checked", set())
+    monkeypatch.setattr(checks, "_ask_again", {})
 
     def patch(client):
         monkeypatch.setattr(session, "client", lambda options: client)
@@ -136,6 +146,57 @@ def test_timers_are_refused_by_brokers_that_would_ignore_them(use, column):
     checks.check_brokers(sink_options("x:1", topic="t"), {"delaylevel": "delayLevel"})
     use(Asked())
     checks.check_brokers(sink_options("x:1", topic="t"), {column: column})
+
+
+def test_11_26_a_stream_with_other_columns_is_checked_again(use):
+    use(Asked(OLD))
+    options = sink_options("x:1", topic="t")
+    checks.check_brokers(options, {}, once=True)
+    with pytest.raises(OptionError, match="b is older"):
+        checks.check_brokers(options, {"delayms": "delayMs"}, once=True)
+
+
+def test_11_26_a_batch_may_be_as_large_as_a_message():
+    options = sink_options("x:1", topic="t", batchMaxBytes=1000, maxMessageSize=1000)
+    assert checks.check(options, schema(body=None)) == {"body": "body"}
+    assert "more than 'maxMessageSize' 999" in problems(
+        {"body": None}, topic="t", batchMaxBytes=1000, maxMessageSize=999
+    )
+
+
+def timers(client, brokers=None, name_server="x:1"):
+    checks.check_timers(client, "t", sink_options(name_server, topic="t"), {"delayms": "delayMs"}, brokers)
+    return [asked for asked, _ in client.versions_asked]
+
+
+def test_11_23_each_broker_is_asked_once_for_its_release(use):
+    client = use(Asked())
+    for _ in range(3):
+        assert timers(client) == [["a", "b"]]
+    assert all(bounded for _, bounded in client.versions_asked), "no longer than a request takes"
+    assert timers(client, name_server="y:1") == [["a", "b"]] * 2
+    client.versions["c"] = OLD
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"c is older than RocketMQ 5\.0"):
+            timers(client, {"a", "c"})
+    assert [asked for asked, _ in client.versions_asked][2:] == [["c"], ["c"]]
+    client.versions["c"] = codes.FIRST_WITH_TIMERS
+    assert timers(client, {"a", "c"})[4:] == [["c"]]
+    assert timers(client, {"a", "c"})[5:] == []
+
+
+def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):
+    client = use(Asked())
+    del client.versions["b"]
+    for _ in range(3):
+        assert timers(client, {"a", "b"}) == [["a", "b"]]
+    monkeypatch.setattr(checks, "SILENT_S", 0.0)
+    checks._ask_again.clear()
+    timers(client, {"a", "b"})
+    client.versions["b"] = OLD
+    with pytest.raises(OptionError, match="b is older"):
+        timers(client, {"a", "b"})
+    assert client.versions_asked[-1][0] == ["b"]
 
 
 def test_the_versions_of_real_brokers_are_those_of_their_answers(rocketmq: LocalBroker, topic: str):
@@ -160,6 +221,46 @@ def test_a_stream_goes_on_when_nobody_can_tell(use):
     for error in (ConnectionLost("no name server"), missing):
         use(Asked(error=error))
         checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
-    use(Asked(error=missing, brokers=("a",)))
+    use(Asked(error=missing, brokers=True))
     with pytest.raises(RouteNotFound):
         checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+
+
+MISSING = RouteNotFound("no such topic", None, codes.Response.TOPIC_NOT_EXIST, "t")
+AWAY = ConnectionLost("no name server answers: refused", "ns:1")
+
+
+def waiting(client, send_timeout="30s", expected=False):
+    checks.check_topic(client, "t", sink_options("x:1", topic="t", sendTimeout=send_timeout), expected)
+    return client.asked
+
+
+def test_11_17_what_is_not_known_is_waited_for():
+    outage = [AWAY, CallTimeout("late"), BrokerNotFound("no broker of the topic has a master now")]
+    assert waiting(Asked(error=[*outage, MISSING, None])) == 5, "nobody was registered"
+    assert waiting(Asked(error=[MISSING, MISSING, None], brokers=True)) == 3
+
+
+def test_11_17_a_topic_is_unknown_when_brokers_are_registered_unless_it_was_there_before():
+    client = Asked(error=[MISSING] * 4, brokers=True)
+    with pytest.raises(RouteNotFound, match="no such topic") as e:
+        waiting(client)
+    assert (client.error, "waited" in e.value.message) == ([], False)
+    assert waiting(Asked(error=[*[MISSING] * 6, None], brokers=True), expected=True) == 7
+    client = Asked(error=[AWAY, *[MISSING] * 4], brokers=True)
+    with pytest.raises(RouteNotFound, match="no such topic"):
+        waiting(client)
+
+
+def test_11_17_the_error_after_the_wait_is_the_first_one():
+    client = Asked(error=AWAY)
+    client.sender.publish_queues = lambda *a, **k: client._queues(*a, **k)
+    with pytest.raises(
+        ConnectionLost, match=r"no name server answers: refused; waited for 0.2 s, option 'sendTimeout'"
+    ):
+        waiting(client, "200ms")
+    assert client.asked > 1
+    client = Asked(error=RouteNotFound("no write permission"))
+    with pytest.raises(RouteNotFound, match="no write permission"):
+        waiting(client)
+    assert client.asked == 1

@@ -29,7 +29,7 @@ NAMES = {name: name for name in SCHEMA.names}
 
 
 def encoder(columns=NAMES, **more):
-    return Encoder(columns, **{"max_message_size": 1 << 20, "ids": UniqueIds(b"taskid00"), **more})
+    return Encoder(columns, **{"max_message_size": 1 << 20, "ids": UniqueIds(b"taskid00", lambda: 0), **more})
 
 
 def batch_of(rows, schema=SCHEMA):
@@ -246,6 +246,57 @@ def test_exactly_as_many_properties_as_fit(size):
     assert items_of(encoder()(batch_of([row])))[0][1] == {"a": "x" * size}
     with pytest.raises(MessageRefused, match="at most in a message that travels alone"):
         encoder(alone_above=1000)(batch_of([row]))
+
+
+def own(size):
+    """A row whose whole properties, message id and all, have ``size`` bytes."""
+    return bad(tags=None, keys=None, properties=[("a", "x" * (size - len("UNIQ_KEY") - 34 - 3))])
+
+
+def refusal(encode, row, schema=SCHEMA):
+    try:
+        encode(batch_of([row], schema))
+    except MessageRefused as e:
+        return e.message
+    return None
+
+
+def test_11_26_the_last_byte_of_properties():
+    (chunk,) = encoder()(batch_of([own(32_767)])).chunks(1)
+    (item,) = decode_batch(chunk.body)
+    assert len(item.properties) == 32_767
+    assert "properties of 32768 bytes, 32767 at most" in refusal(encoder(), own(32_768))
+
+
+def test_11_26_the_last_byte_of_properties_that_travel_alone():
+    alone = encoder(alone_above=1000)
+    assert refusal(alone, own(32_511)) is None
+    assert "properties of 32512 bytes, 32511 at most in a message that travels alone" in refusal(alone, own(32_512))
+    with pytest.raises(MessageRefused, match=r"1 rows cannot be sent.*row 1: properties of 32512 bytes"):
+        alone(batch_of([own(32_511), own(32_512)]))
+    size = 22 + len(FINE[0]) + 32_512
+    assert refusal(encoder(alone_above=size), own(32_512)) is None, "as long as a batch may be is not alone"
+    assert "travels alone" in refusal(encoder(alone_above=size - 1), own(32_512))
+
+
+def test_11_26_what_is_delayed_travels_alone_however_small_it_is():
+    schema = SCHEMA.append(pa.field("delaylevel", pa.int32()))
+    encode = encoder({**NAMES, "delaylevel": "delaylevel"})
+    assert refusal(encode, (*own(32_500), None), schema) is None
+    assert "at most in a message that travels alone" in refusal(encode, (*own(32_507), 1), schema)
+
+
+def test_11_26_the_last_byte_of_a_body():
+    assert refusal(encoder(max_message_size=1000), bad(body=b"x" * 1000)) is None
+    assert "body of 1001 bytes" in refusal(encoder(max_message_size=1000), bad(body=b"x" * 1001))
+
+
+def test_11_26_a_chunk_is_filled_to_its_last_byte():
+    encoded = encoder()(batch_of([FINE] * 4))
+    size = len(body_of(encoded)) // 4
+    assert [chunk.rows for chunk in encoded.chunks(2 * size)] == [2, 2]
+    assert [chunk.rows for chunk in encoded.chunks(2 * size - 1)] == [1] * 4
+    assert [chunk.rows for chunk in encoded.chunks(2 * size + 1)] == [2, 2]
 
 
 def test_nothing_is_an_empty_batch():

@@ -27,7 +27,8 @@ def expected(rows):
 
 
 NAMES = st.text("abcé", min_size=1, max_size=4)
-VALUES = st.none() | st.text("xyzü ", max_size=4)
+TEXTS = st.text("xyzü ", min_size=1, max_size=4)
+VALUES = st.none() | TEXTS
 ROWS = st.lists(st.none() | st.lists(st.tuples(NAMES, VALUES), max_size=3), max_size=12)
 
 
@@ -40,7 +41,7 @@ def test_any_maps_sliced(rows, cut):
 
 @given(
     st.lists(NAMES, min_size=1, max_size=3),
-    st.lists(st.lists(st.text("xyzü ", max_size=4), min_size=3, max_size=3), min_size=1, max_size=9),
+    st.lists(st.lists(TEXTS, min_size=3, max_size=3), min_size=1, max_size=9),
     st.integers(0, 3),
 )
 def test_the_same_names_in_every_row(names, values, cut):
@@ -65,6 +66,13 @@ def test_bad_names(more, name, value, reason):
     _, faults = strings(pa.array(rows, MAPS))
     assert faults.keys() == {0, 1, 2}
     assert all(reason in found for found in faults.values())
+
+
+@pytest.mark.parametrize("more", [[], [("b", None)], [("b", "x")]], ids=["constant", "with a null", "varying"])
+def test_11_21_empty_values_are_refused_by_row_and_name(more):
+    rows = [[("a", "x"), ("c", "x")], [("a", ""), ("c", "x")], [("a", "x"), ("c", ""), *more]]
+    hint = "is empty; brokers drop such a one, null leaves it out"
+    assert strings(pa.array(rows, MAPS))[1] == {1: f"property 'a' {hint}", 2: f"property 'c' {hint}"}
 
 
 @pytest.mark.parametrize("more", [[], [("b", "x")]], ids=["constant", "varying"])

@@ -1,5 +1,6 @@
 """Shares of an Arrow batch."""
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,18 @@ def test_rows_of_a_queue_keep_their_order(rows):
         assert all(rows[i][0] == topic and select("hash", QUEUES[topic], None, rows[i][1]) == queue for i in mine)
     assert at == len(rows)
     assert len({(share.topic, share.queue) for share in plan.shares}) == len(plan.shares)
+
+
+@pytest.mark.parametrize("count", [1 << 15, 40_000])
+def test_11_26_more_queues_than_two_bytes_can_number(count):
+    queues = qs(f"a:0-{count - 1}")
+    ids = [count - 1, 0, count - 1, 5, count - 2, 0]
+    made = Router(options(topic="T"), {"queueid": "i"}, lambda topic, refresh: queues)
+    plan, faults = planned(made, frame(i=pa.array(ids, pa.int32())))
+    assert faults == {}
+    rows = plan.order.tolist()
+    found = {share.queue.queue_id: rows[share.start : share.end] for share in plan.shares}
+    assert found == {0: [1, 5], 5: [3], count - 2: [4], count - 1: [0, 2]}
 
 
 def test_a_topics_queues_are_asked_for_once_per_task_and_again_when_a_row_names_an_unknown_one():

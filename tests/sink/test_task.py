@@ -18,11 +18,11 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.producer.pending import Outcome
 from rocketmq_spark.queues.selection import by_hash
-from tests.broker.java_peer import JavaPeer, java_classes, java_peer
 from tests.broker.recording import RecordingSender
 from tests.sink.live import Make, Writes, bodies, by_queue, frame, numbered, stored, writes
+from tests.witness import JavaPeer
 
-__all__ = ["java_classes", "java_peer", "writes"]
+__all__ = ["writes"]
 
 
 def test_round_robin_spreads_batches_evenly(rocketmq: LocalBroker, topic: str, writes: Writes) -> None:
@@ -52,6 +52,7 @@ def test_0_10_hash_through_the_sink_is_the_java_clients_queue(
     writes(frame(body=[f"{i}" for i in range(2000)], shardingKey=keys), topic=topic, queueSelector="hash")
     java = java_peer.hash_queues(java_topic, keys)
     ours = {int(message.body): message for message in stored(rocketmq, topic, 2000)}
+    assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 2000
     assert [ours[i].queue_id for i in range(2000)] == java
     assert [ours[i].properties["__SHARDINGKEY"] for i in range(2000)] == keys
 
@@ -182,6 +183,14 @@ def test_batch_max_bytes_bounds_every_batch_and_a_larger_row_travels_alone(topic
     assert alone.body == b"y" * 2000
 
 
+def test_11_26_a_row_as_large_as_a_batch_is_one_and_a_larger_one_travels_alone(topic: str, writes: Writes) -> None:
+    overhead = 22 + len("UNIQ_KEY") + 34
+    for room, batch in ((0, True), (1, False)):
+        writes(frame(body=["x" * (500 - overhead + room)]), topic=topic, batchMaxBytes=500)
+        ((_, request),) = writes.requests
+        assert (request.batch, len(request.body)) == (batch, 500 if batch else 501 - overhead)
+
+
 def test_a_body_of_four_mebibytes_is_sent_and_one_byte_more_is_not(
     rocketmq: LocalBroker, topic: str, writes: Writes
 ) -> None:
@@ -240,6 +249,28 @@ def test_delays_of_every_kind_fire_and_travel_alone(rocketmq: LocalBroker, make_
     assert arrived["level"] > 0.9
     assert arrived["timer"] > 1.4
     assert arrived["moment"] > 1.9
+
+
+def test_11_27_java_reads_delayed_rows_at_their_time_and_not_before(
+    make_topic: Make, writes: Writes, java_peer: JavaPeer
+) -> None:
+    """In the order of their times, which is not the order of the rows."""
+    topic = make_topic(queues=1)
+    begin = datetime.now(UTC)
+    begin_ms = int(begin.timestamp() * 1000)
+    waits = {b"level 2": 5000, b"timer": 4000, b"moment": 3000, b"level 1": 1000, b"now": 0}
+    rows = frame(
+        body=[body.decode() for body in waits],
+        delayLevel=[2, None, None, 1, None],
+        delayMs=[None, 4000, None, None, None],
+        deliverAt=[None, None, begin + timedelta(seconds=3), None, None],
+    )
+    assert writes(rows, topic=topic).rows == 5
+    read = java_peer.read(topic, 5)
+    assert [record.body for record in read] == [b"now", b"level 1", b"moment", b"timer", b"level 2"]
+    for record in read:
+        # Timers have steps of a tenth of a second here.
+        assert record.seen >= record.stored >= begin_ms + waits[record.body] - 150, record
 
 
 def test_delays_of_a_hashed_row_stay_on_its_queue(rocketmq: LocalBroker, topic: str, writes: Writes) -> None:
@@ -342,10 +373,12 @@ def test_a_fixed_window_and_the_total_bound_what_is_under_way(
     assert max(seen) > 4, "the window grows"
 
 
-def test_what_a_broker_refuses_for_good_fails_the_task_with_its_words(rocketmq: LocalBroker, writes: Writes) -> None:
-    with LocalBroker(conf={"maxMessageSize": 500}) as mq:
-        mq.create_topic("small", queues=1)
-        small = Writes(mq.name_server, writes.monkeypatch)
-        with pytest.raises(Exception, match="message") as e:
-            small(frame(body=["x" * 600]), topic="small", autoBatch="false", sendTimeout="20s")
-        assert e.value.broker_code == Response.MESSAGE_ILLEGAL  # type: ignore[attr-defined]
+def test_what_a_broker_refuses_for_good_fails_the_task_with_its_words(
+    make_cluster: Callable[..., LocalBroker], writes: Writes
+) -> None:
+    mq = make_cluster(conf={"maxMessageSize": 500})
+    mq.create_topic("small", queues=1)
+    small = Writes(mq.name_server, writes.monkeypatch)
+    with pytest.raises(Exception, match="message") as e:
+        small(frame(body=["x" * 600]), topic="small", autoBatch="false", sendTimeout="20s")
+    assert e.value.broker_code == Response.MESSAGE_ILLEGAL  # type: ignore[attr-defined]

@@ -120,6 +120,21 @@ def test_queues_given_to_nobody_are_left_out():
     assert left_out == set(QUEUES) - set(mine)
 
 
+def test_the_strategy_environment_names_the_queues_of_the_others_as_left_out():
+    given = options(allocationStrategy="environment", environment="1", environments="3")
+    mine, left_out = covered(given, QUEUES)
+    assert mine
+    assert left_out == set(QUEUES) - set(mine) != set()
+
+
+def test_shares_are_rounded_half_up_and_cuts_never_exceed_the_most():
+    small, large = [OffsetRange(QUEUES[0], 0, 25)], [OffsetRange(QUEUES[1], 0, 75)]
+    # 1.5 and 4.5 of six tasks: two and five.
+    found = split([small, large], 6, None)
+    assert [sum(r.size for r in task) for task in found] == [12, 13, 15, 15, 15, 15, 15]
+    assert [[r.size for r in task] for task in split([[OffsetRange(QUEUES[0], 0, 9)]], None, 4)] == [[3], [3], [3]]
+
+
 @pytest.mark.parametrize("strategy", ["averagely", "averagelyByCircle", "consistentHash"])
 def test_complete_strategies_leave_nothing_out(strategy):
     assert covered(options(allocationStrategy=strategy), list(reversed(QUEUES))) == (sorted(QUEUES), frozenset())

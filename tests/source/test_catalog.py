@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.codes import Request
+from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.source.catalog import Catalog
-from tests.mockbroker import NO_ROUTE, MockBroker, never, ok, route
+from rocketmq_spark.source.offsets import Offsets
+from tests.mockbroker import NO_ROUTE, Held, MockBroker, eventually, never, ok, refuse, route
 from tests.reading import feed
+from tests.source.scripted import cluster
+from tests.source.scripted import stats as scripted_stats
 
 STATS = (
     b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"t"}:'
@@ -136,11 +141,148 @@ def test_a_quiet_topic_is_asked_less_often(scripted):
     one.sweep()
     rests = []
     for _ in range(12):
-        one._swept_at = float("-inf")
-        one.recent()
+        one._note(one._view, 0.001)
         rests.append(one._rest_s)
     assert rests == sorted(rests)
     assert rests[-1] >= 0.25
+
+
+A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
+
+
+def again(one):
+    """The next view, now."""
+    one._swept_at = float("-inf")
+    return one.recent()
+
+
+@pytest.fixture
+def two():
+    """A name server and two brokers, each with one queue of topic ``t`` from 0 to 5."""
+    with MockBroker() as name_server, MockBroker() as a, MockBroker() as b:
+        name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": a.address, "broker-b": b.address}))
+        a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({A: (0, 5)}))
+        b.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 5)}))
+        yield name_server, a, b
+    session.close_all()
+
+
+def test_a_topic_whose_broker_comes_up_between_two_questions_is_not_deleted(scripted):
+    one = catalog(scripted.address)
+    one.sweep()
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, route(1, {"broker-a": scripted.address})])
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
+    assert again(one).deleted == frozenset()
+    assert list(again(one).bounds) == queues("t", 1)
+    one.expect(Offsets({A: 5}))
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, route(1, {"broker-a": scripted.address})])
+    one._doubt = True
+    with pytest.raises(RouteNotFound):
+        one.sweep()
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    assert again(one).deleted == one.sweep().deleted == {"t"}
+
+
+def test_a_topic_of_the_pattern_that_has_positions_and_is_gone_is_deleted(scripted):
+    topics = ok(json.dumps({"topicList": ["other"]}).encode())
+    scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, topics)
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
+    there = route(1, {"broker-a": scripted.address})
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: there if c.ext("topic") == "other" else NO_ROUTE)
+    one = catalog(scripted.address, subscribePattern="t|other")
+    one.expect(Offsets({A: 5, MessageQueue("elsewhere", "broker-a", 0): 1}))
+    assert one.topics() == ("other", "t")
+    assert one.sweep().deleted == again(one).deleted == {"t"}
+    one.expect(Offsets({}))
+    assert one.topics() == ("other",)
+    assert again(one).deleted == frozenset()
+
+
+def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
+    name_server, a, b = two
+    one = catalog(name_server.address, requestTimeout="60s")
+    one.sweep()
+    held = Held()
+    b.on(Request.GET_TOPIC_STATS_INFO, held)
+    for newest in (6, 7, 8):
+        a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({A: (0, newest)}))
+        assert {queue: of.max_offset for queue, of in again(one).bounds.items()} == {A: newest, B: 5}
+        assert one._rest_s <= 0.25
+    assert len(held.calls) == 1
+    assert "the stream waits" not in caplog.text
+    b.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 9)}))
+    held.calls[0].answer(scripted_stats({B: (0, 8)}))
+    eventually(lambda: again(one).bounds[B].max_offset == 9)
+
+
+def test_while_no_name_server_answers_its_last_word_holds(two, caplog):
+    name_server, a, _ = two
+    one = catalog(name_server.address)
+    one.sweep()
+    name_server.refuse_connections()
+    name_server.drop()
+    for newest in (6, 7):
+        a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({A: (0, newest)}))
+        assert {queue: of.max_offset for queue, of in again(one).bounds.items()} == {A: newest, B: 5}
+    assert caplog.text.count("the stream waits") == 1
+
+
+def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
+    one = catalog(scripted.address)
+    one.sweep()
+    for count in (1, 2):
+        scripted.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.SYSTEM_BUSY, "busy"))
+        for _ in range(4):
+            assert again(one).bounds == {}
+        assert caplog.text.count("the stream waits") == count
+        assert one.trouble.tries == 4
+        scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
+        assert again(one).bounds
+        assert one.trouble.first is None
+
+
+def only(*brokers):
+    return route(1, {f"broker-{name}": broker.address for name, broker in brokers})
+
+
+@pytest.mark.parametrize("kept", ["by the run", "by the checkpoint"])
+def test_an_environment_keeps_its_queues_when_a_broker_leaves_the_route(two, kept):
+    name_server, a, b = two
+    one = catalog(name_server.address, environment=1)
+    assert list(one.sweep().bounds) == [A]
+    assert one.environment == {A: 1}
+    if kept == "by the checkpoint":
+        one = catalog(name_server.address, environment=1)
+        one.expect(Offsets({A: 3}, environment={A: 1}))
+    name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("b", b)))
+    assert one.sweep().bounds == again(one).bounds == {}  # broker-b's queue is the second environment's
+    assert one.environment == {A: 1}
+    name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
+    assert list(again(one).bounds) == [A]
+
+
+def test_another_environment_s_queues_are_not_taken_from_the_checkpoint(two):
+    one = catalog(two[0].address, environment=2)
+    one.expect(Offsets({A: 3}, environment={A: 1}))
+    assert list(one.sweep().bounds) == [B]
+
+
+@pytest.mark.parametrize(
+    "given", [{"environment": 2}, {"environment": "x", "environments": '{"x": {"broker-b": [0]}}'}]
+)
+def test_an_environment_whose_broker_is_away_waits(two, given):
+    name_server, a, b = two
+    one = catalog(name_server.address, **given)
+    assert list(one.sweep().bounds) == [B]
+    name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a)))
+    assert again(one).bounds == {}
+    with pytest.raises(OptionError, match="option 'environment"):  # new, it may be a slip of the pen
+        catalog(name_server.address, **given).sweep()
+    restarted = catalog(name_server.address, **given)
+    restarted.expect(Offsets({B: 3}, environment={B: 2}))
+    assert restarted.sweep().bounds == {}
+    name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
+    assert list(again(one).bounds) == list(again(restarted).bounds) == [B]
 
 
 def test_static_topics_are_refused(scripted):

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.session import Filter
 from rocketmq_spark.source import careful, frames
+from rocketmq_spark.source.bad import Bad
 from rocketmq_spark.source.decode import Decoder
-from rocketmq_spark.source.schema import BASIC, arrow_schema
+from rocketmq_spark.source.schema import BASIC, FULL, arrow_schema
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.harness import unhex, vectors
@@ -28,7 +30,7 @@ PULLED = vectors("pull_bodies")
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def both(win, include="user", columns=BASIC):
+def both(win, include="user", columns=(*BASIC, *FULL)):
     """The batch, checked in itself and against the careful path."""
     decoder = Decoder(QUEUES, columns, include)
     fast = decoder(win)
@@ -203,9 +205,21 @@ def test_compressed_bodies(kind):
     assert both(win).column("body").to_pylist() == [body, b"plain", b""]
 
 
+@pytest.mark.parametrize("flags", [0x1, 0x101, 0x4001, -0x7FFFFFFF, 0x3D])
+@pytest.mark.parametrize("body", [b"", b"compress me"])
+def test_system_flags_do_not_depend_on_neighbours(flags, body):
+    """An inner batch beside it sends a message the careful way."""
+    packed = compression.compress(body, flags & 0x700) if body else b""
+    hosts = {"born": (bytes(16), 1), "stored": (bytes(16), 2)} if flags & 0x30 else {}
+    message = stored(packed, sys_flag=flags, **hosts)
+    inner = stored(encode_batch([BatchItem(b"x")]), sys_flag=0xC0, queue_offset=1)
+    alone = both(one(message)).column("sysFlag")[0].as_py()
+    assert both(one(message, inner)).column("sysFlag")[0].as_py() == alone == (flags & ~1 if body else flags)
+
+
 def test_a_broken_compressed_body_names_its_message():
     win = window(Answer([stored(b"no zlib", sys_flag=SysFlag.COMPRESSED, queue_offset=41)], number=2))
-    with pytest.raises(DecodeError, match=r"at or after offset 41.*queue u/b/3"):
+    with pytest.raises(DecodeError, match=r"the message at offset 41 .*queue u/b/3"):
         Decoder(QUEUES)(win)
 
 
@@ -246,6 +260,45 @@ def test_what_was_not_asked_for_is_dropped_only_where_the_broker_went_beyond():
     # A queue whose index was shifted: positions 0 to 2 hold messages that say 0, 2 and 3.
     shifted = window(Answer([many[0], many[2], many[3]], start=0, limit=3, next_offset=3))
     assert both(shifted).column("queueOffset").to_pylist() == [0, 2, 3]
+
+
+def test_an_answer_that_went_beyond_beside_one_of_a_shifted_queue():
+    """Each is cut by its own rule."""
+    beyond = Answer([stored(queue_offset=i) for i in range(5)], number=0, start=0, limit=3, next_offset=5)
+    shifted = Answer([stored(queue_offset=i) for i in (0, 2, 3)], number=1, start=0, limit=3, next_offset=3)
+    for order in ((beyond, shifted), (shifted, beyond)):
+        found = both(window(*order)).select(["brokerName", "queueOffset"]).to_pylist()
+        places = sorted((row["brokerName"], row["queueOffset"]) for row in found)
+        assert places == [*(("broker-a", n) for n in (0, 1, 2)), *(("broker-b", n) for n in (0, 2, 3))]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked_for(damaged):
+    """Positions 0 to 4 hold messages that say 0, 1, 3, 4 and 5; the first three were asked for."""
+    made = [stored(b"x", text(TAGS="a"), queue_offset=i) for i in (0, 1, 3, 4, 5)]
+    if damaged:  # its magic number: such an answer goes the careful way
+        made[0] = made[0][:4] + bytes(4) + made[0][8:]
+    healthy = Answer([stored(b"y", text(TAGS="a"), queue_offset=i) for i in range(5)], 1, 0, 3, 5)
+    asked = []
+
+    def on_beyond(pieces):
+        asked.extend((piece.number, piece.limit) for piece in pieces)
+        return [piece._replace(limit=4 if piece.number == 0 else 3) for piece in pieces]
+
+    decoder = Decoder(QUEUES, filtered=Filter("a"), on_beyond=on_beyond, bad=Bad("null"))
+    found = pa.Table.from_batches(decoder.batches(window(Answer(made, 0, 0, 3, 5), healthy), None)).to_pylist()
+    places = [(row["brokerName"], row["queueOffset"]) for row in found]
+    expected = [*(("broker-a", n) for n in (0, 1, 3)), *(("broker-b", n) for n in range(3))]
+    assert sorted(places) == expected
+    assert asked == [(0, 3), (1, 3)]
+
+
+def test_an_answer_whose_messages_all_lie_before_its_end_is_not_asked_about():
+    def on_beyond(pieces):
+        raise AssertionError(pieces)
+
+    win = window(Answer([stored(queue_offset=i) for i in range(3)], start=0, limit=3, next_offset=9))
+    assert Decoder(QUEUES, on_beyond=on_beyond)(win).num_rows == 3
 
 
 def test_nothing_left_is_an_empty_batch():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.source import frames
 from rocketmq_spark.source.frames import Malformed
+from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.source.windows import Answer, one, stored, window
 
 
@@ -125,3 +126,69 @@ def test_a_malformed_message_tells_where_it_begins():
         frames.read(win.buffer, win.pieces)
     assert caught.value.at == win.pieces[0].begin + len(good)
     assert "unknown magic number" in caught.value.why
+
+
+@pytest.mark.parametrize("length", [-1, -10, -88])
+def test_a_body_of_negative_length_is_malformed_even_where_the_rest_fits(length):
+    """Behind its "end", within the fixed fields, stand an empty topic and properties that end where the message does."""
+    whole = bytearray(stored(b"x" * 40))
+    whole[84:88] = length.to_bytes(4, "big", signed=True)
+    at = 88 + length
+    if at > 4:
+        whole[at] = 0
+        whole[at + 1 : at + 3] = (len(whole) - at - 3).to_bytes(2, "big")
+    whole[84:88] = length.to_bytes(4, "big", signed=True)
+    with pytest.raises(Malformed, match="negative length"):
+        frames.read(*one(stored(b"before"), bytes(whole))[:2])
+
+
+@pytest.mark.parametrize(("size", "fits"), [(91, True), (90, False)])
+@pytest.mark.parametrize("answers", [1, 30])
+def test_the_smallest_message(size, fits, answers):
+    """No body, no topic, no properties: one byte less cannot be one. In turn and in lock step."""
+    empty = bytearray(stored(b"", b"", topic=""))
+    empty[:4] = size.to_bytes(4, "big")
+    win = window(*(Answer([bytes(empty[:size])], start=0, next_offset=1) for _ in range(answers)))
+    if fits:
+        assert len(frames.read(win.buffer, win.pieces)) == answers
+    else:
+        with pytest.raises(Malformed, match="a message of 90 bytes"):
+            frames.read(win.buffer, win.pieces)
+
+
+def hole_bounds(*answers):
+    win = window(*answers)
+    return [tuple(hole) for hole in frames.holes(frames.read(win.buffer, win.pieces))]
+
+
+def numbered(*offsets, **asked):
+    return Answer([stored(queue_offset=n) for n in offsets], **asked)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (numbered(10, 11, 12), []),
+        (numbered(12, start=10, limit=13, next_offset=13), [(0, 10, 12)]),
+        (numbered(10, 12, start=10, limit=13, next_offset=13), [(0, 11, 12)]),
+        (numbered(10, 12, 14, start=10, limit=15, next_offset=15), [(0, 11, 12), (0, 13, 14)]),
+        (numbered(10, 11, start=10, limit=14, next_offset=14), [(0, 12, 14)]),
+        (numbered(40, 41, start=10, limit=20, next_offset=42), [(0, 10, 20)]),
+        (numbered(10, 40, start=10, limit=11, next_offset=41), []),
+        (numbered(11, 12, 13, start=10, limit=13, next_offset=13), []),  # a shifted queue
+    ],
+)
+def test_holes(answer, expected):
+    assert hole_bounds(answer) == expected
+
+
+def test_holes_of_several_answers():
+    assert hole_bounds(numbered(0), numbered(5, start=4, next_offset=6), numbered(6, start=6, next_offset=8)) == [
+        (1, 4, 5), (2, 7, 8)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "expected"), [(8, [(0, 8, 10)]), (10, []), (12, [])])
+def test_an_inner_batch_stands_for_several_offsets(start, expected):
+    inner = stored(encode_batch([BatchItem(b"x")] * 5), sys_flag=0xC0, queue_offset=10)
+    assert hole_bounds(Answer([inner], start=start, limit=15, next_offset=15)) == expected

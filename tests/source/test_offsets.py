@@ -15,7 +15,12 @@ from tests import strategies
 
 _POSITIONS = st.dictionaries(strategies.queues, st.integers(0, 1 << 62), max_size=6)
 _OFFSETS = st.builds(
-    Offsets, _POSITIONS, _POSITIONS, _POSITIONS, st.dictionaries(strategies.filled_texts, strategies.texts, max_size=2)
+    Offsets,
+    _POSITIONS,
+    _POSITIONS,
+    _POSITIONS,
+    st.dictionaries(strategies.filled_texts, strategies.texts, max_size=2),
+    _POSITIONS,
 )
 
 
@@ -29,8 +34,8 @@ def test_the_text_of_the_contract():
 
 
 def test_all_parts_in_order():
-    offsets = Offsets({queue(0): 5}, {queue(0): 1}, {queue(0): 1700}, {"tags": "a || b"})
-    assert list(offsets.to_json()) == ["filter", "marks", "start", "topics", "v"]
+    offsets = Offsets({queue(0): 5}, {queue(0): 1}, {queue(0): 1700}, {"tags": "a || b"}, {queue(0): 2})
+    assert list(offsets.to_json()) == ["environment", "filter", "marks", "start", "topics", "v"]
 
 
 def test_queues_are_sorted_as_numbers():
@@ -54,7 +59,8 @@ def test_equal_offsets_are_equal_texts(offsets, random):
         random.shuffle(items)
         return dict(items)
 
-    again = Offsets(*(shuffled(part) for part in (offsets.positions, offsets.start, offsets.marks, offsets.filter)))
+    parts = (offsets.positions, offsets.start, offsets.marks, offsets.filter, offsets.environment)
+    again = Offsets(*(shuffled(part) for part in parts))
     assert again.text() == offsets.text()
 
 

@@ -108,6 +108,12 @@ def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
     assert all(offset >= minimum for _, offset in offsets_of(rest))
 
 
+def test_what_was_lost_before_a_range_does_not_bring_it_back():
+    later = OffsetRange(A, 5, 9)
+    assert planner.without([later], [OffsetRange(A, 0, 3)]) == [later]
+    assert planner.without([later, OffsetRange(B, 0, 2)], [OffsetRange(A, 5, 9)]) == [OffsetRange(B, 0, 2)]
+
+
 def test_positions_before_the_minimum_are_lifted():
     begin = Offsets({A: 3, B: 3, C: 3})
     assert planner.above_minimum(begin, bounds(a=(5, 9), b=(2, 9))).positions == {A: 5, B: 3, C: 3}

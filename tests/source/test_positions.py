@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.source import positions
@@ -41,6 +44,32 @@ def test_numbers_that_do_not_fit(given, problem):
     with pytest.raises(OffsetError) as caught:
         positions.resolve(given, BOUNDS, "startingOffsets")
     assert problem in str(caught.value)
+
+
+def committed(found, **given):
+    """Where a start goes on for a group that has these offsets."""
+
+    class Brokers:
+        def committed(self, group, queues, deadline):
+            assert (group, queues) == ("g", [A, B])
+            return found
+
+    parsed = options_table.parse(
+        {"nameServer": "h:1", "subscribe": "t", "group": "g", "startingOffsets": "committed", **given}
+    ).for_role("stream source")
+    return positions.start(SimpleNamespace(brokers=Brokers()), parsed, BOUNDS, Deadline.after(1))
+
+
+@pytest.mark.parametrize("fallback", ["error", "earliest", "latest"])
+def test_a_committed_offset_0_is_an_offset(fallback):
+    assert committed({A: 0, B: 0}, committedFallback=fallback) == {A: 0, B: 0}
+
+
+def test_only_queues_without_a_committed_offset_fall_back():
+    assert committed({A: None, B: 0}, committedFallback="latest") == {A: 20, B: 0}
+    assert committed({A: 0, B: None}, committedFallback="latest") == {A: 0, B: 0}
+    with pytest.raises(OffsetError, match=r"group 'g' has no offset of t/b/1\. Set option 'committedFallback'"):
+        committed({A: 0, B: None}, committedFallback="error")
 
 
 def test_long_lists_are_cut():

@@ -65,3 +65,46 @@ def test_one_bad_text_spoils_no_other(numbers, spoilt):
     texts = [None if number is None else str(number) for number in numbers]
     found = cast(pa.array([*texts, *(["?"] if spoilt else [])], pa.string()), pa.int32())
     assert found.to_pylist() == [*numbers, *([None] if spoilt else [])]
+
+
+STRANGE = [
+    "0x10", "0xffffffff", "1_000", "١٢", "²", "+5", "-5", "007", "--5", "1e3", "1.5", ".5", "5.", "nan", "inf", "-Infinity",
+    "0x1p3",
+    "1e400", "2147483647", "2147483648", "-2147483649", "9223372036854775807", "9223372036854775808", "1" * 5000,
+    " 7 ", "\u00a07", "7\x1f",
+    "", " ", "true", "TRUE", "yes", "1", "0", "2026-02-30", "20260131", "2026-W05-6", "0000-01-01", "0999-01-01", "2026-01-31",
+    "2026-01-31T12:00:00Z", "2026-01-31T12:00:00.1234567Z", "2026-01-31 12:00:00,5", "2026-01-31T12", "99999999999999999", "-1",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(STRANGE) | st.none() | st.text(max_size=12)), st.sampled_from(_KINDS))
+def test_a_text_means_the_same_alone_and_among_others(texts, kind):
+    together = cast(pa.array(texts, pa.string()), kind)
+    alone = [cast(pa.array([text], pa.string()), kind) for text in texts]
+    assert list(map(repr, together.to_pylist())) == [
+        repr(one[0].as_py()) for one in alone
+    ]  # NaN is not equal to itself
+
+
+@pytest.mark.parametrize("beside", [[], ["1"], ["x"], [None]])
+@pytest.mark.parametrize("text", ["0x10", "0xffffffff", "1_000", "١٢", "²", "--5", "\u00a07", "1.5.5"])
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.date32(), TIMESTAMP])
+def test_what_is_no_number_is_null_beside_anything(kind, text, beside):
+    assert cast(pa.array([text, *beside], pa.string()), kind)[0].as_py() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.int32(), "+5", 5), (pa.int32(), "007", 7), (pa.int32(), "2147483647", 2**31 - 1),
+        (pa.int32(), "-2147483648", -(2**31)),
+        (pa.int64(), "9223372036854775807", 2**63 - 1), (pa.int64(), "-9223372036854775808", -(2**63)),
+        (pa.float64(), ".5", 0.5),
+        (pa.float64(), "5.", 5.0), (pa.float64(), "-inf", float("-inf")), (pa.float64(), "1e400", float("inf")),
+        (pa.float32(), "16777217", 16777216.0), (pa.date32(), "20260131", None), (TIMESTAMP, "2026-W05-6", None),
+        (TIMESTAMP, "253402300800000", None), (pa.bool_(), "yes", None),
+    ],
+)  # fmt: skip
+def test_edges(kind, text, value):
+    for beside in ([], ["1"], ["no"]):
+        assert cast(pa.array([text, *beside], pa.string()), kind)[0].as_py() == value

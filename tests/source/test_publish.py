@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 
 import pytest
+from pyspark import cloudpickle
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
@@ -13,9 +15,9 @@ from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, GroupNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.source.publish import Publisher
-from tests.mockbroker import MockBroker, never, ok, refuse, route
+from tests.mockbroker import Held, MockBroker, never, ok, refuse, route
 
-A = MessageQueue("t", "broker-a", 0)
+A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
 
 def options(name_server, **given):
@@ -55,8 +57,65 @@ def test_a_broker_that_does_not_answer_is_asked_next_time(scripted, caplog):
     publisher.publish({A: 5})
     assert "the offsets of group g are published later" in caplog.text
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+    publisher.publish({A: 6})
+    assert stored(scripted)[-1] == ("g", "6")
+
+
+def test_a_broker_that_hangs_delays_nobody(scripted):
+    with MockBroker({Request.GET_CONSUMER_LIST_BY_GROUP: refuse(Response.SYSTEM_ERROR, "no consumer")}) as deaf:
+        scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address, "broker-b": deaf.address}))
+        held = Held()
+        deaf.on(Request.UPDATE_CONSUMER_OFFSET, held)
+        publisher = Publisher(options(scripted.address, group="g", requestTimeout="60s"))
+        for offset in (5, 6, 7):  # it would take three minutes
+            publisher.publish({A: offset, B: offset})
+        assert stored(scripted) == [("g", "5"), ("g", "6"), ("g", "7")]
+        assert len(held.calls) == 1
+        held.calls[0].answer(ok())
+
+
+def test_what_a_broker_refuses_is_told_once_and_sent_again_after_a_pause(scripted, caplog):
+    now = [100.0]
+    publisher = Publisher(options(scripted.address, group="g"), lambda: now[0])
+    queue_b = MessageQueue("t", "broker-a", 1)
+    busy = refuse(Response.SYSTEM_BUSY, "busy")
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, lambda c: ok() if c.ext("queueId") == "0" else busy)
+    for _ in range(5):
+        publisher.publish({A: 5, queue_b: 5})
+    assert [c.ext["queueId"] for c in scripted.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["0", "1"]
+    now[0] += 1.0
+    publisher.publish({A: 5, queue_b: 5})
+    publisher.publish({A: 5, queue_b: 6})  # something newer does not wait
+    assert [c.ext["queueId"] for c in scripted.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["0", "1", "1", "1"]
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+    now[0] += 4.0
+    publisher.publish({A: 5, queue_b: 6})
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("the offsets of group")]
+    assert len(lines) == 2
+    assert "are published later: " in lines[0]
+    assert lines[1] == "the offsets of group g are published again"
+
+
+def test_a_reader_with_refused_offsets_still_travels(scripted):
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.SYSTEM_BUSY, "busy"))
+    publisher = Publisher(options(scripted.address, group="g"))
     publisher.publish({A: 5})
-    assert stored(scripted)[-1] == ("g", "5")
+    assert cloudpickle.loads(cloudpickle.dumps(publisher))._refused == {A: 5}
+
+
+def test_another_query_that_uses_the_group_is_warned_about_once(scripted, caplog):
+    answers = [ok(offset=5), ok(offset=3), ok(offset=3)]
+    scripted.on(Request.QUERY_CONSUMER_OFFSET, answers)
+    now = itertools.count(100.0, 5.0)  # looked at now and then, not at each batch
+    publisher = Publisher(options(scripted.address, group="g"), lambda: next(now))
+    for offset in (5, 6):
+        publisher.publish({A: offset})
+    assert "another query" not in caplog.text
+    for offset in (7, 8, 9, 10):
+        publisher.publish({A: offset})
+    assert len(scripted.seen(Request.QUERY_CONSUMER_OFFSET)) == 2
+    assert caplog.text.count("group g: the offset of t/broker-a/0 was stored as 6 by this query and is 3 now") == 1
+    assert "give each a group of its own" in caplog.text
 
 
 def test_access_denied_is_an_error(scripted):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.source import slices
 
 
@@ -77,3 +78,19 @@ def test_hexadecimal(rows):
 def test_odds_grow_on_demand():
     assert slices.odds(3).to_pylist() == [1, 3, 5]
     assert slices.odds(100_000)[-1].as_py() == 199_999
+
+
+@pytest.mark.parametrize("base", [(1 << 31) - 4, (1 << 31) + 7, (1 << 32) + 1])
+def test_positions_beyond_31_bits_do_not_wrap(base):
+    buffer = np.zeros(base + 10, np.uint8)  # of which only the touched pages exist
+    buffer[base : base + 6] = np.frombuffer(b"abcdef", np.uint8)
+    found = slices.binary(buffer, np.array([base + 3, base], np.int64), np.array([base + 6, base + 3], np.int64))
+    found.validate(full=True)
+    assert found.to_pylist() == [b"def", b"abc"]
+
+
+def test_more_than_an_array_can_hold_is_an_error_with_its_remedy():
+    buffer = np.zeros((1 << 31) + 1, np.uint8)
+    with pytest.raises(DecodeError, match="2147483648 bytes of messages are too many for one Arrow array") as e:
+        slices.binary(buffer, np.array([0, 1 << 31], np.int64), np.array([1, 1 << 31], np.int64))
+    assert "Lower option 'maxBytesInFlight'" in str(e.value)

@@ -96,3 +96,16 @@ def test_what_is_not_there_is_loss(rocketmq, filled, policy, fails):
 
 def test_no_partition_no_rows(rocketmq, filled):
     assert list(tasks.read(options(rocketmq, filled[0]), BASIC, None)) == []
+
+
+def test_a_filtered_read_asks_whether_its_first_message_is_still_there(rocketmq, make_topic, monkeypatch):
+    """A broker whose minimum lags behind jumps over what is gone as if the filter had skipped it."""
+    topic = make_topic(queues=1)
+    feed(rocketmq, topic, 3, tags="a")
+    wanted = feed(rocketmq, topic, 3, tags="b")
+    whole = OffsetRange(MessageQueue(topic, "broker-a", 0), 0, 6)
+    assert sorted(bodies(read(options(rocketmq, topic, tags="b"), whole))) == sorted(wanted)
+    monkeypatch.setattr(tasks.Heads, "__call__", lambda self, places: [None] * len(places))
+    with pytest.raises(DataLossError, match=f"{topic}/broker-a/0 offsets 0 to 3 \\(truncated by retention\\)"):
+        read(options(rocketmq, topic, tags="b"), whole)
+    assert sorted(bodies(read(options(rocketmq, topic), whole)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from chispa import assert_df_equality
+
 from tests.witness import Record, content
 
 if TYPE_CHECKING:
@@ -31,6 +33,21 @@ def _with(builder: Any, **options: object) -> Any:
     for name, value in options.items():
         builder = builder.option(name, value)
     return builder
+
+
+def holds(found: DataFrame, schema: str, rows: Iterable[tuple[object, ...]]) -> None:
+    """Just these rows, each so often, in columns of these types. For small frames: a difference is shown row by row."""
+    expected = found.sparkSession.createDataFrame(list(rows), schema)
+    assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
+
+
+def holds_bodies(found: DataFrame, texts: Iterable[str]) -> None:
+    holds(found.selectExpr("cast(body as string) body"), "body string", ((text,) for text in texts))
+
+
+def holds_lines(found: DataFrame, texts: Iterable[str]) -> None:
+    """Of a text file, or of many."""
+    holds(found, "value string", ((text,) for text in texts))
 
 
 def rows_of(frame: DataFrame) -> list[tuple[str, tuple[object, ...]]]:

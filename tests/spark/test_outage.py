@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections import Counter
 
 import pytest
 
-from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_spark import wait_until
 from tests.spark.pipelines import once, read, read_stream, rows_of, write
 from tests.witness import java_send
@@ -18,10 +19,10 @@ GATE_AT = ROWS // 2
 
 
 @pytest.fixture
-def broker():
-    with LocalBroker() as mq:
-        mq.create_topic("t", 8)
-        yield mq
+def broker(make_cluster):
+    mq = make_cluster()
+    mq.create_topic("t", 8)
+    return mq
 
 
 @pytest.fixture
@@ -49,7 +50,9 @@ def gated(spark, gate):
 
 
 def numbers(frame):
-    return {row.number for row in frame.selectExpr("cast(substr(cast(body as string), 1, 6) as int) number").collect()}
+    """How often each number is there."""
+    found = frame.selectExpr("cast(substr(cast(body as string), 1, 6) as int) number").collect()
+    return Counter(row.number for row in found)
 
 
 def stored(mq):
@@ -97,7 +100,10 @@ def test_a_write_outlives_its_broker(spark, broker, small_batches, tmp_path):
     writing.join(60)
     assert not writing.is_alive()
     assert writing.error is None
-    assert numbers(read(spark, broker.name_server, "t")) == set(range(ROWS))
+    found = numbers(read(spark, broker.name_server, "t"))
+    assert found.keys() == set(range(ROWS))
+    # Only what was under way when the broker died may be there twice.
+    assert found.total() - ROWS < ROWS // 2
 
 
 def test_a_write_whose_broker_stays_away_fails_in_time(spark, broker, small_batches, tmp_path):
@@ -112,12 +118,14 @@ def test_a_write_whose_broker_stays_away_fails_in_time(spark, broker, small_batc
     took = time.monotonic() - killed_at
     assert not writing.is_alive()
     text = str(writing.error)
-    assert "ROCKETMQ_" in text
-    assert "broker-a" in text or "127.0.0.1" in text
-    # Three attempts of the task, each with sendTimeout.
-    assert took < 3 * 6 + 30
+    assert re.search(r"ROCKETMQ_(SEND_FAILED|ROUTE_NOT_FOUND)", text)
+    assert "Acknowledged before that: " in text
+    # Three attempts of the task, each with sendTimeout and ten seconds.
+    assert took < 3 * (6 + 10)
     broker.restart("broker-a")
-    assert numbers(read(spark, broker.name_server, "t")) >= set(range(500_000, 501_000))
+    found = numbers(read(spark, broker.name_server, "t"))
+    assert {number: found[number] for number in range(500_000, 501_000)} == dict.fromkeys(range(500_000, 501_000), 1)
+    assert found.keys() <= {*range(500_000, 501_000), *range(ROWS)}
 
 
 def test_a_stream_waits_for_its_broker(spark, broker, tmp_path):

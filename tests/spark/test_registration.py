@@ -83,4 +83,46 @@ def test_other_sources_live_when_pyarrow_is_broken(run_script, packages):
     assert done.code == 0, done.err
     columns, ours = done.reports
     assert columns == ["id"]
-    assert "this pyarrow is broken" in ours or "option 'nosuchoption' is unknown" in ours
+    # Ours says what it has to say, too: it asks for pyarrow when there is something to read.
+    assert "option 'nosuchoption' is unknown" in ours
+
+
+def test_11_25_streams_that_start_at_once_put_nothing_into_the_environment_they_share(run_script):
+    """What a stream inserts there without a lock may tear the map for all queries of the driver; ``register`` has put all
+    of it in before. Both the source of this session and the one that others find by themselves.
+    """
+    script = """
+    import time
+    from rocketmq_spark import register
+
+    spark = new_session()
+    manager = lambda session: session._jsparkSession.sessionState().dataSourceManager()
+    variables = lambda session: manager(session).lookupDataSource("rocketmq").dataSourceCls().envVars()
+    other = spark.newSession()
+    found = set(variables(other))
+    register(spark)
+    register(spark)
+    before = {name: set(variables(session)) for name, session in (("own", spark), ("other", other))}
+    queries = []
+    for session in (spark, spark, other):
+        stream = session.readStream.format("rocketmq").option("nameServer", "127.0.0.1:1").option("subscribe", "t").load()
+        queries.append(stream.writeStream.format("noop").start())
+    for query in queries:
+        try:
+            query.awaitTermination()
+        except Exception as e:
+            assert "no name server answers" in str(e), e
+    report({
+        "found": sorted(found),
+        "before": {name: sorted(keys) for name, keys in before.items()},
+        "after": {"own": sorted(variables(spark)), "other": sorted(variables(other))},
+        "sizes": [variables(spark).size(), variables(other).size()],
+    })
+    """
+    seen = run_script(script).report
+    runners = {"SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME"}
+    assert not runners & set(seen["found"])
+    assert runners < set(seen["before"]["own"])
+    assert runners < set(seen["before"]["other"])
+    assert seen["after"] == seen["before"]
+    assert seen["sizes"] == [len(seen["after"]["own"]), len(seen["after"]["other"])]

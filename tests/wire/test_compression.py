@@ -58,6 +58,15 @@ def test_the_bound(kind):
 
 
 @every_kind
+def test_the_exact_bound_of_every_body(kind):
+    """64 MiB, whoever asks without one of his own."""
+    most = 64 << 20
+    assert len(decompress(compress(bytes(most), kind), kind)) == most
+    with pytest.raises(DecodeError, match=f"larger than {most} bytes"):
+        decompress(compress(bytes(most + 1), kind), kind)
+
+
+@every_kind
 def test_bombs_do_not_unfold(kind):
     packed = compress(bytes(200_000_000), kind)
     assert peak_bytes(lambda: decompress(packed, kind, 1_000_000)) < 3_500_000

@@ -170,3 +170,12 @@ def test_opaque_can_be_set_later():
     command = Command(11)
     command.opaque = 5
     assert decode(encode(command)[4:]) == replace(command, opaque=5)
+
+
+def test_a_header_may_fill_its_frame_and_not_a_byte_more() -> None:
+    frame = bytearray(encode(Command(1))[4:])
+    assert int.from_bytes(frame[1:4], "big") == len(frame) - 4
+    assert decode(bytes(frame)).code == 1
+    frame[1:4] = (len(frame) - 3).to_bytes(3, "big")
+    with pytest.raises(RemoteProtocolError, match=f"A header of {len(frame) - 3} bytes does not fit its frame"):
+        decode(bytes(frame))

@@ -1,5 +1,7 @@
 import com.alibaba.fastjson.JSON;
 import java.io.PrintStream;
+import java.util.Base64;
+import java.util.HashMap;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.Map;
@@ -10,7 +12,10 @@ import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** RocketMQ's own consumer as a witness: prints everything that the queues of a topic hold now, one JSON object each. */
+/**
+ * RocketMQ's own consumer as a witness: prints everything that the queues of a topic hold now, one JSON object each. With
+ * count it waits until it has seen so many, for as long as some come within 20 s; bodies=true prints these, too.
+ */
 public class Read {
     public static void main(String[] arguments) throws Exception {
         Map options = Send.options(arguments);
@@ -20,30 +25,58 @@ public class Read {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("witness_read");
         consumer.setNamesrvAddr((String) options.get("nameServer"));
         consumer.start();
-        for (Iterator all = new TreeSet(consumer.fetchSubscribeMessageQueues(topic)).iterator(); all.hasNext();) {
-            read(consumer, (MessageQueue) all.next(), out);
-        }
+        Read one = new Read(consumer, out, "true".equals(options.get("bodies")));
+        TreeSet queues = new TreeSet(consumer.fetchSubscribeMessageQueues(topic));
+        long count = Long.parseLong((String) options.get("count"));
+        long until = System.currentTimeMillis() + 20000;
+        // One pull after the other: a LitePull consumer may show again what it had before it was told to seek.
+        do {
+            long before = one.seen;
+            for (Iterator all = queues.iterator(); all.hasNext();) {
+                one.read((MessageQueue) all.next());
+            }
+            if (one.seen > before) {
+                until = System.currentTimeMillis() + 20000;
+            } else if (one.seen < count) {
+                Thread.sleep(20);
+            }
+        } while (one.seen < count && System.currentTimeMillis() < until);
         out.flush();
         System.exit(0);
     }
 
-    private static void read(DefaultMQPullConsumer consumer, MessageQueue queue, PrintStream out) throws Exception {
+    private final DefaultMQPullConsumer consumer;
+    private final PrintStream out;
+    private final boolean bodies;
+    private final Map next = new HashMap();
+    private long seen;
+
+    Read(DefaultMQPullConsumer consumer, PrintStream out, boolean bodies) {
+        this.consumer = consumer;
+        this.out = out;
+        this.bodies = bodies;
+    }
+
+    private void read(MessageQueue queue) throws Exception {
+        Long first = (Long) next.get(queue);
         long end = consumer.maxOffset(queue);
-        long at = consumer.minOffset(queue);
+        long at = first == null ? consumer.minOffset(queue) : first.longValue();
         while (at < end) {
             PullResult result = consumer.pull(queue, "*", at, 32, 20000);
             if (result.getPullStatus() == PullStatus.FOUND) {
                 for (Iterator found = result.getMsgFoundList().iterator(); found.hasNext();) {
-                    print((MessageExt) found.next(), queue, out);
+                    seen++;
+                    print((MessageExt) found.next(), queue);
                 }
             } else if (result.getNextBeginOffset() <= at) {
                 throw new IllegalStateException(queue + " at " + at + " of " + end + ": " + result);
             }
             at = result.getNextBeginOffset();
         }
+        next.put(queue, Long.valueOf(at));
     }
 
-    private static void print(MessageExt message, MessageQueue queue, PrintStream out) throws Exception {
+    private void print(MessageExt message, MessageQueue queue) throws Exception {
         Map line = new LinkedHashMap();
         line.put("id", message.getMsgId());
         line.put("broker", queue.getBrokerName());
@@ -53,6 +86,11 @@ public class Read {
         line.put("md5", Send.md5(message.getBody()));
         line.put("born", Long.valueOf(message.getBornTimestamp()));
         line.put("stored", Long.valueOf(message.getStoreTimestamp()));
+        line.put("seen", Long.valueOf(System.currentTimeMillis()));
+        line.put("flag", Integer.valueOf(message.getFlag()));
+        if (bodies) {
+            line.put("text", Base64.getEncoder().encodeToString(message.getBody()));
+        }
         line.put("properties", message.getProperties());
         out.println(JSON.toJSONString(line));
     }

@@ -2,11 +2,12 @@
 
 The class path is that of the local broker, whose jars hold the client; lz4 and zstd come from PySpark's jars. The
 compiler is Janino, which PySpark brings along too: a JRE is enough, and it is faster than javac. It knows no lambdas
-and infers no type arguments. One JVM per call.
+and infers no type arguments. One JVM per call. ``java_peer`` in tests/fix_broker.py is a fixture for it.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -17,6 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyspark
 
@@ -33,7 +35,10 @@ _OWN = {"UNIQ_KEY", "WAIT", "CLUSTER", "MSG_REGION", "TRACE_ON", "MIN_OFFSET", "
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A message as the Java client sent or saw it; ``md5`` is of the body, ``index`` and ``kind`` only of sent ones."""
+    """A message as the Java client sent or saw it; ``md5`` is of the body, ``index`` and ``kind`` only of sent ones.
+
+    ``born``, ``stored`` and ``seen`` are the milliseconds at which it was sent, stored in its topic and read.
+    """
 
     id: str
     broker: str
@@ -46,6 +51,14 @@ class Record:
     kind: str = ""
     born: int = 0
     stored: int = 0
+    seen: int = 0
+    flag: int = 0
+    text: str = ""
+
+    @property
+    def body(self) -> bytes:
+        """Of messages that were read with ``bodies``."""
+        return base64.b64decode(self.text)
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -101,9 +114,37 @@ def java_send(
     return list(_records("Send", options))
 
 
-def java_read(name_server: str, topic: str) -> list[Record]:
-    """Everything that the topic holds now, queue by queue."""
-    return list(_records("Read", {"nameServer": name_server, "topic": topic}))
+def java_read(name_server: str, topic: str, count: int = 0, bodies: bool = False) -> list[Record]:
+    """Everything that the topic holds now, queue by queue; ``count`` are waited for while some come within 20 s."""
+    options = {"nameServer": name_server, "topic": topic, "count": count, "bodies": str(bodies).lower()}
+    return list(_records("Read", options))
+
+
+@dataclass(frozen=True, slots=True)
+class JavaPeer:
+    """The Java client, pointed at one name server, for single questions."""
+
+    name_server: str
+
+    def hash_queues(self, topic: str, keys: Iterable[str]) -> list[int]:
+        """Sends a message per key with ``SelectMessageQueueByHash``; the queue ids that were chosen."""
+        return [answer["queue"] for answer in self._ask("hash", json.dumps(list(keys)), topic=topic)]
+
+    def read(self, topic: str, count: int) -> list[Record]:
+        """All messages of a topic with their bodies, once there are so many."""
+        return java_read(self.name_server, topic, count, bodies=True)
+
+    def query(self, topic: str, key: str) -> list[str]:
+        """Ids of the messages that the broker's index finds for ``key``."""
+        return [answer["id"] for answer in self._ask("query", topic=topic, key=key)]
+
+    def producers(self, broker_address: str, group: str) -> list[str]:
+        """Client id and language of each producer of ``group`` that the broker knows."""
+        return [answer["client"] for answer in self._ask("producers", broker=broker_address, group=group)]
+
+    def _ask(self, what: str, given: str = "", **options: str) -> list[dict[str, Any]]:
+        printed = run_java("Peer", {"what": what, "nameServer": self.name_server, **options}, given=given)
+        return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
 def _records(main_class: str, options: Mapping[str, object]) -> Iterator[Record]:
@@ -112,8 +153,11 @@ def _records(main_class: str, options: Mapping[str, object]) -> Iterator[Record]
             yield Record(**json.loads(line))
 
 
-def run_java(main_class: str, options: Mapping[str, object], timeout_s: float = 300.0) -> str:
-    """Run one of the classes beside this file with ``name=value`` arguments; what it printed."""
+def run_java(main_class: str, options: Mapping[str, object], timeout_s: float = 300.0, given: str = "") -> str:
+    """Run one of the classes beside this file with ``name=value`` arguments; what it printed.
+
+    ``given`` is its standard input: one line.
+    """
     classes = compiled()
     command = [
         str(find_java().path), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
@@ -121,7 +165,7 @@ def run_java(main_class: str, options: Mapping[str, object], timeout_s: float = 
         "-cp", os.pathsep.join([str(classes), class_path()]),
         main_class, *(f"{name}={value}" for name, value in options.items()),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    done = subprocess.run(command, input=given.encode(), capture_output=True, timeout=timeout_s, check=False)
     if done.returncode:
         raise RuntimeError(f"{main_class} ended with {done.returncode}:\n{done.stderr.decode()[-3000:]}")
     return done.stdout.decode()

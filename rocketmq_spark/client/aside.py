@@ -1,0 +1,50 @@
+"""Work that may block, beside the thread that has it: one thread for each key, in the order in which work came.
+
+A thread lives while there is work for its key, so that a host that has vanished holds up nobody but those who want it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+
+logger = logging.getLogger(__name__)
+
+
+class Aside:
+    """Threads by key."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._work: dict[Hashable, deque[Callable[[], None]]] = {}
+
+    def busy(self, key: Hashable) -> bool:
+        """Whether work of ``key`` waits or is under way: what comes now must wait behind it."""
+        return key in self._work
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Have ``work`` done soon. Raises ``RuntimeError`` when there can be no more threads."""
+        with self._lock:
+            waiting = self._work.get(key)
+            if waiting is not None:
+                waiting.append(work)
+                return
+            threading.Thread(target=self._run, args=(key,), name=f"rocketmq-aside-{key}", daemon=True).start()
+            self._work[key] = deque([work])
+
+    def _run(self, key: Hashable) -> None:
+        while (work := self._next(key)) is not None:
+            try:
+                work()
+            except Exception:  # a thread's root
+                logger.exception("work for %s failed", key)
+
+    def _next(self, key: Hashable) -> Callable[[], None] | None:
+        with self._lock:
+            waiting = self._work[key]
+            if waiting:
+                return waiting.popleft()
+            del self._work[key]
+            return None

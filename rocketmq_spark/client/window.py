@@ -1,0 +1,140 @@
+"""Windows of answers to pulls, and the offsets that such answers jump over. Pure.
+
+A broker skips index entries whose part of the commit log is gone and goes on behind them: the answer says "found", and
+only the number of its messages tells. Who decodes a window sees that; how long the broker is doubted is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.model import ReceivedMessage
+
+
+class Piece(NamedTuple):
+    """Messages of one answer: range number, offset asked, end of what was asked, where the broker went on, bytes."""
+
+    number: int
+    start: int
+    limit: int
+    next_offset: int
+    begin: int
+    end: int
+
+
+class Window(NamedTuple):
+    """Answers in one buffer, in the order of ranges and offsets. Valid until the next one is asked for."""
+
+    buffer: npt.NDArray[np.uint8]
+    pieces: list[Piece]
+
+
+def covered(pieces: Iterable[Piece]) -> int:
+    """How many offsets the pieces answer."""
+    return sum(min(piece.next_offset, piece.limit) - piece.start for piece in pieces)
+
+
+class Hole(NamedTuple):
+    """Offsets ``[start, end)`` that the answer at index ``piece`` of a window should have had messages for."""
+
+    piece: int
+    start: int
+    end: int
+
+
+def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True) -> Iterator[ReceivedMessage]:
+    """The messages of an answer that belong to what was asked for, as objects.
+
+    Those of unknown offset, which could not be decoded, stand for what is missing between their neighbours; one row for
+    each offset where every offset has a message (``dense``).
+    """
+    end = min(piece.limit, piece.next_offset)
+    at, lost = piece.start, None
+    for message in messages:
+        if message.queue_offset < 0 and message.decode_error is not None:
+            lost = lost or message
+            continue
+        if lost is not None:
+            yield from _standing(lost, at, min(message.queue_offset, end), dense)
+            lost = None
+        # A pull inside an inner batch gives the whole batch. Only there do offsets before the start mean what they say;
+        # those behind the end only where the broker itself went on beyond it.
+        before = message.queue_offset < piece.start and message.sys_flag & SysFlag.INNER_BATCH
+        if not before and (piece.next_offset <= piece.limit or message.queue_offset < piece.limit):
+            yield message
+        at = max(at, message.queue_offset + 1)
+    if lost is not None:
+        yield from _standing(lost, at, end, dense)
+
+
+def _standing(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
+    for offset in range(start, end if dense else min(end, start + 1)):
+        yield replace(message, queue_offset=offset)
+
+
+class Trial:
+    """Tries that brought nothing so far: when they began to look like loss, and the pauses between them."""
+
+    def __init__(self, pauses: Iterator[float]) -> None:
+        self.pauses = pauses
+        self.suspected_at: float | None = None
+
+    def suspected(self, now: float) -> float:
+        """For how long it has looked like loss."""
+        if self.suspected_at is None:
+            self.suspected_at = now
+        return now - self.suspected_at
+
+
+class Doubts:
+    """Holes by range and offset, until the broker fills them or they have been there for too long."""
+
+    def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
+        self._grace_s = grace_s
+        self._pauses = pauses
+        self._trials: dict[tuple[int, int], Trial] = {}
+
+    def still(self, pieces: Sequence[Piece], holes: Sequence[Hole], now: float, believe: bool) -> list[Hole]:
+        """The holes that may still be filled. Without ``believe`` no answer so far counts."""
+        doubted = []
+        for hole in holes:
+            key = pieces[hole.piece].number, hole.start
+            trial = self._trials.setdefault(key, Trial(self._pauses()))
+            if not believe:
+                trial.suspected_at = None
+            if trial.suspected(now) < self._grace_s:
+                doubted.append(hole)
+        return doubted
+
+    def again(self, pieces: Sequence[Piece], doubted: Sequence[Hole], now: float) -> Iterator[tuple[Piece, float]]:
+        """The answers with holes, each once, and when to ask for them again."""
+        for i, hole in {hole.piece: hole for hole in reversed(doubted)}.items():
+            yield pieces[i], now + next(self._trials[pieces[i].number, hole.start].pauses)
+
+
+def lasting(holes: Sequence[Hole], doubted: Sequence[Hole], pieces: Sequence[Piece]) -> list[tuple[int, int, int]]:
+    """Range number, start and end of what is lost before the first doubt, neighbours joined."""
+    usable = doubted[0].piece if doubted else len(pieces)
+    lost: list[tuple[int, int, int]] = []
+    for hole in holes:
+        if hole.piece >= usable:
+            break
+        number = pieces[hole.piece].number
+        if lost and lost[-1][0] == number and lost[-1][2] == hole.start:
+            lost[-1] = (number, lost[-1][1], hole.end)
+        else:
+            lost.append((number, hole.start, hole.end))
+    return lost
+
+
+def undoubted(pieces: Sequence[Piece], doubted: Sequence[Hole]) -> tuple[int, list[Piece]]:
+    """How many pieces come before the first doubt, and those without one behind it."""
+    bad = {hole.piece for hole in doubted}
+    usable = min(bad, default=len(pieces))
+    return usable, [piece for i, piece in enumerate(pieces[usable:], usable) if i not in bad]

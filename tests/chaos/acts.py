@@ -1,0 +1,161 @@
+"""What happens to a cluster: one act at a time, chosen by chance, each over when its harm is undone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.wire.header import Command
+from tests.chaos.books import Place
+from tests.chaos.pipeline import AGAIN, COPIED, FILES, Driver, Producers
+from tests.mockbroker import eventually
+
+DELETE_EXPIRED_COMMITLOG = 329
+MOST_QUEUES = 4
+LONGEST_S = 12.0
+
+# Nothing is deleted by itself, and all but the newest file when it is asked for.
+RETENTION = {
+    "fileReservedTime": 0,
+    "deleteWhen": f"{(time.gmtime().tm_hour + 12) % 24:02d}",
+    "cleanResourceInterval": 500,
+    "deleteCommitLogFilesInterval": 1,
+    "mappedFileSizeCommitLog": 4 << 20,
+    "maxMessageSize": 2 << 20,
+}
+
+
+@dataclass
+class Acts:
+    """The acts and what they must remember."""
+
+    mq: LocalBroker
+    driver: Driver
+    producers: Producers
+    rng: random.Random
+    queues: int = 2
+    # Until when queues could not be read, by broker: their permission was taken.
+    unreadable: list[tuple[str, float, float]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    _pause: threading.Event = field(default_factory=threading.Event)
+
+    def one(self) -> str:
+        """Do one of them; what it was."""
+        acts: list[tuple[int, Callable[[], str]]] = [
+            (3, self.kill_broker), (2, self.kill_slave), (2, self.kill_name_server), (2, self.hang), (2, self.kill_worker),
+            (1, self.kill_driver), (2, self.retention), (1, self.more_queues), (2, self.permission), (1, self.made_again),
+        ]  # fmt: skip
+        act = self.rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0]
+        begun = time.monotonic()
+        self.told.append(f"{act()} ({time.monotonic() - begun:.1f} s)")
+        self._pause.wait(self.rng.uniform(0.5, 3.0))
+        return self.told[-1]
+
+    def _for_a_while(self) -> float:
+        seconds = self.rng.uniform(0.5, LONGEST_S)
+        self._pause.wait(seconds)
+        return seconds
+
+    def _kill(self, name: str) -> str:
+        self.mq.kill(name)
+        seconds = self._for_a_while()
+        self.mq.restart(name)
+        return f"{name} killed and away for {seconds:.1f} s"
+
+    def kill_broker(self) -> str:
+        return self._kill(self.rng.choice(self.mq.brokers))
+
+    def kill_slave(self) -> str:
+        return self._kill(self.rng.choice(self.mq.slaves))
+
+    def kill_name_server(self) -> str:
+        """One of the two, or both: brokers and clients go on with what they know."""
+        names = self.rng.choice([["namesrv"], ["namesrv-2"], ["namesrv", "namesrv-2"]])
+        for name in names:
+            self.mq.kill(name)
+        seconds = self._for_a_while()
+        for name in names:
+            self.mq.restart(name)
+        return f"{' and '.join(names)} killed and away for {seconds:.1f} s"
+
+    def hang(self) -> str:
+        """SIGSTOP: connections stay open, and nothing answers."""
+        name = self.rng.choice([*self.mq.brokers, "namesrv", "namesrv-2"])
+        pid = self.mq.pid(name)
+        assert pid is not None
+        os.killpg(os.getpgid(pid), signal.SIGSTOP)
+        try:
+            seconds = self._for_a_while()
+        finally:
+            os.killpg(os.getpgid(pid), signal.SIGCONT)
+        return f"{name} stopped for {seconds:.1f} s"
+
+    def kill_worker(self) -> str:
+        pid = self.driver.kill_worker(self.rng.choice)
+        return "a worker killed" if pid else "no worker there to be killed"
+
+    def kill_driver(self) -> str:
+        before = self.driver.progress()
+        self.driver.restart()
+        self._moved_on(before)
+        return "the driver killed"
+
+    def _moved_on(self, before: tuple[int, int]) -> None:
+        def moved() -> bool:
+            self.driver.check()
+            return all(now > was for now, was in zip(self.driver.progress(), before, strict=True))
+
+        eventually(moved, 120)
+
+    def retention(self) -> str:
+        name = self.rng.choice([*self.mq.brokers, *self.mq.slaves])
+        self.mq.admin.brokers.calls.ask(self.mq.address(name), Command(DELETE_EXPIRED_COMMITLOG))
+        return f"{name} deletes old files"
+
+    def more_queues(self) -> str:
+        if self.queues == MOST_QUEUES:
+            return "no more queues"
+        self.queues += 1
+        for topic in (FILES, COPIED):
+            self.mq.create_topic(topic, self.queues)
+        return f"{self.queues} queues a broker"
+
+    def permission(self) -> str:
+        """One broker's queues may be written and not read, for a while."""
+        name, begun = self.rng.choice(self.mq.brokers), time.time()
+        self.mq.admin.create_topic(FILES, self.queues, [name], perm=2)
+        seconds = self._for_a_while()
+        self.mq.admin.create_topic(FILES, self.queues, [name])
+        self.unreadable.append((name, begun, time.time()))
+        return f"{FILES} of {name} unreadable for {seconds:.1f} s"
+
+    def made_again(self) -> str:
+        """The producer goes on with the next generation when the old topic is gone everywhere; both have been read before."""
+        self._generation_read()
+        self.mq.admin.delete_topic(AGAIN)
+        self.producers.generation += 1
+        self._pause.wait(self.rng.uniform(0.5, 3.0))
+        self.mq.create_topic(AGAIN, 2)
+        self._generation_read()
+        return f"{AGAIN} made again"
+
+    def _generation_read(self) -> None:
+        def read() -> bool:
+            self.driver.check()
+            return any(r.generation == self.producers.generation for r in self.driver.rows() if r.place.topic == AGAIN)
+
+        eventually(read, 120)
+
+    def away(self, begun: float) -> frozenset[str]:
+        """Brokers some queues of which a read that began then may not have seen."""
+        margin = 15.0  # routes are cached, and a read takes its time
+        return frozenset(name for name, start, end in self.unreadable if start - margin < begun < end + margin)
+
+    def new_queues(self, begun: float, first: dict[Place, float]) -> frozenset[Place]:
+        return frozenset(place for place, at in first.items() if begun - at < 15.0)

@@ -1,0 +1,51 @@
+"""The accounts of a chaos run notice what they are there for."""
+
+from __future__ import annotations
+
+from tests.chaos.books import Batch, Loss, Place, Row, Sent, disordered, losses, missing, row, twice
+
+A = Place("t", "broker-a", 0)
+SENT = [Sent(A, offset, "k", offset, 100.0 + offset) for offset in range(5)]
+ROWS = [Row(A, offset, "k", offset) for offset in range(5)]
+LINE = (
+    "WARN 3 offsets cannot be read any more: t/broker-a/0 offsets 1 to 4 (truncated by retention); "
+    "u/b/2 offsets 7 to 7 (topic deleted)"
+)
+
+
+def test_what_is_missing_must_be_named():
+    assert missing(SENT, ROWS, []) == []
+    assert missing(SENT, ROWS[:1] + ROWS[4:], []) == SENT[1:4]
+    assert missing(SENT, ROWS[:1] + ROWS[4:], losses(LINE)) == []
+    assert missing(SENT, ROWS[:1], losses(LINE)) == SENT[4:]
+    assert missing([SENT[0]._replace(generation=1)], ROWS, []) == [SENT[0]._replace(generation=1)]
+
+
+def test_reports_are_read():
+    assert losses("nothing\n" + LINE) == [
+        Loss(A, 1, 4, "truncated by retention"),
+        Loss(Place("u", "b", 2), 7, 7, "topic deleted"),
+    ]
+    assert losses(LINE)[1].covers(Place("u", "b", 2), 9)
+    assert not losses(LINE)[0].covers(A, 4)
+
+
+def test_rows_come_once_and_in_order():
+    assert row("t|broker-a|0|3|k:3:0") == ROWS[3]
+    assert twice(ROWS) == []
+    assert twice([*ROWS, ROWS[2]]) == [ROWS[2]]
+    assert disordered(ROWS) == []
+    assert disordered([Row(A, 0, "k", 0), Row(A, 1, "k", 1), Row(A, 2, "k", 0), Row(A, 3, "k", 2)]) == []
+    assert disordered([Row(A, 0, "k", 1), Row(A, 1, "k", 0)]) == [(Row(A, 0, "k", 1), Row(A, 1, "k", 0))]
+    assert disordered([Row(A, 0, "k", 1), Row(A, 1, "j", 0)]) == []
+
+
+def test_a_batch_is_whole():
+    seen = {A: (1, 4, 4, 4)}
+    assert Batch(105.0, seen).complaints(SENT, 5.0, {A: 1}) == []
+    assert Batch(105.0, seen).complaints(SENT, 4.5, {}) == []
+    assert len(Batch(105.0, seen).complaints(SENT, 10.0, {})) == 1
+    assert len(Batch(105.0, {A: (1, 4, 4, 5)}).complaints(SENT, 4.5, {})) == 1
+    assert len(Batch(105.0, {A: (1, 4, 3, 3)}).complaints(SENT, 4.5, {})) == 1
+    assert len(Batch(105.0, {}).complaints(SENT, 4.5, {})) == 4
+    assert Batch(105.0, {}, frozenset({A})).complaints(SENT, 4.5, {}) == []

@@ -1,0 +1,147 @@
+"""Name servers that are away, and brokers that come back elsewhere, while a task or a producer begins."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.codes import Request
+from rocketmq_spark.errors import RocketMQError, SendFailed
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.session import Producer
+from rocketmq_spark.sink import checks
+from rocketmq_spark.wire.messages import decode_batch
+from tests.fix_proxy import FaultyProxy
+from tests.mockbroker import Call, Command, MockBroker, ok, route
+from tests.sink.live import Writes, bodies, frame, numbered, sink_options, stored
+
+AWAY_S = 1.5
+
+
+class At(FaultyProxy):
+    """A proxy at a port that is closed until it is entered."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            self.port = sock.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> At:
+        with pytest.MonkeyPatch.context() as patch:
+            make = socket.create_server
+            patch.setattr(socket, "create_server", lambda address: make((address[0], self.port)))
+            super().__enter__()
+        return self
+
+
+@pytest.fixture(params=["nobody listens", "it hangs"])
+def away(request: pytest.FixtureRequest, rocketmq: LocalBroker) -> Iterator[FaultyProxy]:
+    """A name server that is back after a moment; without waiting nobody gets past it."""
+    with contextlib.ExitStack() as stack:
+        proxy: FaultyProxy
+        if request.param == "it hangs":
+            proxy = stack.enter_context(FaultyProxy(rocketmq.name_server))
+            proxy.black_hole()
+            back = threading.Timer(AWAY_S, proxy.heal)
+        else:
+            proxy = At(rocketmq.name_server)
+            back = threading.Timer(AWAY_S, lambda: stack.enter_context(proxy))
+        back.start()
+        stack.callback(back.join)
+        yield proxy
+        back.join()
+
+
+IMPATIENT: dict[str, Any] = {"numRetries": 0, "requestTimeout": "300ms", "connectTimeout": "300ms"}
+
+
+def test_11_17_a_task_waits_for_a_name_server(
+    away: FaultyProxy, rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = Writes(away.address, monkeypatch)(frame(body=numbered(50)), topic=topic, **IMPATIENT)
+    assert done.rows == 50
+    assert sorted(bodies(stored(rocketmq, topic, 50))) == numbered(50)
+
+
+def test_11_17_the_drivers_check_of_a_batch_waits_and_that_of_a_stream_goes_on(away: FaultyProxy, topic: str) -> None:
+    options = sink_options(away.address, topic=topic, **IMPATIENT)
+    checks.check_brokers(options, {"delayms": "delayMs"}, once=True)
+    checks.check_brokers(options, {"delayms": "delayMs"})
+
+
+Sending = Callable[[Producer, Message], Any]
+MODES: dict[str, Sending] = {
+    "sync": lambda p, m: p.send(m),
+    "async": lambda p, m: p.send_async(m).result(10),
+    "oneway": lambda p, m: p.send_oneway(m),
+    "batch": lambda p, m: p.send_batch([m]),
+    "selector": lambda p, m: p.send_async(m, selector="hash", arg="k").result(10),
+    "to a queue": lambda p, m: p.send(m, queue=MessageQueue(m.topic, "broker-a", 0)),
+    "queues": lambda p, m: p.queues(m.topic) and p.send(m),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_11_17_the_first_send_of_a_producer_waits(
+    away: FaultyProxy, rocketmq: LocalBroker, topic: str, mode: str
+) -> None:
+    given = {**IMPATIENT, "requestTimeout": "301ms"}  # a client of its own
+    with Producer(name_server=away.address, group="g_away", sendTimeout="20s", **given) as producer:
+        MODES[mode](producer, Message(topic, mode.encode()))
+        assert producer.flush()
+    assert bodies(stored(rocketmq, topic, 1)) == [mode]
+
+
+def test_11_17_the_error_of_a_producer_names_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = At("127.0.0.1:1").address
+    with Producer(name_server=nobody, group="g_away", sendTimeout="300ms") as producer:
+        for send in (MODES["sync"], MODES["selector"]):
+            with pytest.raises(RocketMQError, match=r"no name server answers: cannot connect: Connection refused") as e:
+                send(producer, Message("t", b"x"))
+            assert "Check option 'nameServer'" in str(e.value)
+
+
+def test_11_17_a_broker_that_comes_back_elsewhere_gets_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hangs when it is left, so that only time-outs tell."""
+    kept: list[bytes] = []
+
+    def keep(call: Call) -> Command:
+        kept.extend(bytes(item.body) for item in decode_batch(call.command.body))
+        return ok(msgId="x", queueId=call.ext("e"), queueOffset=0)
+
+    with MockBroker() as names, MockBroker() as old, MockBroker() as new:
+        names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": old.address}))
+
+        def move(call: Call) -> None:
+            names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": new.address}))
+
+        old.on(Request.SEND_BATCH_MESSAGE, move)
+        new.on(Request.SEND_BATCH_MESSAGE, keep)
+        rows = frame(body=numbered(100), shardingKey=[f"k{i % 9}" for i in range(100)])
+        done = Writes(names.address, monkeypatch)(rows, topic="t", queueSelector="hash", sendTimeout="3s")
+    assert (done.rows, Counter(kept)) == (100, Counter(body.encode() for body in numbered(100)))
+
+
+def test_11_17_when_time_is_over_the_first_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker refuses once, and then the name server and the broker are gone."""
+    with MockBroker() as names, MockBroker() as broker:
+        names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
+
+        def die(call: Call) -> None:
+            for one in (names, broker):
+                threading.Thread(target=one.refuse_connections).start()
+                one.drop()
+
+        broker.on(Request.SEND_BATCH_MESSAGE, die)
+        rows = frame(body=["x"], shardingKey=["k"])
+        with pytest.raises(SendFailed, match=r"the server closed the connection|connection broke|reset") as e:
+            Writes(names.address, monkeypatch)(rows, topic="t", queueSelector="hash", sendTimeout="2s")
+        assert "name server" not in str(e.value)

@@ -1,0 +1,46 @@
+"""A name server and brokers that say what a test wants: routes with masters and slaves, bounds of queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire.header import Command
+from tests.mockbroker import MockBroker, ok
+
+
+def route(brokers: Mapping[str, Mapping[int, str]], queues: int = 1, perm: int = 6) -> Command:
+    """Each broker's addresses by id."""
+    return ok(
+        json.dumps(
+            {
+                "brokerDatas": [
+                    {"brokerName": name, "cluster": "c", "brokerAddrs": {str(i): a for i, a in addresses.items()}}
+                    for name, addresses in brokers.items()
+                ],
+                "queueDatas": [
+                    {"brokerName": name, "readQueueNums": queues, "writeQueueNums": queues, "perm": perm}
+                    for name in brokers
+                ],
+            }
+        ).encode()
+    )
+
+
+def cluster(brokers: Mapping[str, MockBroker]) -> Command:
+    table = {
+        name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": broker.address}}
+        for name, broker in brokers.items()
+    }
+    return ok(json.dumps({"brokerAddrTable": table, "clusterAddrTable": {"c": list(brokers)}}).encode())
+
+
+def stats(bounds: Mapping[MessageQueue, tuple[int, int]]) -> Command:
+    """Minimum and maximum of queues, as a broker tells them."""
+    rows = ",".join(
+        f'{{"brokerName":"{queue.broker_name}","queueId":{queue.queue_id},"topic":"{queue.topic}"}}:'
+        f'{{"lastUpdateTimestamp":7,"maxOffset":{high},"minOffset":{low}}}'
+        for queue, (low, high) in bounds.items()
+    )
+    return ok(b'{"offsetTable":{%s}}' % rows.encode())

@@ -1,0 +1,176 @@
+"""A stream through outages that a test scripts: masters that are away, name servers that do not answer, starts that repeat."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rocketmq_spark import session
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from tests.mockbroker import MockBroker, close, eventually, ok, refuse
+from tests.reading import Run, positions, ranges_of, read
+from tests.source.scripted import route, stats
+
+A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
+QUICK = {"subscribe": "t", "numRetries": 0, "retryInterval": "10ms", "requestTimeout": "5s"}
+ROUTE, STATS = Request.GET_ROUTEINFO_BY_TOPIC, Request.GET_TOPIC_STATS_INFO
+
+
+@pytest.fixture
+def scripted():
+    """Name server and broker-a in one: topic ``t`` with one queue from 5 to 20."""
+    with MockBroker() as broker:
+        broker.on(ROUTE, route({"broker-a": {0: broker.address}}))
+        broker.on(STATS, stats({A: (5, 20)}))
+        yield broker
+    session.close_all()
+
+
+def master_gone(broker, low, high):
+    """Only a slave is left, which has these offsets."""
+    broker.on(ROUTE, route({"broker-a": {1: broker.address}}))
+    broker.on(STATS, stats({A: (low, high)}))
+
+
+def log(position, **more):
+    found = {**more, "topics": {"t": {"broker-a": {"0": position}}}, "v": 1}
+    return json.dumps(found, separators=(",", ":"))
+
+
+# --- only a master says what is lost
+
+
+def test_a_slave_s_minimum_is_no_retention(scripted, caplog):
+    master_gone(scripted, 9, 20)
+    run = Run(scripted.address, log(6), failOnDataLoss="warn", **QUICK)
+    (task,) = run.plan(log(15))
+    assert ranges_of([task]) == [[OffsetRange(A, 6, 15)]]
+    assert "cannot be read any more" not in caplog.text
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}))
+    (task,) = Run(scripted.address, log(6), failOnDataLoss="warn", **QUICK).plan(log(15))
+    assert ranges_of([task]) == [[OffsetRange(A, 9, 15)]]
+
+
+@pytest.mark.parametrize("begin", [lambda mq, **o: Run(mq, startingOffsets="earliest", **o), read])
+def test_what_begins_while_only_a_slave_lives_waits_for_its_master(scripted, begin):
+    master_gone(scripted, 9, 12)
+    with pytest.raises(BrokerNotFound) as caught:
+        begin(scripted.address, readDeadline="50ms", **QUICK)
+    for part in ("only slaves of broker-a are up", "may lack messages", "option 'readDeadline'"):
+        assert part in str(caught.value)
+
+
+def test_a_start_goes_on_when_the_master_is_there(scripted):
+    slave, master = (route({"broker-a": {number: scripted.address}}) for number in (1, 0))
+    scripted.on(ROUTE, [slave, slave, master])
+    run = Run(scripted.address, startingOffsets="earliest", **QUICK)
+    assert run.positions == {A: 5}
+
+
+def test_a_queue_that_only_a_slave_tells_of_begins_when_its_master_does(scripted):
+    run = Run(scripted.address, startingOffsets="earliest", routeRefresh=0, **QUICK)
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {1: scripted.address}}))
+    scripted.on(STATS, stats({A: (5, 25), B: (7, 9)}))
+    eventually(lambda: positions(run.latest()) == {A: 25})
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}}))
+    scripted.on(STATS, stats({A: (5, 25), B: (2, 9)}))
+    eventually(lambda: B in positions(run.latest()))
+    assert json.loads(run.latest())["start"]["t"]["broker-b"] == {"0": 2}
+
+
+def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(scripted, caplog):
+    run = Run(scripted.address, log(6), available_now=True, readDeadline="50ms", routeRefresh=0, **QUICK)
+    master_gone(scripted, 5, 10)
+    eventually(lambda: positions(run.latest()) == {A: 10})  # as far as the slave has it
+    run.offset = log(10)
+    with pytest.raises(
+        BrokerNotFound, match=r"no broker answers for t/broker-a/0, which this run has to read to its end"
+    ):
+        eventually(lambda: run.latest() != log(10))
+    assert "cannot be read any more" not in caplog.text
+
+
+# --- starts
+
+
+def test_start_questions_are_asked_again(scripted):
+    busy = refuse(Response.SYSTEM_BUSY, "busy")
+    scripted.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, [busy, ok(offset=11)])
+    with pytest.raises(Exception, match="busy"):
+        Run(scripted.address, startingTimestamp="1000", **QUICK)
+    scripted.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, [busy, ok(offset=11)])
+    assert Run(scripted.address, startingTimestamp="1000", **{**QUICK, "numRetries": 1}).positions == {A: 11}
+    scripted.on(Request.CHECK_CLIENT_CONFIG, [busy, ok()])
+    again = {**QUICK, "numRetries": 1, "sql": "a > 1", "startingOffsets": "earliest"}
+    assert Run(scripted.address, **again).positions == {A: 5}
+
+
+def test_a_first_batch_that_was_not_finished_begins_where_it_was_logged(scripted):
+    """A queue that came meanwhile is not named by the starting offsets, which serve no more."""
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=2))
+    scripted.on(STATS, stats({A: (5, 20), A._replace(queue_id=1): (0, 4)}))
+    given = {**QUICK, "startingOffsets": '{"t":{"broker-a":{"0":7}}}'}
+    end = log(12, start={"t": {"broker-a": {"0": 7}}})
+    run = Run(scripted.address, **given)
+    assert ranges_of(run.plan(end)) == [[OffsetRange(A, 7, 12)]]
+    run.offset = end
+    assert positions(run.ahead()) == {A: 20, A._replace(queue_id=1): 4}
+    with pytest.raises(OffsetError, match="option 'startingOffsets' must name every queue; it lacks t/broker-a/1"):
+        Run(scripted.address, **given).latest()
+
+
+@pytest.mark.parametrize("first", ["latest", "plan"])
+def test_a_run_that_goes_on_waits_for_a_name_server_that_is_away(scripted, first):
+    there = route({"broker-a": {0: scripted.address}})
+    scripted.on(ROUTE, [close, close, close, there])
+    run = Run(scripted.address, log(6), **QUICK)
+    if first == "plan":
+        assert ranges_of(run.plan(log(15))) == [[OffsetRange(A, 6, 15)]]
+    assert positions(run.ahead()) == {A: 20}
+
+
+def test_what_stays_away_is_named_by_its_first_cause(scripted):
+    scripted.on(ROUTE, close)
+    with pytest.raises(ConnectionLost, match=r"no name server answers: .*; tried \d+ times in .* s \(at 127"):
+        Run(scripted.address, log(6), readDeadline="300ms", **QUICK).latest()
+
+
+def test_an_environment_goes_on_with_its_queue_after_a_restart_in_an_outage(scripted):
+    both = {"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}}
+    scripted.on(ROUTE, route(both))
+    scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
+    run = Run(scripted.address, startingOffsets="earliest", environment=1, **QUICK)
+    run.offset = run.ahead()
+    assert json.loads(run.offset)["environment"] == {"t": {"broker-a": {"0": 1}}}
+    scripted.on(ROUTE, route({"broker-b": {0: scripted.address}}))
+    session.close_all()
+    again = Run(scripted.address, run.offset, environment=1, **QUICK)
+    for _ in range(3):
+        assert again.latest() == run.offset
+    session.close_all()
+    with pytest.raises(OptionError, match="option 'environment' is 2; expected a whole number from 1 to 1"):
+        Run(scripted.address, startingOffsets="earliest", environment=2, **QUICK)
+
+
+# --- what is said
+
+
+def test_a_loss_is_told_once_while_a_batch_waits_for_more(scripted, caplog):
+    waiting = {**QUICK, "failOnDataLoss": "warn", "minOffsetsPerTrigger": 1000}
+    run = Run(scripted.address, log(30), **waiting)
+    for _ in range(4):
+        assert run.latest() == log(30)
+    assert caplog.text.count("cannot be read any more") == 1
+
+
+def test_queues_that_may_not_be_read_any_more_are_told_of(scripted, caplog):
+    run = Run(scripted.address, log(20), routeRefresh=0, **QUICK)
+    assert run.latest() == log(20)
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, perm=2))
+    eventually(lambda: run.latest() and "cannot read now: t/broker-a/0 (no read permission)" in caplog.text)
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}))
+    eventually(lambda: run.latest() and "the stream reads again from t/broker-a/0" in caplog.text)
+    assert caplog.text.count("t/broker-a/0") == 2

@@ -1,0 +1,78 @@
+"""How the suite runs, in a pytest of its own: seeds of hypothesis, and marks by what a test asks for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import pytest
+from hypothesis import given, strategies as st
+
+@pytest.fixture
+def rocketmq():
+    return 1
+
+@pytest.fixture
+def spark(rocketmq):
+    return 1
+
+def test_plain(): pass
+
+def test_live(rocketmq): pass
+
+def test_spark(spark): pass
+
+@given(st.integers())
+def test_property(n): pass
+
+@given(st.integers())
+def test_fails(n):
+    print("example", n)
+    assert n < 1000
+"""
+
+
+@pytest.fixture
+def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.delenv("ROCKETMQ_SPARK_TEST_FIXED", raising=False)
+    pytester.makepyfile(TESTS)
+    return pytester
+
+
+def run(inner: pytest.Pytester, *arguments: str) -> str:
+    done = inner.runpytest_subprocess("-p", "tests.fix_house", "-p", "no:cacheprovider", *arguments, timeout=120)
+    return done.stdout.str()
+
+
+def test_examples_are_new_in_each_run_and_come_again_by_their_seed(inner: pytest.Pytester) -> None:
+    first, second = (run(inner, "-k", "property or fails") for _ in range(2))
+    seeds = [re.findall(r"seed (\d+) \(again: --hypothesis-seed=(\d+)\)", text) for text in (first, second)]
+    assert seeds[0] != seeds[1]
+    ((seed, again),) = seeds[0]
+    assert seed == again
+    assert f"hypothesis had --hypothesis-seed={seed}" in first
+    assert f"seed {seed} (again" in run(inner, "-k", "property", f"--hypothesis-seed={seed}")
+
+
+def test_examples_are_the_same_where_that_is_asked_for(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKETMQ_SPARK_TEST_FIXED", "1")
+    assert "seed" not in run(inner, "-k", "property")
+
+
+@pytest.mark.parametrize(
+    ("marks", "names"),
+    [
+        ("live", ["live", "spark"]),
+        ("spark", ["spark"]),
+        ("slow", ["spark"]),
+        ("property", ["property", "fails"]),
+        ("not live and not spark and not slow", ["plain", "property", "fails"]),
+    ],
+)
+def test_marks_are_given_by_what_a_test_asks_for(inner: pytest.Pytester, marks: str, names: list[str]) -> None:
+    found = re.findall(r"::test_(\w+)$", run(inner, "--collect-only", "-q", "-m", marks), re.MULTILINE)
+    assert sorted(found) == sorted(names)

@@ -1,0 +1,78 @@
+import com.alibaba.fastjson.JSON;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.util.Iterator;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.protocol.body.Connection;
+
+/** Single questions to RocketMQ's own client: what=hash, query or producers. Prints one JSON object for each answer. */
+public class Peer {
+    public static void main(String[] arguments) throws Exception {
+        Map options = Send.options(arguments);
+        String what = (String) options.get("what");
+        DefaultMQProducer producer = new DefaultMQProducer("witness_peer");
+        producer.setNamesrvAddr((String) options.get("nameServer"));
+        producer.setSendMsgTimeout(10000);
+        producer.start();
+        if (what.equals("hash")) {
+            hash(producer, (String) options.get("topic"));
+        } else if (what.equals("query")) {
+            query(producer, (String) options.get("topic"), (String) options.get("key"));
+        } else {
+            producers(producer, (String) options.get("broker"), (String) options.get("group"));
+        }
+        System.out.flush();
+        System.exit(0);
+    }
+
+    /** Sends a message for each key of a JSON array on standard input; the queue that it chose. */
+    private static void hash(DefaultMQProducer producer, String topic) throws Exception {
+        String text = new BufferedReader(new InputStreamReader(System.in, "UTF-8")).readLine();
+        for (Iterator keys = JSON.parseArray(text).iterator(); keys.hasNext();) {
+            Message message = new Message(topic, "x".getBytes());
+            SendResult result = producer.send(message, new SelectMessageQueueByHash(), keys.next());
+            say("queue", Integer.valueOf(result.getMessageQueue().getQueueId()));
+        }
+    }
+
+    /** The ids of the messages that the index finds for a key, as soon as it finds any. */
+    private static void query(DefaultMQProducer producer, String topic, String key) throws Exception {
+        long end = System.currentTimeMillis() + 10000;
+        while (System.currentTimeMillis() < end) {
+            try {
+                long now = System.currentTimeMillis();
+                Iterator found = producer.queryMessage(topic, key, 64, now - 600000, now + 60000)
+                    .getMessageList().iterator();
+                while (found.hasNext()) {
+                    say("id", ((MessageExt) found.next()).getMsgId());
+                }
+                return;
+            } catch (MQClientException notYet) {
+                Thread.sleep(200);
+            }
+        }
+    }
+
+    /** Client id and language of every connection of a producer group at a broker. */
+    private static void producers(DefaultMQProducer producer, String broker, String group) throws Exception {
+        Iterator found = producer.getDefaultMQProducerImpl().getMqClientFactory().getMQClientAPIImpl()
+            .getProducerConnectionList(broker, group, 3000).getConnectionSet().iterator();
+        while (found.hasNext()) {
+            Connection connection = (Connection) found.next();
+            say("client", connection.getClientId() + " " + connection.getLanguage());
+        }
+    }
+
+    private static void say(String name, Object value) {
+        Map line = new LinkedHashMap();
+        line.put(name, value);
+        System.out.println(JSON.toJSONString(line));
+    }
+}
