@@ -179,6 +179,7 @@ class SysFlag(enum.IntFlag):
 
 COMPRESSION_MASK = 0x700
 TRANSACTION_MASK = 0xC
+UNREADABLE = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker, the topic has no read permission now
 SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
 
 

@@ -91,6 +91,13 @@ class AccessDenied(BrokerError):
     code = "ROCKETMQ_ACCESS_DENIED"
 
 
+class NotReadable(BrokerError):
+    """The broker or the topic has no read permission at the moment; whoever took it away may give it back."""
+
+    code = "ROCKETMQ_NOT_READABLE"
+    retriable = True
+
+
 class TopicNotFound(BrokerError):
     """A broker does not know the topic although a route led there; it may be starting, or the topic was deleted."""
 

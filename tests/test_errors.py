@@ -64,6 +64,7 @@ def test_codes_are_stable():
         "MessageIllegal": "MESSAGE_ILLEGAL",
         "MessageRefused": "MESSAGE_REFUSED",
         "NotFound": "NOT_FOUND",
+        "NotReadable": "NOT_READABLE",
         "NotSupported": "NOT_SUPPORTED",
         "OffsetError": "OFFSET",
         "OptionError": "OPTION",

@@ -45,7 +45,8 @@ ORDER = {
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
     " delivery upkeep producer",
     "source": "schema offsets slices property_names filters loss bad frames header unpack promoted properties careful decode"
-    " pushdown allocation admission planner positions absence catalog recreation publish listener tasks stream runner readers",
+    " pushdown allocation admission planner positions absence catalog patience recreation publish"
+    " listener tasks stream runner readers",
     "sink": "arrow columns faults identifiers maps properties encode window report selectors routing checks task writers"
     " foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
@@ -82,7 +83,7 @@ OUTSIDE = {
     " producer.delivery producer.pending producer.producer session sink.checks localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
     "time": "clock remoting.connection remoting.pool client.admin client.calls client.route"
-    " producer.clockwork producer.producer source.admission source.catalog source.stream localbroker cli",
+    " producer.clockwork producer.producer source.admission source.catalog source.patience source.stream localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }

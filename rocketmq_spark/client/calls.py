@@ -9,10 +9,11 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.codes import UNREADABLE, Response
 from rocketmq_spark.errors import (
     AccessDenied,
     LocalProtocolError,
+    NotReadable,
     OptionError,
     RocketMQError,
     ServerFault,
@@ -246,6 +247,8 @@ def refused(answer: Command, address: str, topic: str | None = None, queue: str 
     kind = error_for(answer.code)
     if issubclass(kind, ServerFault) and (answer.remark or "").startswith(_NOT_YET):
         kind = ServiceNotAvailable
+    if answer.code == Response.NO_PERMISSION and answer.ext.get("forbiddenType", "") in map(str, UNREADABLE):
+        kind = NotReadable
     denied = issubclass(kind, AccessDenied) and "forbiddenType" not in answer.ext
     # Servers append a pointer to their documentation on further lines.
     remark = (answer.remark or "").split("\n", 1)[0].strip() or None

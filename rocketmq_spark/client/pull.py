@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from rocketmq_spark.codes import Response
+from rocketmq_spark.codes import UNREADABLE, Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
 from rocketmq_spark.remoting.bulk import Answer
 
@@ -89,6 +89,8 @@ def judge(start: int, answer: Answer) -> Decision | BrokerError:
         return _moved(start, answer)
     if code == Response.GO_AWAY:
         return Reconnect()
+    if code == Response.NO_PERMISSION and answer.forbidden in UNREADABLE:
+        return Again()
     if code in _PASSING:
         return Again(reroute=code != Response.SYSTEM_BUSY)
     if code == Response.TOPIC_NOT_EXIST:

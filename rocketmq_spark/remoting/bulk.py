@@ -52,6 +52,7 @@ class Answer:
     min_offset: int | None
     max_offset: int | None
     suggested_broker: int | None
+    forbidden: int | None = None
 
 
 # Access key, secret key, security token.
@@ -288,4 +289,5 @@ def _answer(command: Command) -> Answer:
         number("minOffset"),
         number("maxOffset"),
         number("suggestWhichBrokerId"),
+        number("forbiddenType"),
     )

@@ -17,7 +17,6 @@ from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
 from rocketmq_spark.errors import (
-    BrokerNotFound,
     NotSupported,
     OptionError,
     RocketMQError,
@@ -103,8 +102,12 @@ class Catalog:
         self._owned |= {q for q, number in begin.environment.items() if str(number) == self._options.environment}
 
     def knew(self, topic: str | None) -> bool:
-        """Whether there are positions of a topic."""
-        return topic in self._had
+        """Whether a topic was there: there are positions of it, or it had a route."""
+        return topic in self._had or topic in self._routes
+
+    @property
+    def read_deadline_s(self) -> float:
+        return self._options.read_deadline
 
     @property
     def environment(self) -> dict[MessageQueue, int]:
@@ -165,26 +168,6 @@ class Catalog:
                     raise self.client.routes.missing_topic(e) if e.topic else e from e
                 logger.info("waiting for topic %s", e.topic)
                 time.sleep(min(1.0, max(0.05, deadline.remaining())))
-
-    def whole(self) -> View:
-        """``sweep``, with the bounds of masters: a slave may lack messages, so its master is waited for.
-
-        Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.
-        """
-        deadline = Deadline.after(self._options.read_deadline)
-        while True:
-            view = self.sweep()
-            alone = sorted({queue.broker_name for queue in view.bounds} & view.orphans)
-            if not alone:
-                return view
-            error = BrokerNotFound(
-                f"only slaves of {', '.join(alone)} are up, which may lack messages that the master has",
-                remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
-            )
-            if deadline.expired:
-                raise error
-            self.waits(error)
-            time.sleep(min(1.0, max(0.05, deadline.remaining())))
 
     def _ask(self) -> View:
         topics = self.topics()
@@ -251,6 +234,10 @@ class Catalog:
                     routes[topic] = self._routes[topic]
         return routes, deleted
 
+    def reroute(self) -> None:
+        """Ask for the routes anew, as far as a name server answers: a broker may have another address now."""
+        self._routed(self.topics_or_last())
+
     def rest(self, most_s: float) -> None:
         """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``most_s``.
 
@@ -276,7 +263,7 @@ class Catalog:
             raise error
         self.trouble.note(error, time.monotonic())
         said = type(error), error.addr, error.topic
-        logger.log(logging.DEBUG if said in self._said else logging.WARNING, "the stream waits: %s", error)
+        logger.log(logging.DEBUG if said in self._said else logging.WARNING, "the source waits: %s", error)
         self._said.add(said)
         self._doubt = True
 

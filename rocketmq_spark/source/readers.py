@@ -30,6 +30,7 @@ from rocketmq_spark.source import allocation, filters, loss, planner, positions,
 from rocketmq_spark.source.admission import Wanted
 from rocketmq_spark.source.catalog import Bounds, Catalog
 from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source.patience import patiently, whole
 from rocketmq_spark.source.schema import Column
 from rocketmq_spark.source.stream import Stream
 
@@ -47,11 +48,11 @@ class RocketMQReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         catalog = Catalog(options)
-        bounds = catalog.whole().bounds
-        client, retry = catalog.client, catalog.client.retry
-        retry.run(lambda: filters.validate(client, options, bounds, _deadline(options)))
-        start = retry.run(lambda: positions.start(client, options, bounds, _deadline(options)))
-        end = retry.run(lambda: positions.end(client, options, bounds, _deadline(options)))
+        bounds = whole(catalog).bounds
+        client = catalog.client
+        patiently(catalog, lambda: filters.validate(client, options, bounds, _deadline(options)))
+        start = patiently(catalog, lambda: positions.start(client, options, bounds, _deadline(options)))
+        end = patiently(catalog, lambda: positions.end(client, options, bounds, _deadline(options)))
         backwards = sorted(queue for queue in start if start[queue] > end[queue])
         if backwards and not _by_time(options):
             raise OffsetError(f"the start lies behind the end in {positions.listed(backwards)}")
@@ -59,7 +60,7 @@ class RocketMQReader(DataSourceReader):
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
-            ranges = retry.run(lambda: _pruned(planned, predicates, catalog, bounds, _deadline(options)))
+            ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog, bounds, _deadline(options)))
         return list(tasks.partitions(catalog.client, allocation.tasks(options, bounds, ranges)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

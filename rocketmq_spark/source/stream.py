@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
@@ -24,6 +23,7 @@ from rocketmq_spark.source.absence import Absence
 from rocketmq_spark.source.admission import Admission, Wanted
 from rocketmq_spark.source.catalog import Catalog, View
 from rocketmq_spark.source.offsets import Offsets, Positions
+from rocketmq_spark.source.patience import patiently, whole
 from rocketmq_spark.source.publish import Publisher
 from rocketmq_spark.source.tasks import RangePartition
 
@@ -66,12 +66,12 @@ class Stream:
     def initial(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
         if self._initial is None:
-            bounds = self._catalog.whole().bounds
+            bounds = whole(self._catalog).bounds
             client = self._catalog.client
-            client.retry.run(lambda: filters.validate(client, self._options, bounds, self._deadline()))
+            self._patiently(lambda: filters.validate(client, self._options, bounds, self._deadline()))
             begin: Positions = {}
             try:
-                begin = client.retry.run(lambda: positions.start(client, self._options, bounds, self._deadline()))
+                begin = self._patiently(lambda: positions.start(client, self._options, bounds, self._deadline()))
             except OffsetError as e:
                 # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
                 self._unresolved = e
@@ -106,24 +106,8 @@ class Stream:
         return begin
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """What must be known before anything goes on: asked up to ``readDeadline`` while that may help.
-
-        A run that goes on from a checkpoint outlives what a running one outlives. A topic that it does not know yet is
-        another matter: it may be a slip of the pen.
-        """
-        deadline, trouble = Deadline.after(self._options.read_deadline), Trouble()
-        while True:
-            try:
-                return ask()
-            except RocketMQError as e:
-                trouble.note(e, time.monotonic())
-                unknown = isinstance(e, RouteNotFound) and not self._catalog.knew(e.topic)
-                if not e.retriable or unknown:
-                    raise
-                if deadline.expired:
-                    raise trouble.cause(e, time.monotonic()) from e
-                self._catalog.waits(e)
-            time.sleep(0.2)
+        """A run that goes on from a checkpoint outlives what a running one outlives."""
+        return patiently(self._catalog, ask)
 
     def _planned(self, begin: Offsets, wanted: Wanted) -> Offsets:
         if self._idle is not None and self._idle[1] is begin and self._frozen is None:
@@ -222,7 +206,7 @@ class Stream:
             self._frozen = _ends(view.bounds)
 
     def _ends_now(self) -> dict[MessageQueue, int]:
-        return _ends(self._catalog.whole().bounds)
+        return _ends(whole(self._catalog).bounds)
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """The tasks of a batch. May be the first call of all: a batch that was logged but not finished."""

@@ -20,6 +20,7 @@ FILES, COPIED, COPIES, AGAIN = "orders", "trades", "copies", "mayfly"
 # What a batch read goes back, and what of it must be there: the rest may be younger than the store time asked for.
 WINDOW_S, CHECKED_S = 30, 20
 KEYS = 8
+PATIENCE_S = 90
 
 # All losses of the stream to files are told; the other two must not speak for it, so each has topics of its own, and the
 # batch reads, which look at the first topic again, say nothing.
@@ -51,7 +52,8 @@ DRIVER = f"""
             if not query.isActive:
                 raise SystemExit(f"a query died: {{query.exception()}}")
         begun = time.time()
-        options = {{**source, "failOnDataLoss": "ignore", "startingOffsetsByTimestampStrategy": "latest"}}
+        # A start that reaches nobody fails after numRetries, which is soon: an address may be a slip of the pen.
+        options = {{**source, "failOnDataLoss": "ignore", "startingOffsetsByTimestampStrategy": "latest", "numRetries": 8}}
         del options["startingOffsets"]
         batch = spark.read.format("rocketmq").options(
             subscribe="{FILES}", startingTimestamp=int((begun - {WINDOW_S}) * 1000), **options).load()
@@ -150,7 +152,7 @@ class Producers:
         self.generation = 0
         self._stop = threading.Event()
         self._pause_s = 1 / rate
-        self._producer = Producer(name_server=name_server, group="chaos", send_timeout="90s")
+        self._producer = Producer(name_server=name_server, group="chaos", send_timeout="10s")
         works = [
             lambda key=f"k{i}", topic=topic: self._by_key(topic, key) for i in range(KEYS) for topic in (FILES, COPIED)
         ]
@@ -159,14 +161,18 @@ class Producers:
             thread.start()
 
     def _by_key(self, topic: str, key: str) -> None:
-        number = 0
+        """A message to a chosen queue is tried once, as by Java's client: who wants it there sends it again."""
+        number, failing_since = 0, 0.0
         while not self._stop.wait(self._pause_s):
             try:
                 self._send(topic, key, number, 0, selector="hash", arg=key)
-            except RocketMQError as e:  # told at the end
-                self.failed.append(e)
-                return
-            number += 1
+            except RocketMQError as e:
+                failing_since = failing_since or time.monotonic()
+                if not e.retriable or time.monotonic() - failing_since > PATIENCE_S:
+                    self.failed.append(e)
+                    return
+                continue
+            number, failing_since = number + 1, 0.0
 
     def _mayflies(self) -> None:
         number = 0

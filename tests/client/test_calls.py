@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
     ConnectionLost,
     GoAway,
     LocalProtocolError,
+    NotReadable,
     OptionError,
     RocketMQError,
     ServerFault,
@@ -197,6 +198,17 @@ def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, p
     assert caught.value.retriable
     assert parts.calls.ask(broker.address, ping()).code == 0
     broker.wait_for(lambda: len(broker.peers) == 2)
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "kind"), [(1, NotReadable), (3, NotReadable), (2, AccessDenied), (None, AccessDenied)]
+)
+def test_a_read_permission_that_was_taken_may_be_given_back(broker: MockBroker, parts: Parts, forbidden, kind) -> None:
+    ext = {} if forbidden is None else {"forbiddenType": forbidden}
+    broker.on(PING, refuse(Response.NO_PERMISSION, "the topic[t] pulling message is forbidden", **ext))
+    with pytest.raises(RocketMQError, match="pulling message is forbidden") as caught:
+        parts.calls.ask(broker.address, ping())
+    assert (type(caught.value), caught.value.retriable) == (kind, kind is NotReadable)
 
 
 def test_the_default_deadline_is_the_request_timeout(broker: MockBroker) -> None:

@@ -14,8 +14,10 @@ from rocketmq_spark.remoting.bulk import Answer
 START = 100
 
 
-def answer(code: int, remark: str = "", beyond: int | None = None, low: int | None = 0, high: int = 1000) -> Answer:
-    return Answer(code, remark, beyond, low, high, 0)
+def answer(
+    code: int, remark: str = "", beyond: int | None = None, low: int | None = 0, high: int = 1000, **more: int
+) -> Answer:
+    return Answer(code, remark, beyond, low, high, 0, **more)
 
 
 WENT_BACK = Suspect(Cause.WENT_BACK)
@@ -55,6 +57,8 @@ CASES = [
     (answer(27), Again(reroute=True)),
     (answer(28), Again(reroute=True)),
     (answer(1500, "bye"), Reconnect()),
+    (answer(16, "the broker[10.0.0.5] pulling message is forbidden", forbidden=1), Again()),
+    (answer(16, "the topic[t] pulling message is forbidden", forbidden=3), Again()),
     # gone, perhaps
     (answer(17, "topic[t] not exist"), Suspect(Cause.TOPIC_DELETED)),
     (answer(29, "queueId[3] is illegal"), Suspect(Cause.QUEUE_GONE)),

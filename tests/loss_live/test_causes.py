@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketmq_spark.errors import DataLossError, RouteNotFound
+from rocketmq_spark.codes import Perm
+from rocketmq_spark.errors import CallTimeout, DataLossError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
 from tests.mockbroker import eventually
-from tests.reading import Run, bodies, feed, positions, read, rows
+from tests.reading import Run, batch_reader, bodies, feed, positions, read, rows
 
 
 def made_again(mq: LocalBroker, topic: str, queues: int = 2) -> None:
@@ -252,3 +254,16 @@ def test_a_broker_that_lost_its_store_went_back(own, lost_lines):
     runs["warn"].drain(fresh)
     assert Counter(runs["warn"].read) == Counter(fresh)
     assert any("offset went back" in line for line in lost_lines())
+
+
+def test_a_read_permission_that_is_taken_while_a_task_reads_is_waited_for(rocketmq, topic):
+    sent = feed(rocketmq, topic, 20)
+    impatient, patient = (batch_reader(rocketmq, subscribe=topic, readDeadline=wait) for wait in ("300ms", "60s"))
+    tasks = patient.partitions()
+    rocketmq.admin.create_topic(topic, 2, perm=Perm.WRITE)
+    with pytest.raises(CallTimeout, match=r"no message came within 0.3 s.*pulling message is forbidden"):
+        rows(impatient, tasks)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(rows, patient, tasks)
+        rocketmq.admin.create_topic(topic, 2)
+        assert Counter(bodies(found.result())) == Counter(sent)

@@ -101,7 +101,7 @@ def test_a_running_stream_waits_for_answers(scripted, caplog):
     one._rest_s = 0.0
     scripted.on(Request.GET_TOPIC_STATS_INFO, never)
     assert one.recent().bounds == {}
-    assert "the stream waits" in caplog.text
+    assert "the source waits" in caplog.text
     one._rest_s = 0.0
     scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
     assert list(one.recent().bounds) == queues("t", 1)
@@ -209,7 +209,7 @@ def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
         assert {queue: of.max_offset for queue, of in again(one).bounds.items()} == {A: newest, B: 5}
         assert one._rest_s <= 0.25
     assert len(held.calls) == 1
-    assert "the stream waits" not in caplog.text
+    assert "the source waits" not in caplog.text
     b.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 9)}))
     held.calls[0].answer(scripted_stats({B: (0, 8)}))
     eventually(lambda: again(one).bounds[B].max_offset == 9)
@@ -224,7 +224,7 @@ def test_while_no_name_server_answers_its_last_word_holds(two, caplog):
     for newest in (6, 7):
         a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({A: (0, newest)}))
         assert {queue: of.max_offset for queue, of in again(one).bounds.items()} == {A: newest, B: 5}
-    assert caplog.text.count("the stream waits") == 1
+    assert caplog.text.count("the source waits") == 1
 
 
 def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
@@ -234,7 +234,7 @@ def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
         scripted.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.SYSTEM_BUSY, "busy"))
         for _ in range(4):
             assert again(one).bounds == {}
-        assert caplog.text.count("the stream waits") == count
+        assert caplog.text.count("the source waits") == count
         assert one.trouble.tries == 4
         scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         assert again(one).bounds

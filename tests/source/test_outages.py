@@ -11,12 +11,13 @@ from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from tests.mockbroker import MockBroker, close, eventually, ok, refuse
-from tests.reading import Run, positions, ranges_of, read
+from tests.reading import Run, plan, positions, ranges_of, read
 from tests.source.scripted import route, stats
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 QUICK = {"subscribe": "t", "numRetries": 0, "retryInterval": "10ms", "requestTimeout": "5s"}
 ROUTE, STATS = Request.GET_ROUTEINFO_BY_TOPIC, Request.GET_TOPIC_STATS_INFO
+SEARCH = Request.SEARCH_OFFSET_BY_TIMESTAMP
 
 
 @pytest.fixture
@@ -96,16 +97,40 @@ def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(scripted, caplo
 # --- starts
 
 
-def test_start_questions_are_asked_again(scripted):
-    busy = refuse(Response.SYSTEM_BUSY, "busy")
-    scripted.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, [busy, ok(offset=11)])
-    with pytest.raises(Exception, match="busy"):
-        Run(scripted.address, startingTimestamp="1000", **QUICK)
-    scripted.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, [busy, ok(offset=11)])
-    assert Run(scripted.address, startingTimestamp="1000", **{**QUICK, "numRetries": 1}).positions == {A: 11}
-    scripted.on(Request.CHECK_CLIENT_CONFIG, [busy, ok()])
-    again = {**QUICK, "numRetries": 1, "sql": "a > 1", "startingOffsets": "earliest"}
-    assert Run(scripted.address, **again).positions == {A: 5}
+def stream_begins(mq, **options):
+    return Run(mq, **options).positions[A]
+
+
+def batch_begins(mq, **options):
+    ((found,),) = plan(mq, **options)
+    return found.start
+
+
+@pytest.mark.parametrize("begins", [stream_begins, batch_begins])
+def test_a_broker_that_leaves_while_a_start_is_found_is_waited_for(scripted, begins):
+    """It comes back at another address."""
+    given = {**QUICK, "startingTimestamp": "1000"}
+    scripted.on(SEARCH, refuse(Response.SYSTEM_BUSY, "busy"))
+    with pytest.raises(Exception, match=r"tried \d+ times in .*: busy"):
+        begins(scripted.address, readDeadline="50ms", **given)
+    session.close_all()
+    with MockBroker() as elsewhere:
+        elsewhere.on(SEARCH, ok(offset=11))
+        scripted.on(SEARCH, close)
+        scripted.on(ROUTE, [route({"broker-a": {0: server.address}}) for server in (scripted, elsewhere)])
+        assert begins(scripted.address, **given) == 11
+
+
+@pytest.mark.parametrize("begins", [stream_begins, batch_begins])
+def test_a_broker_that_is_busy_when_it_is_asked_about_a_filter_is_asked_again(scripted, begins):
+    scripted.on(Request.CHECK_CLIENT_CONFIG, [refuse(Response.SYSTEM_BUSY, "busy"), ok()])
+    assert begins(scripted.address, **QUICK, sql="a > 1", startingOffsets="earliest") == 5
+
+
+def test_what_waits_for_a_master_outlives_name_servers_that_say_nothing(scripted):
+    slave, master = (route({"broker-a": {number: scripted.address}}) for number in (1, 0))
+    scripted.on(ROUTE, [slave, close, close, master])
+    assert batch_begins(scripted.address, **QUICK) == 5
 
 
 def test_a_first_batch_that_was_not_finished_begins_where_it_was_logged(scripted):

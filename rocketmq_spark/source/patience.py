@@ -1,0 +1,60 @@
+"""What was there a moment ago is waited for: up to ``readDeadline``, asking for routes anew each time.
+
+A start that reaches nobody at all is another matter: it fails after ``numRetries``, for an address may be a slip of the pen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rocketmq_spark.client.trouble import Trouble
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
+from rocketmq_spark.source.catalog import Catalog, View
+
+T = TypeVar("T")
+
+_PAUSE_S = 0.2
+
+
+def patiently(catalog: Catalog, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+    """The first answer; an error that time may heal is raised when time is over, with the first cause.
+
+    A topic of which nothing is known may be a slip of the pen, too, and is an error at once.
+    """
+    deadline = deadline or Deadline.after(catalog.read_deadline_s)
+    trouble = Trouble()
+    while True:
+        try:
+            return ask()
+        except RocketMQError as e:
+            trouble.note(e, time.monotonic())
+            if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.knew(e.topic)):
+                raise
+            if deadline.expired:
+                raise trouble.cause(e, time.monotonic()) from e
+            catalog.waits(e)
+        time.sleep(min(_PAUSE_S, max(0.01, deadline.remaining())))
+        catalog.reroute()
+
+
+def whole(catalog: Catalog) -> View:
+    """What exists now, with the bounds of masters: a slave may lack messages, so its master is waited for.
+
+    Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.
+    """
+    deadline = Deadline.after(catalog.read_deadline_s)
+    view = catalog.sweep()
+    while alone := sorted({queue.broker_name for queue in view.bounds} & view.orphans):
+        error = BrokerNotFound(
+            f"only slaves of {', '.join(alone)} are up, which may lack messages that the master has",
+            remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
+        )
+        if deadline.expired:
+            raise error
+        catalog.waits(error)
+        time.sleep(min(1.0, max(0.05, deadline.remaining())))
+        view = patiently(catalog, catalog.sweep, deadline)
+    return view
