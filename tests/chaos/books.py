@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -85,14 +85,15 @@ def twice(rows: Iterable[Row]) -> list[Row]:
     return [r for r, times in Counter(rows).items() if times > 1]
 
 
-def disordered(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
+def disordered(rows: Iterable[Row], origin: Callable[[Row], Place | None] = lambda row: None) -> list[tuple[Row, Row]]:
     """Neighbours of one queue and key whose first appearances are not in the order in which they were sent.
 
-    Repeats are left out: a producer and a sink may send again what they had sent.
+    Repeats are left out: a producer and a sink may send again what they had sent. ``origin`` is the queue that a copy
+    was made from: a key's queue changes with the route, and of two queues the one whose broker is up is read first.
     """
-    by_queue: dict[tuple[Place, str, int], list[Row]] = defaultdict(list)
+    by_queue: dict[tuple[Place, str, int, Place | None], list[Row]] = defaultdict(list)
     for r in sorted(set(rows), key=lambda r: r.offset):
-        by_queue[r.place, r.key, r.generation].append(r)
+        by_queue[r.place, r.key, r.generation, origin(r)].append(r)
     found = []
     for of_key in by_queue.values():
         seen: set[int] = set()

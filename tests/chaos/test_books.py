@@ -38,6 +38,9 @@ def test_rows_come_once_and_in_order():
     assert disordered([Row(A, 0, "k", 0), Row(A, 1, "k", 1), Row(A, 2, "k", 0), Row(A, 3, "k", 2)]) == []
     assert disordered([Row(A, 0, "k", 1), Row(A, 1, "k", 0)]) == [(Row(A, 0, "k", 1), Row(A, 1, "k", 0))]
     assert disordered([Row(A, 0, "k", 1), Row(A, 1, "j", 0)]) == []
+    swapped = [Row(A, 0, "k", 1), Row(A, 1, "k", 0)]
+    assert disordered(swapped, lambda row: A._replace(queue=row.number)) == []
+    assert disordered(swapped, lambda row: A) == [(swapped[0], swapped[1])]
 
 
 def test_a_batch_is_whole():
