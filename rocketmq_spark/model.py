@@ -111,17 +111,21 @@ class BrokerData:
     def master(self) -> str | None:
         return self.addresses.get(MASTER_ID)
 
+    @property
+    def slaves(self) -> list[str]:
+        """By broker id."""
+        return [address for number, address in sorted(self.addresses.items()) if number != MASTER_ID]
+
     def replica(self, read_from: str, suggested: int = MASTER_ID) -> str | None:
         """Where to read: the master; a slave where one is wanted or suggested, or where the master is missing.
 
         ``read_from`` is the option: only ``master`` never leads to a slave.
         """
-        slaves = {number: address for number, address in sorted(self.addresses.items()) if number != MASTER_ID}
-        first = next(iter(slaves.values()), None)
+        first = next(iter(self.slaves), None)
         if read_from == "slave":
             return first or self.master
         if read_from == "hint":
-            return slaves.get(suggested) or self.master or first
+            return (self.addresses.get(suggested) if suggested != MASTER_ID else None) or self.master or first
         return self.master
 
 

@@ -11,7 +11,7 @@ from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import AUTO_CREATE_TOPIC
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RouteNotFound, TopicNotFound
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RocketMQError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, names, rpc
@@ -98,12 +98,27 @@ class Admin:
             time.sleep(0.01)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its data, on masters, then on name servers. Absent topics raise ``RouteNotFound``."""
+        """Delete a topic and its data, on masters, then on slaves, then on name servers. Absent topics raise ``RouteNotFound``;
+        a slave's error is raised when all the others are done.
+
+        A slave drops the topic with its master, but not the index, which a topic of the same name would inherit there
+        (DeleteTopicSubCommand asks both kinds, too).
+        """
         self.route(topic)
+        on_wire = self._calls.on_wire(topic)
         for name, address in self._masters(None).items():
-            self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=self._calls.on_wire(topic), bname=name))
-        self._name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=self._calls.on_wire(topic)))
+            self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
+        failed: list[RocketMQError] = []
+        for name, data in sorted(self.cluster().items()):
+            for address in data.slaves:
+                try:
+                    self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
+                except RocketMQError as e:
+                    failed.append(e)
+        self._name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
         self.routes.forget(topic)
+        if failed:
+            raise failed[0]
 
     def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
         """Offsets of every readable queue."""

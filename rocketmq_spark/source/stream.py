@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
-from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
 from rocketmq_spark.source.absence import Absence
@@ -373,7 +373,17 @@ def _trusted(view: View, begin: Offsets) -> View:
     kept = {
         queue: bounds
         for queue, bounds in view.bounds.items()
-        if queue.broker_name not in view.orphans
-        or bounds.min_offset <= begin.positions.get(queue, -1) <= bounds.max_offset
+        if queue.broker_name not in view.orphans or _goes_on(queue, bounds, begin)
     }
     return replace(view, bounds=kept)
+
+
+def _goes_on(queue: MessageQueue, bounds: QueueBounds, begin: Offsets) -> bool:
+    """Whether a slave has what comes next, if there is something.
+
+    Messages that are older than what was read are those of a topic that was made again since: a slave keeps the index.
+    """
+    position = begin.positions.get(queue, -1)
+    if not bounds.min_offset <= position <= bounds.max_offset:
+        return False
+    return position == bounds.max_offset or bounds.last_update_ms >= begin.marks.get(queue, 0)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.codes import Request
+from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RocketMQError, RouteNotFound, ServerFault
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.wire.bodies import ConsumeProgress
 from tests.client.conftest import Parts
-from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok, refuse, route
+from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, ok, refuse, route
 
 ROUTE, CLUSTER = Request.GET_ROUTEINFO_BY_TOPIC, Request.GET_BROKER_CLUSTER_INFO
 
@@ -74,6 +76,27 @@ class TestTopics:
             admin.create_topic("t")
         with pytest.raises(BrokerNotFound, match="Known brokers: none"):
             admin.create_topic("t")
+
+    def test_slaves_delete_after_their_masters(self, broker: MockBroker, admin: Admin) -> None:
+        for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV):
+            broker.on(code, ok())
+        order: list[str] = []
+        with MockBroker() as slave:
+            told = {"brokerName": "a", "cluster": "c", "brokerAddrs": {"1": slave.address, "0": broker.address}}
+            broker.on(CLUSTER, ok(json.dumps({"brokerAddrTable": {"a": told}}).encode()))
+            for name, server in (("master", broker), ("slave", slave)):
+
+                def delete(call: Call, name: str = name) -> None:
+                    order.append(name)
+                    call.peer.send(call.frame(ok()))
+
+                server.on(Request.DELETE_TOPIC_IN_BROKER, delete)
+            admin.delete_topic("t")
+            assert order == ["master", "slave"]
+            slave.on(Request.DELETE_TOPIC_IN_BROKER, refuse(Response.SYSTEM_BUSY, "busy"))
+            with pytest.raises(RocketMQError, match="busy"):
+                admin.delete_topic("t")
+        assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == 2
 
     def test_deleting_goes_to_brokers_first_and_then_to_all_name_servers(
         self, broker: MockBroker, parts: Parts, admin: Admin

@@ -74,6 +74,24 @@ def test_a_killed_master_with_a_slave_goes_on_being_read(pair):
         assert sorted(run.read) == sorted([*first, *second, *third])
 
 
+def test_a_topic_that_is_made_again_is_new_on_slaves_too(pair):
+    """Else its slave keeps the old index, and gives old messages when its master is down."""
+    run = Run(pair, subscribe="orders", startingOffsets="earliest", failOnDataLoss="ignore", **SHORT)
+    run.drain(feed(pair, "orders", 40))
+    copied(pair, "orders", 40)
+    pair.admin.delete_topic("orders")
+    pair.create_topic("orders", 4)
+    run.read.clear()
+    young = feed(pair, "orders", 12)
+    run.drain(young)
+    copied(pair, "orders", 12)
+    last = feed(pair, "orders", 4)
+    copied(pair, "orders", 16)
+    pair.kill("broker-a")
+    run.drain(last)
+    assert Counter(run.read) == Counter([*young, *last])
+
+
 def test_master_only_waits_for_the_master(pair):
     sent = feed(pair, "orders", 40)
     run = Run(pair, subscribe="orders", startingOffsets="earliest", readFrom="master", **SHORT)

@@ -36,11 +36,11 @@ def cluster(brokers: Mapping[str, MockBroker]) -> Command:
     return ok(json.dumps({"brokerAddrTable": table, "clusterAddrTable": {"c": list(brokers)}}).encode())
 
 
-def stats(bounds: Mapping[MessageQueue, tuple[int, int]]) -> Command:
-    """Minimum and maximum of queues, as a broker tells them."""
+def stats(bounds: Mapping[MessageQueue, tuple[int, int]], newest_ms: int = 7) -> Command:
+    """Minimum and maximum of queues, as a broker tells them, and when their last message was stored."""
     rows = ",".join(
         f'{{"brokerName":"{queue.broker_name}","queueId":{queue.queue_id},"topic":"{queue.topic}"}}:'
-        f'{{"lastUpdateTimestamp":7,"maxOffset":{high},"minOffset":{low}}}'
+        f'{{"lastUpdateTimestamp":{newest_ms},"maxOffset":{high},"minOffset":{low}}}'
         for queue, (low, high) in bounds.items()
     )
     return ok(b'{"offsetTable":{%s}}' % rows.encode())

@@ -71,6 +71,17 @@ def test_a_start_goes_on_when_the_master_is_there(scripted):
     assert run.positions == {A: 5}
 
 
+@pytest.mark.parametrize(("newest_ms", "end"), [(99, 12), (100, 18)])
+def test_a_slave_whose_index_is_of_a_topic_that_was_made_again_is_not_believed(scripted, newest_ms, end):
+    """What it offers as new is older than what was read."""
+    run = Run(scripted.address, log(12, marks={"t": {"broker-a": {"0": 100}}}), routeRefresh=0, **QUICK)
+    master_gone(scripted, 0, 18)
+    scripted.on(STATS, stats({A: (0, 18)}, newest_ms))
+    for _ in range(3):
+        found = positions(run.latest())
+    assert found == {A: end}
+
+
 def test_a_queue_that_only_a_slave_tells_of_begins_when_its_master_does(scripted):
     run = Run(scripted.address, startingOffsets="earliest", routeRefresh=0, **QUICK)
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {1: scripted.address}}))
