@@ -43,7 +43,11 @@ DRIVER = f"""
     files = start(read("{FILES},{COPIES},{AGAIN}").selectExpr(place).writeStream.format("text"), "files")
     copies = read("{COPIED}").selectExpr("body", "keys", "element_at(keys, 1) shardingKey").writeStream.format("rocketmq")
     copies = start(copies, "copies").options(nameServer=name_server, topic="{COPIES}", queueSelector="hash")
-    queries = [files.start(f"{{folder}}/files/out"), copies.start()]
+    # One after the other: Spark gives the process of a stream ten seconds to start, which two cores need for three of them.
+    queries = [files.start(f"{{folder}}/files/out")]
+    while queries[0].isActive and not queries[0].lastProgress:
+        time.sleep(0.1)
+    queries.append(copies.start())
     report("running")
 
     columns = "topic, brokerName, queueId, min(queueOffset), max(queueOffset), count(distinct queueOffset), count(*)"
