@@ -154,6 +154,7 @@ class Producers:
         self.sent: list[Sent] = []
         self.failed: list[RocketMQError] = []
         self.generation = 0
+        self.no_mayflies = threading.Lock()
         self._stop = threading.Event()
         self._pause_s = 1 / rate
         self._producer = Producer(name_server=name_server, group="chaos", send_timeout="10s")
@@ -181,7 +182,7 @@ class Producers:
     def _mayflies(self) -> None:
         number = 0
         while not self._stop.wait(self._pause_s):
-            with suppress(RocketMQError):  # it is not there for a while, again and again
+            with self.no_mayflies, suppress(RocketMQError):  # it is not there for a while, again and again
                 self._send(AGAIN, "m", number, self.generation, timeout="5s")
             number += 1
 
