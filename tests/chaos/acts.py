@@ -40,7 +40,7 @@ class Acts:
     producers: Producers
     rng: random.Random
     queues: int = 2
-    # Until when queues could not be read, by broker: their permission was taken.
+    # From when to when a read that starts may not see the queues of a broker.
     unreadable: list[tuple[str, float, float]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     _pause: threading.Event = field(default_factory=threading.Event)
@@ -77,11 +77,14 @@ class Acts:
     def kill_name_server(self) -> str:
         """One of the two, or both: brokers and clients go on with what they know."""
         names = self.rng.choice([["namesrv"], ["namesrv-2"], ["namesrv", "namesrv-2"]])
+        begun = time.time()
         for name in names:
             self.mq.kill(name)
         seconds = self._for_a_while()
         for name in names:
             self.mq.restart(name)
+        # It comes back empty, and brokers register one by one: what starts meanwhile cannot know of the others.
+        self.unreadable += [(broker, begun, time.time()) for broker in self.mq.brokers]
         return f"{' and '.join(names)} killed and away for {seconds:.1f} s"
 
     def hang(self) -> str:
