@@ -10,9 +10,12 @@ PYTEST = $(BIN)/python -m pytest
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo
 
+# Tests of Spark, tests of brokers and those in memory run beside each other; make test WORKERS= runs one after the other.
+WORKERS = -n 2 --dist loadgroup --no-loadscope-reorder
+
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java check
-	@$(PYTEST) --complete $(OPTIONS)
+	@$(PYTEST) --complete $(WORKERS) $(OPTIONS)
 
 # The source on the oldest PySpark that is supported, in an environment of its own.
 test-4.2: java

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, core, settings
@@ -39,6 +40,9 @@ FIXED = os.environ.get("ROCKETMQ_SPARK_TEST_FIXED") == "1"
 settings.register_profile("house", deadline=None, derandomize=FIXED, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 
+# Each on one worker of xdist: one Spark of the session, and not two brokers of each kind.
+GROUPS = ("spark", "live")
+
 _seen = pytest.StashKey[Counter[str]]()
 _seed = pytest.StashKey[str]()
 
@@ -52,10 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if not FIXED:
         # As hypothesis does with its own option, whose value comes first.
-        config.stash[_seed] = str(config.getoption("--hypothesis-seed", None) or random.SystemRandom().getrandbits(32))
+        given = getattr(config, "workerinput", {}).get("seed") or config.getoption("--hypothesis-seed", None)
+        config.stash[_seed] = str(given or random.SystemRandom().getrandbits(32))
         core.global_force_seed = int(config.stash[_seed])
     config.stash[_seen] = Counter()
     config.pluginmanager.register(_Reports(config.stash[_seen]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Workers of xdist take the seed that is told."""
+    node.workerinput["seed"] = node.config.stash.get(_seed, None)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -70,6 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in marks_of(item):
             item.add_marker(name)
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
@@ -84,6 +96,13 @@ def marks_of(item: pytest.Item) -> set[str]:
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         found.add("property")
     return found
+
+
+def group_of(item: pytest.Item) -> str:
+    """The tests that stay together, in their order: those of a folder that starts processes go with the brokers."""
+    marks = {mark.name for mark in item.iter_markers()}
+    heavy = "slow" in marks or "live" in marks
+    return next((name for name in GROUPS if name in marks), GROUPS[-1] if heavy else item.path.name)
 
 
 def _weight(item: pytest.Item) -> tuple[int, bool]:
@@ -104,7 +123,7 @@ class _Reports:
 
 
 def _problems(config: pytest.Config) -> list[str]:
-    if not config.getoption("complete"):
+    if not config.getoption("complete") or hasattr(config, "workerinput"):
         return []
     seen = config.stash[_seen]
     found = [f"no test that needs a {what} has passed" for what in NEEDS.values() if not seen[what]]

@@ -204,10 +204,10 @@ def test_settings_of_pulls_come_from_the_options():
     assert (settings.read_deadline_s, settings.batch_size) == (5.0, 7)
 
 
-def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_testsuite_property):
+def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_property):
     client = session.client(parsed(nameServer=rocketmq.name_server))
     for broker in client.admin.cluster().values():
         answer = client.calls.ask(broker.master, rpc.GET_BROKER_RUNTIME_INFO.request())
         version = json.loads(bytes(answer.body))["table"]["brokerVersionDesc"]
-        record_testsuite_property("broker version", version)
+        record_property("broker version", version)
         assert version == "V5_5_0"
