@@ -47,6 +47,8 @@ def test_losses_before_the_first_doubt_are_told_neighbours_joined() -> None:
     assert lasting(holes, [], PIECES) == [(0, 4, 12), (0, 15, 16), (1, 0, 5), (1, 10, 11)]
     assert lasting(holes, holes[3:], PIECES) == [(0, 4, 12), (0, 15, 16)]
     assert lasting(holes, holes[:1], PIECES) == []
+    of_two_ranges = [Hole(0, 4, 10), Hole(3, 10, 12)]
+    assert lasting(of_two_ranges, [], PIECES) == [(0, 4, 10), (1, 10, 12)]
 
 
 def test_answers_behind_a_doubt_wait_for_it() -> None:

@@ -146,7 +146,11 @@ def test_inner_batches_among_bad_messages():
 def test_the_first_are_logged_each_and_all_are_counted(caplog):
     caplog.set_level(logging.WARNING)
     bad, queue = Bad("skip"), MessageQueue("t", "b", 0)
-    for offset in range(25):
+    for offset in range(10):
+        bad.met(queue, offset, "why")
+    bad.summary()
+    assert len(caplog.records) == 10
+    for offset in range(10, 25):
         bad.met(queue, offset, "why")
     assert len(caplog.records) == 10
     bad.summary()
