@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 
 import pytest
 
-from rocketmq_spark.client.window import Doubts, Hole, Piece, Trial, lasting, undoubted
+from rocketmq_spark.client.window import Doubts, Hole, Piece, Trial, lasting, placed, undoubted
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.model import ReceivedMessage
 
 PIECES = [Piece(number, start, start + 10, start + 10, 0, 0) for number, start in ((0, 0), (0, 10), (1, 0), (1, 10))]
 
@@ -42,6 +45,13 @@ def test_an_answer_with_several_holes_is_asked_for_once_after_growing_pauses() -
     assert dict(known.again(PIECES, holes[:2], 105.0)) == {PIECES[1]: 107.0}
 
 
+def test_each_answer_waits_for_its_first_hole() -> None:
+    known, first, second = doubts(), Hole(1, 11, 12), Hole(1, 15, 16)
+    known.still(PIECES, [first, second], 100.0, believe=True)
+    assert dict(known.again(PIECES, [first, second], 100.0)) == {PIECES[1]: 101.0}
+    assert dict(known.again(PIECES, [first], 105.0)) == {PIECES[1]: 107.0}
+
+
 def test_losses_before_the_first_doubt_are_told_neighbours_joined() -> None:
     holes = [Hole(0, 4, 10), Hole(1, 10, 12), Hole(1, 15, 16), Hole(2, 0, 5), Hole(3, 10, 11)]
     assert lasting(holes, [], PIECES) == [(0, 4, 12), (0, 15, 16), (1, 0, 5), (1, 10, 11)]
@@ -54,3 +64,34 @@ def test_losses_before_the_first_doubt_are_told_neighbours_joined() -> None:
 def test_answers_behind_a_doubt_wait_for_it() -> None:
     assert undoubted(PIECES, []) == (4, [])
     assert undoubted(PIECES, [Hole(1, 10, 12), Hole(3, 10, 11)]) == (1, [PIECES[2]])
+
+
+def message(offset: int, sys_flag: int = 0, error: str | None = None) -> ReceivedMessage:
+    return ReceivedMessage("t", "b", 0, offset, 0, b"", {}, 0, sys_flag, 0, 0, "", "", 0, 0, 0, "", error)
+
+
+def offsets(found: Iterable[ReceivedMessage]) -> list[int]:
+    return [one.queue_offset for one in found]
+
+
+def test_what_lies_before_the_start_belongs_to_others_only_inside_of_a_batch() -> None:
+    """The index of a queue may be shifted: then messages have lower offsets than their places."""
+    piece = Piece(0, 10, 13, 13, 0, 0)
+    assert offsets(placed([message(8), message(9), message(10)], piece)) == [8, 9, 10]
+    inner = [message(offset, SysFlag.INNER_BATCH) for offset in (8, 9, 10)]
+    assert offsets(placed(inner, piece)) == [10]
+
+
+def test_what_lies_behind_the_end_belongs_to_others_where_the_broker_went_beyond_it() -> None:
+    given = [message(offset) for offset in (11, 12, 13, 14)]
+    assert offsets(placed(given, Piece(0, 10, 13, 13, 0, 0))) == [11, 12, 13, 14]
+    assert offsets(placed(given, Piece(0, 10, 13, 15, 0, 0))) == [11, 12]
+
+
+@pytest.mark.parametrize(("dense", "expected"), [(True, [10, 11, 12, 13, 14, 15]), (False, [10, 11, 13, 14])])
+def test_what_cannot_be_decoded_stands_between_its_neighbours(dense: bool, expected: list[int]) -> None:
+    garbled = message(-1, error="why")
+    given = [message(10), garbled, garbled, message(13), garbled]
+    found = list(placed(given, Piece(0, 10, 16, 16, 0, 0), dense))
+    assert offsets(found) == expected
+    assert [one.queue_offset for one in found if one.decode_error is None] == [10, 13]
