@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -76,8 +77,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"examples of hypothesis: seed {seed} (again: --hypothesis-seed={seed})"]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Before all others: xdist looks at the groups, pytest at the marks."""
     for item in items:
         for name in marks_of(item):
             item.add_marker(name)
@@ -85,6 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
+    return (yield)
 
 
 def marks_of(item: pytest.Item) -> set[str]:
