@@ -11,7 +11,7 @@ demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo
 
 # Tests of Spark, tests of brokers and those in memory run beside each other; make test WORKERS= runs one after the other.
-WORKERS = -n 2 --dist loadgroup --no-loadscope-reorder
+WORKERS = -n 2 --dist loadscope --no-loadscope-reorder
 
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java check

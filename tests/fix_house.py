@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
 import random
 from collections import Counter
-from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +43,6 @@ FIXED = os.environ.get("ROCKETMQ_SPARK_TEST_FIXED") == "1"
 settings.register_profile("house", deadline=None, derandomize=FIXED, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 
-# Each on one worker of xdist: one Spark of the session, and not two brokers of each kind.
-GROUPS = ("spark", "live")
-
 _seen = pytest.StashKey[Counter[str]]()
 _seed = pytest.StashKey[str]()
 
@@ -77,17 +76,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"examples of hypothesis: seed {seed} (again: --hypothesis-seed={seed})"]
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Before all others: xdist looks at the groups, pytest at the marks."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in marks_of(item):
             item.add_marker(name)
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
-    return (yield)
 
 
 def marks_of(item: pytest.Item) -> set[str]:
@@ -101,11 +97,28 @@ def marks_of(item: pytest.Item) -> set[str]:
     return found
 
 
-def group_of(item: pytest.Item) -> str:
-    """The tests that stay together, in their order: those of a folder that starts processes go with the brokers."""
-    marks = {mark.name for mark in item.iter_markers()}
-    heavy = "slow" in marks or "live" in marks
-    return next((name for name in GROUPS if name in marks), GROUPS[-1] if heavy else item.path.name)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files stay together; those of Spark are for one worker, those that start servers or processes for one, too: brokers
+    that only wait take their share of a core each, and are not to be there twice."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(config.rootpath / nodeid.partition("::")[0])
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+@functools.cache
+def scope_of(path: Path) -> str:
+    """What runs on one worker, by the fixtures that the tests of a file ask for."""
+    functions = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef))
+    asked = {argument.arg for function in functions for argument in function.args.args}
+    if asked & SPARKS:
+        return "spark"
+    heavy = asked & CLUSTERS or not PROCESSES.isdisjoint(path.parts)
+    return "servers" if heavy else str(path)
 
 
 def _weight(item: pytest.Item) -> tuple[int, bool]:
