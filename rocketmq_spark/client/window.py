@@ -74,7 +74,8 @@ def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True
 
 
 def _standing(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
-    for offset in range(start, end if dense else min(end, start + 1)):
+    # At least once: where neighbours are damaged too, or shifted, nothing may be missing between them.
+    for offset in range(start, max(end if dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 
 

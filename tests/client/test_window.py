@@ -95,3 +95,12 @@ def test_what_cannot_be_decoded_stands_between_its_neighbours(dense: bool, expec
     found = list(placed(given, Piece(0, 10, 16, 16, 0, 0), dense))
     assert offsets(found) == expected
     assert [one.queue_offset for one in found if one.decode_error is None] == [10, 13]
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("before", [1 << 56, 15])
+def test_what_cannot_be_decoded_is_told_whatever_its_neighbours_say(before: int, dense: bool) -> None:
+    garbled = message(-1, error="why")
+    for given in ([message(before), garbled], [message(before), garbled, message(11)]):
+        found = list(placed(given, Piece(0, 10, 16, 16, 0, 0), dense))
+        assert [one for one in found if one.decode_error is not None]

@@ -151,6 +151,17 @@ def test_damaged_windows_are_refused_or_read_the_same_by_both(win, data):
     )
 
 
+def test_a_message_without_length_is_told_behind_one_whose_offset_is_damaged():
+    first, second = stored(b"a", queue_offset=1), stored(b"b", queue_offset=2)
+    win = window(Answer([first, second], start=0, limit=3, next_offset=3))
+    begin = win.pieces[0].begin
+    win.buffer[begin + 20] = 1  # the offset's highest byte
+    win.buffer[begin + len(first) + 3] = 1
+    win.buffer[begin + len(first) + 2] = 0
+    assert outcome(lambda: rows(Decoder(QUEUES)(win))) is DecodeError
+    assert outcome(lambda: rows(careful.decode(win, QUEUES, BASIC, "user"))) is DecodeError
+
+
 def outcome(decode):
     try:
         return decode()
