@@ -21,7 +21,7 @@ from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.accumulator import Accumulator, Batch, Entry, Key
 from rocketmq_spark.producer.clockwork import Clockwork
-from rocketmq_spark.producer.pending import Outcome
+from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.producer.results import split
 from rocketmq_spark.producer.settings import ProducerSettings
 

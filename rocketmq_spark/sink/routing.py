@@ -21,7 +21,7 @@ from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows, RowSelector
 
 Queues = Sequence[MessageQueue]
-Narrow = Callable[[Queues], Queues]
+Candidates = Callable[[Queues], Queues]
 
 
 class Share(NamedTuple):
@@ -61,7 +61,7 @@ def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | 
             return ByCallable(columns, resolve(given, "queueSelector"))
 
 
-def narrow(options: Options) -> Narrow | None:
+def candidates(options: Options) -> Candidates | None:
     """What batches that may go anywhere choose from at random; None for going round."""
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
