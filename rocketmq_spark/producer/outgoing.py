@@ -1,9 +1,11 @@
-"""What a caller hands to the engine, and what it is told in the end: small frozen values."""
+"""What a caller hands to the engine, and what it is told in the end.
+
+Tuples, because there is one for every message that travels alone: a frozen dataclass takes eight times as long to make.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
@@ -30,8 +32,7 @@ def nobody(ended: Ended) -> None:
     """For callers who need not be told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """One request that is to be sent: a message or a batch.
 
     ``queue`` is the one that the caller or a selector chose; without it each attempt chooses, at random among the
