@@ -42,8 +42,8 @@ ORDER = {
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
     "client": "trouble calls aside route broker backlog pacing pull window ranges heads sender admin",
-    "producer": "accumulator attempts faults results hooks lanes clockwork settings in_flight topics outgoing choice pending"
-    " encoding batching engine upkeep producer",
+    "producer": "accumulator attempts faults results hooks lanes clockwork settings in_flight topics outgoing choice under_way"
+    " pending encoding destination batching engine upkeep producer",
     "source": "schema offsets slices property_names filters loss bad frames header unpack promoted properties careful decode"
     " pushdown allocation admission planner positions absence catalog patience recreation publish"
     " listener tasks stream runner readers",
@@ -80,7 +80,8 @@ OUTSIDE = {
     "select": "remoting.connection",
     "subprocess": "localbroker cli.background workers",
     "threading": "remoting.connection remoting.pool client.aside client.calls client.route producer.batching producer.choice"
-    " producer.clockwork producer.engine producer.faults producer.pending producer.producer session sink.checks localbroker cli",
+    " producer.clockwork producer.faults producer.pending producer.producer producer.under_way session sink.checks"
+    " localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
     "time": "clock remoting.connection remoting.pool client.admin client.calls client.route"
     " producer.clockwork producer.producer source.admission source.catalog source.patience source.stream localbroker cli",

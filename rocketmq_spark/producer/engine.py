@@ -2,7 +2,7 @@
 
 Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. It owns what sending needs
 (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``, ``faults``,
-``lanes``, ``in_flight`` and ``choice``; here are the lock round them and the waiting. Every request begins in
+``choice`` and ``under_way``, which has the lock; here is the sending and the waiting. Every request begins in
 ``_sending``, every attempt with an answer ends in ``_judge``, and every request that has one ends in ``_end``, whatever
 the mode: there a spool, transactions or metrics are attached.
 """
@@ -12,9 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import random
-import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
@@ -26,11 +24,10 @@ from rocketmq_spark.producer.choice import Choice
 from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.hooks import Hooks, SendContext
-from rocketmq_spark.producer.in_flight import InFlight
-from rocketmq_spark.producer.lanes import Lanes
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.producer.under_way import Sending, UnderWay, closed
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +38,6 @@ class Unsent(NamedTuple):
     topic: str
     queue: MessageQueue | None
     msg_ids: Sequence[str]
-
-
-@dataclass(slots=True, eq=False)
-class _Sending:
-    """A request under way. ``refresh`` when the route is to be asked for before the next attempt."""
-
-    outgoing: Outgoing
-    deadline: Deadline
-    attempts: Attempts
-    refresh: bool = False
-    finished: bool = False
 
 
 class _Attempt(NamedTuple):
@@ -65,7 +51,7 @@ class _Attempt(NamedTuple):
 class Engine:
     """Sends what it is handed, and knows what is under way. ``close`` ends its timer too.
 
-    Without ``faults`` it has a fault table of its own.
+    Without ``faults`` it has a fault table of its own. ``in_flight`` tells how much was submitted and has no outcome yet.
     """
 
     def __init__(
@@ -75,30 +61,23 @@ class Engine:
         self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
         self.hooks = Hooks()
         self.clockwork = clockwork
-        self.in_flight = InFlight(settings)
         self._sender = sender
         self._settings = settings
         self._policy = settings.retry_policy
         self._aside = clockwork.beside("route")
         self._choice = Choice(self.topics, self.faults, clockwork)
         self._rng = random.Random()
-        self._lanes: Lanes[_Sending] = Lanes(self.in_flight.max_out)
-        self._shut: dict[MessageQueue | None, RocketMQError] = {}
-        self._changed = threading.Condition()
-        self._blocking: set[_Sending] = set()
-        self._closed = False
+        self._under_way = UnderWay(settings, clockwork)
+        self.in_flight = self._under_way.in_flight
 
     def send(self, outgoing: Outgoing) -> SendResult:
         """All attempts on the calling thread; returns the result or raises the error."""
         sending = self._sending(outgoing)
-        with self._changed:
-            self._blocking.add(sending)
+        self._under_way.block(sending)
         try:
             outcome = self._attempt_all(sending)
         finally:
-            with self._changed:
-                self._blocking.discard(sending)
-                self._changed.notify_all()
+            self._under_way.unblock(sending)
         self._end(sending, outcome)
         if isinstance(outcome, RocketMQError):
             raise outcome
@@ -109,16 +88,15 @@ class Engine:
 
         Waits while there is no room, and raises ``SendFailed`` when there is none in time.
         """
-        self._wait_for_room(outgoing)
+        self._under_way.wait_for_room(outgoing)
         if self.enqueue(outgoing):
             self.pump()
         else:
-            outgoing.done(Ended(outgoing, _closed()))
+            outgoing.done(Ended(outgoing, closed()))
 
     def has_room(self, outgoing: Outgoing) -> bool:
         """Whether ``submit`` would not wait; for callers who have something to do meanwhile."""
-        with self._changed:
-            return self._has_room(outgoing)
+        return self._under_way.has_room(outgoing)
 
     def enqueue(self, outgoing: Outgoing) -> bool:
         """Fix the place of ``outgoing`` in the order of its queue, whatever the bounds; False when closed.
@@ -127,24 +105,17 @@ class Engine:
         """
         sending = self._sending(outgoing)
         brokers = len(self.topics.brokers()) if self.in_flight.counts_brokers else 1
-        with self._changed:
-            if self._closed:
-                return False
-            self.in_flight.brokers = brokers
-            self._lanes.window = self.in_flight.max_out
-            cause = self._shut.get(outgoing.lane)
-            if cause is None:
-                self._lanes.put(sending, outgoing.lane)
-                self.in_flight.add(outgoing.size)
+        try:
+            cause = self._under_way.put(sending, brokers)
+        except ClosedError:
+            return False
         if cause is not None:
             self._end(sending, _behind(outgoing, cause))
         return True
 
     def pump(self) -> None:
         """Send what may go out now. Asking for the route of a new topic may block."""
-        with self._changed:
-            released = self._lanes.take(self.clockwork.now_ms())
-        for sending in released:
+        for sending in self._under_way.take():
             if sending.refresh:  # a name server that hangs must not hold up the others
                 self._aside.later(0, functools.partial(self._launch, sending))
             else:
@@ -160,10 +131,7 @@ class Engine:
 
     def idle(self, deadline: Deadline) -> bool:
         """Whether everything under way has its answer by then."""
-        with self._changed:
-            while (self.in_flight.requests or self._blocking) and not deadline.expired:
-                self.clockwork.hold(self._changed, deadline.remaining())
-            return not self.in_flight.requests and not self._blocking
+        return self._under_way.idle(deadline)
 
     def close(self, deadline: Deadline, wait_s: float = 5.0) -> list[Unsent]:
         """Wait until everything under way has its answer; what has none by then is failed and returned.
@@ -171,45 +139,23 @@ class Engine:
         A call of the timer is waited for ``wait_s`` seconds.
         """
         self.idle(deadline)
-        with self._changed:
-            self._closed = True
-            left = self._lanes.drop()
-            for sending in left:
-                sending.finished = True
-            self.in_flight.clear()
-            blocking = list(self._blocking)
-            self._changed.notify_all()
+        left, blocking = self._under_way.close()
         self._aside.close(wait_s=0)
         for sending in left:
-            self._end(sending, _closed())
+            self._end(sending, closed())
         self.clockwork.close(wait_s)
         return [Unsent(each.outgoing.topic, each.outgoing.queue, each.outgoing.msg_ids) for each in left + blocking]
 
-    def _sending(self, outgoing: Outgoing) -> _Sending:
+    def _sending(self, outgoing: Outgoing) -> Sending:
         """Every request begins here."""
-        return _Sending(outgoing, outgoing.deadline, Attempts(self._policy, outgoing.queue is not None, self._rng))
+        return Sending(outgoing, outgoing.deadline, Attempts(self._policy, outgoing.queue is not None, self._rng))
 
-    def _end(self, sending: _Sending, outcome: Outcome) -> None:
+    def _end(self, sending: Sending, outcome: Outcome) -> None:
         """Every request ends here, once."""
         attempts = sending.attempts
         sending.outgoing.done(Ended(sending.outgoing, outcome, attempts.count, attempts.brokers))
 
-    def _wait_for_room(self, outgoing: Outgoing) -> None:
-        deadline = outgoing.deadline
-        with self._changed:
-            while not self._has_room(outgoing):
-                if deadline.expired:
-                    raise SendFailed(
-                        f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not "
-                        "answered yet",
-                        remedy="Send more slowly, or wait for results",
-                    )
-                self.clockwork.hold(self._changed, deadline.remaining())
-
-    def _has_room(self, outgoing: Outgoing) -> bool:
-        return self._closed or self.in_flight.has_room(outgoing.size, outgoing.lane is not None)
-
-    def _attempt_all(self, sending: _Sending) -> Outcome:
+    def _attempt_all(self, sending: Sending) -> Outcome:
         while True:
             queue: MessageQueue | None = None
             try:
@@ -226,13 +172,13 @@ class Engine:
             if verdict.pause_s:
                 self.clockwork.pause(verdict.pause_s)
 
-    def _try(self, sending: _Sending, queue: MessageQueue) -> Outcome:
+    def _try(self, sending: Sending, queue: MessageQueue) -> Outcome:
         try:
             return self._sender.send(queue, sending.outgoing.request, self._share(sending))
         except RocketMQError as e:
             return e
 
-    def _launch(self, sending: _Sending) -> None:
+    def _launch(self, sending: Sending) -> None:
         """An attempt whose answer comes later."""
         number = sending.attempts.count
         if not number:
@@ -255,7 +201,7 @@ class Engine:
             logger.exception("sending to %s failed", sending.outgoing.topic)
             self._landed(sending, number, None, _unexpected(e, sending.outgoing))
 
-    def _landed(self, sending: _Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
+    def _landed(self, sending: Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
         if number != sending.attempts.count:  # a second outcome of one attempt
             return
         try:
@@ -263,56 +209,30 @@ class Engine:
         except Exception as e:
             logger.exception("the outcome of an attempt could not be judged")
             verdict = _unexpected(e, sending.outgoing)
-        behind: list[_Sending] = []
-        with self._changed:
-            if sending.finished:  # given up by ``close`` before its answer came
-                return
-            if isinstance(verdict, Again):
-                sending.refresh = verdict.refresh
-                self._lanes.again(sending, self.clockwork.now_ms() + int(verdict.pause_s * 1000))
-            else:
-                behind = self._finish(sending, verdict)
-            more = self._lanes.blocked
-        if more:  # not from here: this may be the thread that reads answers
+        landing = self._under_way.landed(sending, verdict)
+        if landing is None:
+            return
+        if landing.more:  # not from here: this may be the thread that reads answers
             self.clockwork.later(0, self.pump)
         if isinstance(verdict, Again):
             self.clockwork.later(verdict.pause_s, self.pump)
             return
         self._end(sending, verdict)
-        for each in behind:
+        for each in landing.behind:
             assert isinstance(verdict, RocketMQError)
             self._end(each, _behind(each.outgoing, verdict))
 
-    def _finish(self, sending: _Sending, outcome: Outcome) -> list[_Sending]:
-        """What fails with it: the requests that wait for the same queue, since none may overtake another."""
-        behind: list[_Sending] = []
-        lane = sending.outgoing.lane
-        if lane is not None and isinstance(outcome, RocketMQError):
-            behind = self._lanes.shut(sending)
-            if self._settings.lanes_stay_shut:
-                self._shut[lane] = outcome
-        else:
-            self._lanes.done(sending)
-        for each in (sending, *behind):
-            each.finished = True
-            self.in_flight.remove(each.outgoing.size)
-        if isinstance(outcome, SendResult):
-            self.in_flight.answered(sending.outgoing.size, clean=sending.attempts.count == 1)
-            self._lanes.window = self.in_flight.max_out
-        self._changed.notify_all()
-        return behind
-
-    def _choose(self, sending: _Sending) -> MessageQueue:
+    def _choose(self, sending: Sending) -> MessageQueue:
         return self._choice.queue(sending.outgoing, sending.attempts, sending.deadline, sending.refresh)
 
-    def _share(self, sending: _Sending) -> Deadline:
+    def _share(self, sending: Sending) -> Deadline:
         """The deadline of one attempt: the whole one for the last."""
         most = self._settings.attempt_timeout_s
         if most is not None and sending.attempts.more_possible:
             return sending.deadline.within(most)
         return sending.deadline
 
-    def _begin(self, sending: _Sending, queue: MessageQueue, mode: str) -> _Attempt:
+    def _begin(self, sending: Sending, queue: MessageQueue, mode: str) -> _Attempt:
         context = None
         if self.hooks:
             outgoing, number = sending.outgoing, sending.attempts.count + 1
@@ -332,7 +252,7 @@ class Engine:
         if attempt.context is not None:
             self.hooks.after(attempt.context, outcome, latency_ms)
 
-    def _judge(self, sending: _Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome | Again:
+    def _judge(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome | Again:
         """Every attempt ends here: the final outcome, or another attempt."""
         brokers: Collection[str] = ()
         outgoing = sending.outgoing
@@ -364,7 +284,3 @@ def _unexpected(error: Exception, outgoing: Outgoing) -> SendFailed:
     )
     failed.__cause__ = error
     return failed
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the producer was closed before the message was acknowledged; it may have been stored")
