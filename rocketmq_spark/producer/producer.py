@@ -242,10 +242,8 @@ class Producer:
     def _outgoing(
         self, prepared: Prepared, queue: MessageQueue | None, deadline: Deadline, done: Callable[[Ended], None] = nobody
     ) -> Outgoing:
-        request, message = (
-            encoding.single_request(prepared, self.settings, self._engine.clockwork.wall_ms()),
-            prepared.message,
-        )
+        message = prepared.message
+        request = encoding.single_request(prepared, self.settings, self._engine.clockwork.wall_ms())
         return Outgoing(message.topic, request, deadline, queue, done=done, message=message, msg_ids=(prepared.msg_id,))
 
 
