@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.codes import Perm, Property
@@ -230,4 +230,3 @@ class SendRequest:
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
     default_topic_queues: int = 4
-    extra: Mapping[str, str] = field(default_factory=dict)

@@ -42,12 +42,12 @@ ORDER = {
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
     "client": "trouble calls aside route broker backlog pacing pull window ranges heads sender admin",
-    "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
-    " delivery upkeep producer",
+    "producer": "accumulator attempts faults results hooks lanes clockwork settings in_flight topics outgoing choice under_way"
+    " pending encoding destination batching engine upkeep producer",
     "source": "schema offsets slices property_names filters loss bad frames header unpack promoted properties careful decode"
     " pushdown allocation admission planner positions absence catalog patience recreation publish"
     " listener tasks stream runner readers",
-    "sink": "arrow columns faults identifiers maps properties encode window report selectors routing checks task writers"
+    "sink": "arrow columns faults identifiers maps properties encode report selectors routing checks task writers"
     " foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
     " demo_stage demo_feed demo_watch demo_view demo app",
@@ -79,8 +79,9 @@ OUTSIDE = {
     "ssl": "remoting.endpoint remoting.connection",
     "select": "remoting.connection",
     "subprocess": "localbroker cli.background workers",
-    "threading": "remoting.connection remoting.pool client.aside client.calls client.route producer.batching producer.clockwork"
-    " producer.delivery producer.pending producer.producer session sink.checks localbroker cli",
+    "threading": "remoting.connection remoting.pool client.aside client.calls client.route producer.batching producer.choice"
+    " producer.clockwork producer.faults producer.pending producer.producer producer.under_way session sink.checks"
+    " localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
     "time": "clock remoting.connection remoting.pool client.admin client.calls client.route"
     " producer.clockwork producer.producer source.admission source.catalog source.patience source.stream localbroker cli",
@@ -338,6 +339,18 @@ def test_every_request_has_one_row():
 def test_the_documented_options_are_the_table():
     page = (ROOT / "docs" / "options.md").read_text("utf-8")
     assert page[page.index("## Connection") :] == options.markdown(), "run: make docs"
+
+
+def test_what_is_called_an_option_is_one():
+    wrong = [
+        f"{module.name}:{node.lineno}: {name}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for name in re.findall(r"option '(\w+)'", node.value)
+        if name not in {row.name for row in options.TABLE}
+    ]
+    assert not wrong
 
 
 def test_every_module_has_a_test_file():

@@ -1,6 +1,7 @@
 """Everything between "a message" and "one send verb" of the port ``Sender``.
 
-In import order: ``faults``, ``accumulator``, ``lanes``, ``attempts``, ``results``, ``settings``, ``encoding``,
-``hooks`` and ``topics`` are pure or ask the sender only; ``clockwork``, ``pending``, ``delivery``, ``batching``,
-``upkeep`` and ``producer`` drive them and are the ones with threads and locks.
+In import order: ``accumulator``, ``attempts``, ``results``, ``hooks``, ``lanes``, ``settings``, ``in_flight``,
+``outgoing`` and ``encoding`` are pure, ``faults`` is but for its lock, ``topics``, ``choice`` and ``destination`` ask the
+sender only; ``clockwork``, ``under_way``, ``pending``, ``batching``, ``engine``, ``upkeep`` and ``producer`` have the threads
+and locks. All that is sent goes through ``engine``.
 """

@@ -17,15 +17,22 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from rocketmq_spark.errors import ClosedError, RocketMQError
-from rocketmq_spark.model import SendResult
+from rocketmq_spark import codes
+from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
+from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, Batch, Entry, Key
 from rocketmq_spark.producer.clockwork import Clockwork
-from rocketmq_spark.producer.pending import Outcome
+from rocketmq_spark.producer.encoding import How, Prepared
+from rocketmq_spark.producer.outgoing import Outcome
+from rocketmq_spark.producer.pending import Callback, Pending
 from rocketmq_spark.producer.results import split
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
+
+# A synchronous sender of a batch waits this much longer than the batch may take: its error says more than ours.
+_SLACK_S = 1.0
 
 
 class Owner(Protocol):
@@ -83,10 +90,14 @@ class Batcher:
         for owner in owners.values():
             owner.pump()
 
-    def wait(self, batch: Batch, result: Future[SendResult]) -> None:
-        """Hold a synchronous sender until its batch leaves; it sends the batch itself when nobody else has."""
+    def wait(self, batch: Batch, result: Future[SendResult], seconds: float) -> bool:
+        """Whether ``result`` is there within ``seconds`` after its batch was due.
+
+        A synchronous sender sends the batch itself then, when nobody else has.
+        """
         if not self._clockwork.wait(result, max(0, batch.due_ms - self._clockwork.now_ms()) / 1000):
             self.flush()
+        return self._clockwork.wait(result, seconds)
 
     def send_all(self) -> None:
         """Send everything that waits for company."""
@@ -118,6 +129,44 @@ class Batcher:
                     logger.exception("a result could not be handed over")
 
         return done
+
+
+class Membership:
+    """What one producer adds to an accumulator. ``owner`` sends the batches that it starts, whoever adds to them."""
+
+    def __init__(self, batcher: Batcher, owner: Owner, pending: Pending, send_timeout_s: float) -> None:
+        self.batcher = batcher
+        self._owner = owner
+        self._pending = pending
+        self._send_timeout_s = send_timeout_s
+
+    def takes(self, prepared: Prepared, how: How) -> bool:
+        """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``)."""
+        topic = prepared.message.topic
+        return how.get("timeout_s") is None and not prepared.delayed and not topic.startswith(codes.RETRY_PREFIX)
+
+    def add(
+        self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None
+    ) -> tuple[Future[SendResult], Batch | None]:
+        """The future result and the batch that took the message; no batch when it must be sent directly."""
+        message = prepared.message
+        key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
+        item = encoding.batch_item(prepared)
+        result, ticket = self._pending.expect(callback, prepared.msg_id)
+        batch = None
+        try:
+            entry = Entry(item, len(message.body), prepared.msg_id, message.keys, ticket)
+            batch = self.batcher.add(key, entry, self._owner)
+        finally:
+            if batch is None:  # refused, or not taken: nothing is promised
+                self._pending.forget()
+        return result, batch
+
+    def result(self, batch: Batch, result: Future[SendResult]) -> SendResult:
+        """Wait for the result of a message that ``batch`` took."""
+        if not self.batcher.wait(batch, result, self._send_timeout_s + _SLACK_S):
+            raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
+        return result.result()
 
 
 def _shares(outcome: Outcome, count: int) -> list[Outcome]:

@@ -46,20 +46,6 @@ class How(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """A batch that its sender has encoded (``wire.messages.encode_batch``).
-
-    ``queue`` None lets it go to any queue, and to another broker when it is retried. ``properties`` is the encoded
-    property string of the batch itself.
-    """
-
-    topic: str
-    body: bytes | memoryview
-    queue: MessageQueue | None = None
-    properties: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
     """A checked message with its id and its encoded properties."""
 
@@ -208,25 +194,9 @@ def accumulated_batch(batch: Batch, batch_id: str, settings: ProducerSettings, n
     return batch_request(batch.body(), properties, settings, now_ms)
 
 
-def encoded_batch(batch: EncodedBatch, settings: ProducerSettings, now_ms: int) -> SendRequest:
-    """A batch of the sink; only its size is checked, its rows were checked where they were encoded."""
-    check_topic(batch.topic)
-    if not 0 < len(batch.body) <= settings.max_message_size:
-        raise MessageRefused(
-            f"the encoded batch has {len(batch.body)} bytes; expected 1 to {settings.max_message_size}",
-            topic=batch.topic,
-        )
-    return SendRequest(
-        group=settings.group,
-        body=batch.body,
-        properties=batch.properties,
-        born_timestamp_ms=now_ms,
-        batch=True,
-        default_topic_queues=settings.default_topic_queues,
-    )
-
-
-def batch_request(body: bytes, properties: dict[str, str], settings: ProducerSettings, now_ms: int) -> SendRequest:
+def batch_request(
+    body: bytes | memoryview, properties: dict[str, str], settings: ProducerSettings, now_ms: int
+) -> SendRequest:
     """An encoded batch as the transport sends it; batches are never compressed."""
     return SendRequest(
         group=settings.group,

@@ -1,7 +1,8 @@
 """Latency fault tolerance: which brokers a producer keeps away from for a while.
 
 Mirrors ``MQFaultStrategy`` and ``LatencyFaultToleranceImpl`` of Java today; the longer durations of releases before
-5.1.4 are the preset ``4.x``. Pure: the clock is an argument, locks are the caller's. Where Java's code has flaws:
+5.1.4 are the preset ``4.x``. The clock is an argument. Several producers and tasks may share a table, so it has a lock of
+its own, for what changes or walks it; to look a broker up needs none. Where Java's code has flaws:
 
 * Reachability is kept up by the detector alone, yet Java also clears the flag on a broker's error answer while no
   detector runs; a broker that merely answered an error then ranks below one that is down. Here the flag counts only
@@ -15,6 +16,7 @@ no probe has reached it yet. A probe may fail for reasons of its own, and the pr
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,17 +82,19 @@ class FaultTable:
         self.enabled = enabled
         self.detecting = detecting
         self.faults: dict[str, Fault] = {}
+        self._lock = threading.Lock()
 
     def report(self, broker: str, latency_ms: int, now_ms: int, isolated: bool = False, reachable: bool = True) -> None:
         """A send to ``broker`` ended. A later, better report does not shorten an isolation."""
         if not self.enabled:
             return
-        fault = self.faults.setdefault(broker, Fault())
-        fault.latency_ms = latency_ms
-        fault.reachable = reachable
         duration = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)
-        if duration:
-            fault.available_at_ms = max(fault.available_at_ms, now_ms + duration)
+        with self._lock:
+            fault = self.faults.setdefault(broker, Fault())
+            fault.latency_ms = latency_ms
+            fault.reachable = reachable
+            if duration:
+                fault.available_at_ms = max(fault.available_at_ms, now_ms + duration)
 
     def available(self, broker: str, now_ms: int) -> bool:
         fault = self.faults.get(broker)
@@ -117,20 +121,23 @@ class FaultTable:
 
     def due_probes(self, now_ms: int, interval_ms: int) -> list[str]:
         """Brokers whose reachability the detector should test now; each comes again after ``interval_ms``."""
-        due = [broker for broker, fault in self.faults.items() if now_ms >= fault.probe_at_ms]
-        for broker in due:
-            self.faults[broker].probe_at_ms = now_ms + interval_ms
+        with self._lock:
+            due = [broker for broker, fault in self.faults.items() if now_ms >= fault.probe_at_ms]
+            for broker in due:
+                self.faults[broker].probe_at_ms = now_ms + interval_ms
         return due
 
     def probed(self, broker: str, answered: bool) -> None:
         """The detector's finding. It never ends an isolation, and a failure leaves the flag as it is."""
-        if answered and broker in self.faults:
-            self.faults[broker].reachable = True
+        with self._lock:
+            if answered and broker in self.faults:
+                self.faults[broker].reachable = True
 
     def retain(self, brokers: Collection[str]) -> None:
         """Forget brokers that no route names any more."""
-        for broker in [broker for broker in self.faults if broker not in brokers]:
-            del self.faults[broker]
+        with self._lock:
+            for broker in [broker for broker in self.faults if broker not in brokers]:
+                del self.faults[broker]
 
 
 def _other_than(last_broker: str | None, good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:

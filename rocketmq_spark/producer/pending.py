@@ -13,8 +13,8 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.outgoing import Outcome
 
-Outcome = SendResult | RocketMQError
 Callback = Callable[[Outcome], None]
 
 _LAST_CALLBACKS_S = 5.0

@@ -7,8 +7,6 @@ clockworks, and everything that decides is in the modules before it.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import copy
 import itertools
 import logging
 import os
@@ -22,32 +20,30 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Unpack
 
-from rocketmq_spark import codes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import CallTimeout, ClosedError, MessageRefused, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import ClosedError, MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import batching, encoding
-from rocketmq_spark.producer.accumulator import Batch, Entry, Key
+from rocketmq_spark.producer.accumulator import Batch
+from rocketmq_spark.producer.batching import Membership
 from rocketmq_spark.producer.clockwork import Clockwork
-from rocketmq_spark.producer.delivery import Delivery, Parcel, Unsent, closed
-from rocketmq_spark.producer.encoding import EncodedBatch, How, Prepared
+from rocketmq_spark.producer.destination import Destinations
+from rocketmq_spark.producer.encoding import How, Prepared
+from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.hooks import Hook
-from rocketmq_spark.producer.pending import Callback, Outcome, Pending
+from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, nobody
+from rocketmq_spark.producer.pending import Callback, Pending
 from rocketmq_spark.producer.results import with_ids
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.producer.upkeep import Upkeep
-from rocketmq_spark.queues.selection import Select, select
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
 
 logger = logging.getLogger(__name__)
 
 _ids = UniqKeys()
 _numbers = itertools.count()
-# A synchronous sender of a batch waits this much longer than the batch may take: its error says more than ours.
-_BATCH_SLACK_S = 1.0
 
 
 class Producer:
@@ -65,17 +61,17 @@ class Producer:
         self.client_id = client_id or f"{platform.node()}@{os.getpid()}#{time.monotonic_ns()}"
         self._sender = sender
         self._pid = os.getpid()
-        self._clockwork = make_clockwork(f"{name}-send")
+        self._engine = Engine(sender, settings, make_clockwork(f"{name}-send"))
         self._pending = Pending(make_clockwork(f"{name}-callback"))
         self._chores = make_clockwork(f"{name}-upkeep")
-        self._topics = Topics(sender, settings)
-        self._delivery = Delivery(sender, self._topics, settings, self._clockwork)
         self._closing = threading.Lock()
-        self._batcher: batching.Batcher | None = None
+        self._destinations = Destinations(self._engine.topics, self._engine.clockwork, settings.environment)
+        self._membership: Membership | None = None
         if settings.auto_batch:
-            self._batcher = batching.share(self.client_id, settings, lambda: make_clockwork(f"{name}-batch"))
+            batcher = batching.share(self.client_id, settings, lambda: make_clockwork(f"{name}-batch"))
+            self._membership = Membership(batcher, self, self._pending, settings.send_timeout_s)
         _open.add(self)
-        Upkeep(sender, self._topics, self._delivery, settings).start(self._chores, self.client_id)
+        Upkeep(sender, self._engine, settings).start(self._chores, self.client_id)
 
     def __enter__(self) -> Producer:
         return self
@@ -88,26 +84,26 @@ class Producer:
     @property
     def faults(self) -> FaultTable:
         """The latency fault table; ``enabled``, ``detecting`` and ``tables`` may be changed while sending."""
-        return self._delivery.faults
+        return self._engine.faults
 
     def add_hook(self, before: Hook | None = None, after: Hook | None = None) -> None:
         """Call ``before`` and ``after`` round every attempt."""
-        self._delivery.hooks.add(before, after)
+        self._engine.hooks.add(before, after)
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""
         self._check_open()
         encoding.check_topic(topic)
-        return list(self._queues(topic, self._deadline(None)))
+        return list(self._destinations.queues(topic, self._deadline(None)))
 
     def send(self, message: Message, **how: Unpack[How]) -> SendResult:
         """Send and wait for the broker's answer; retried on other brokers within the timeout."""
         prepared, pinned, deadline = self._admitted(message, how)
-        if self._batches(prepared, how):
-            result, batch = self._accumulate(prepared, pinned, waits=True)
+        if self._membership is not None and self._membership.takes(prepared, how):
+            result, batch = self._membership.add(prepared, pinned, waits=True)
             if batch is not None:
-                return self._batch_result(batch, result)
-        return with_ids(self._delivery.send(self._parcel(prepared, pinned, deadline)), (prepared.msg_id,))
+                return self._membership.result(batch, result)
+        return with_ids(self._engine.send(self._outgoing(prepared, pinned, deadline)), (prepared.msg_id,))
 
     def send_async(self, message: Message, callback: Callback | None = None, **how: Unpack[How]) -> Future[SendResult]:
         """Send without waiting. The outcome is in the future, and ``callback`` gets it on a thread of its own.
@@ -116,58 +112,51 @@ class Producer:
         the future itself may run on the thread that reads answers: they must not block, ``callback`` may.
         """
         prepared, pinned, deadline = self._admitted(message, how)
-        if self._batches(prepared, how):
-            result, batch = self._accumulate(prepared, pinned, waits=False, callback=callback)
+        if self._membership is not None and self._membership.takes(prepared, how):
+            result, batch = self._membership.add(prepared, pinned, waits=False, callback=callback)
             if batch is not None:
                 return result
-        parcel = self._parcel(prepared, pinned, deadline)
-        self._delivery.admit(len(parcel.request.body), deadline)
         result, ticket = self._pending.expect(callback, prepared.msg_id)
-        parcel.done = lambda outcome: ticket(_identified(outcome, (prepared.msg_id,), None))
-        self._post(parcel)
+
+        def done(ended: Ended) -> None:
+            ticket(_identified(ended.outcome, (prepared.msg_id,)))
+
+        try:
+            self._engine.submit(self._outgoing(prepared, pinned, deadline, done))
+        except RocketMQError:  # there was no room in time: nothing is promised
+            self._pending.forget()
+            raise
         return result
 
     def send_oneway(self, message: Message, **how: Unpack[How]) -> None:
         """Send and do not wait; whether it arrived is never known."""
         prepared, pinned, deadline = self._admitted(message, how)
         if pinned is None:
-            self._queues(message.topic, deadline)
-        self._delivery.oneway(self._parcel(prepared, pinned, deadline))
+            self._destinations.queues(message.topic, deadline)
+        self._engine.oneway(self._outgoing(prepared, pinned, deadline))
 
     def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
         """Send ``messages`` of one topic in one request; tags may differ. The result's ids are joined by commas."""
         self._check_open()
-        deadline, now_ms = self._deadline(timeout_s), self._clockwork.wall_ms()
+        deadline, now_ms = self._deadline(timeout_s), self._engine.clockwork.wall_ms()
         ids = _ids.take(len(messages) + 1, now_ms)
         prepared = [
             encoding.prepare(message, msg_id, self.settings) for message, msg_id in zip(messages, ids, strict=False)
         ]
         request = encoding.explicit_batch(prepared, ids[-1], self.settings, now_ms)
         topic = prepared[0].message.topic
-        self._check_queue(topic, queue, deadline)
-        parcel = Parcel(topic, request, deadline, pinned=queue, msg_ids=ids[:-1])
-        return with_ids(self._delivery.send(parcel), ids[:-1], ids[-1])
-
-    def submit(self, batch: EncodedBatch, done: Callable[[Outcome], None], timeout_s: float | None = None) -> None:
-        """Send a batch that is encoded already, without waiting; batches to one queue go one after the other.
-
-        Waits only while too much is under way. ``done`` may run on the thread that reads answers and must not block.
-        """
-        self._check_open()
-        deadline = self._deadline(timeout_s)
-        request = encoding.encoded_batch(batch, self.settings, self._clockwork.wall_ms())
-        self._check_queue(batch.topic, batch.queue, deadline)
-        self._delivery.admit(len(batch.body), deadline)
-        self._post(Parcel(batch.topic, request, deadline, pinned=batch.queue, lane=batch.queue, done=done))
+        self._destinations.check(topic, queue, deadline)
+        outgoing = Outgoing(topic, request, deadline, queue, msg_ids=ids[:-1])
+        return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send what waits for company, and say whether everything under way was answered in time."""
         deadline = self._deadline(timeout_s)
-        if self._batcher is not None:
-            self._batcher.send_all()
-        return self._pending.none_left(deadline) and self._delivery.idle(deadline)
+        if self._membership is not None:
+            self._membership.batcher.send_all()
+        return self._pending.none_left(deadline) and self._engine.idle(deadline)
 
     def recall(self, topic: str, recall_handle: str) -> str:
         """Take back a timer message that is not delivered yet, by the handle in its result; returns its id."""
@@ -176,7 +165,7 @@ class Producer:
         handle = RecallHandle.parse(recall_handle)
         if handle.topic != topic:
             raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
-        self._queues(topic, deadline)  # the broker's address comes with the route
+        self._destinations.queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
@@ -187,15 +176,14 @@ class Producer:
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
-        if self._batcher is not None:
-            batching.unshare(self.client_id, self._batcher)
+        if self._membership is not None:
+            batching.unshare(self.client_id, self._membership.batcher)
         self._pending.none_left(deadline)
-        unsent = self._delivery.close(deadline)
+        unsent = self._engine.close(deadline)
         if unsent:
             group, count = self.settings.group, len(unsent)
             logger.warning("producer of %s closed: %d sends have no answer, among them %s", group, count, unsent[:10])
         self._chores.close()
-        self._clockwork.close()
         self._pending.close()
         self._sender.unregister(self.client_id, self.settings.group, Deadline.after(self.settings.send_timeout_s))
         return unsent
@@ -205,31 +193,31 @@ class Producer:
         if os.getpid() != self._pid or self._closing.locked():
             return {}
         deadline, lost = self._deadline(None), self._pending.watch()
-        if self._batcher is not None:
-            self._batcher.send_all()
+        if self._membership is not None:
+            self._membership.batcher.send_all()
         self._pending.none_left(deadline)
-        self._delivery.close(deadline)
+        self._engine.close(deadline, wait_s=0.0)
         return lost
 
     def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
         """A batch of the accumulator leaves: it is this producer's to send (``batching.Owner``)."""
-        now_ms = self._clockwork.wall_ms()
+        now_ms = self._engine.clockwork.wall_ms()
         batch_id = _ids.next(now_ms)
         ids = [entry.msg_id for entry in batch.entries]
-        parcel = Parcel(
+        outgoing = Outgoing(
             batch.key.topic,
             encoding.accumulated_batch(batch, batch_id, self.settings, now_ms),
             self._deadline(None),
-            pinned=batch.key.queue,
-            lane=batch.key.queue,
-            done=lambda outcome: done(_identified(outcome, ids, batch_id)),
+            batch.key.queue,
+            ordered=True,
+            done=lambda ended: done(_identified(ended.outcome, ids, batch_id)),
             msg_ids=ids,
         )
-        return self._delivery.enqueue(parcel)
+        return self._engine.enqueue(outgoing)
 
     def pump(self) -> None:
         """Send what is enqueued (``batching.Owner``)."""
-        self._delivery.pump()
+        self._engine.pump()
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -247,87 +235,16 @@ class Producer:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
         self._check_open()
         deadline = self._deadline(how.get("timeout_s"))
-        msg_id = _ids.next(self._clockwork.wall_ms())
+        msg_id = _ids.next(self._engine.clockwork.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)
-        queue, selector = how.get("queue"), how.get("selector")
-        if queue is not None and selector is not None:
-            raise MessageRefused("a message goes to a queue or through a selector, not both", topic=message.topic)
-        if selector is not None:
-            return prepared, self._select(message, selector, how.get("arg"), deadline), deadline
-        self._check_queue(message.topic, queue, deadline)
-        return prepared, queue, deadline
+        return prepared, self._destinations.of(message, how, deadline), deadline
 
-    def _queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        return self._topics.awaited(topic, deadline, self._clockwork.pause)
-
-    def _select(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue | None:
-        queues = self._queues(message.topic, deadline)
-        name = selector.lower() if isinstance(selector, str) else ""
-        if name == "roundrobin" or (name == "environment" and self.settings.environment is not None and arg is None):
-            return None  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
-        queue = select(selector, queues, copy.copy(message), arg)
-        if deadline.expired:
-            raise CallTimeout("sendSelectImpl call timeout: selecting a queue took too long", topic=message.topic)
-        return queue
-
-    def _check_queue(self, topic: str, queue: MessageQueue | None, deadline: Deadline) -> None:
-        if queue is None:
-            return
-        encoding.check_queue(topic, queue)
-        if self._topics.any_topic() is None:  # nobody asked for an address so far, perhaps
-            with contextlib.suppress(RouteNotFound):
-                self._queues(topic, deadline)
-        environment = self.settings.environment
-        if environment is not None and queue not in self._queues(topic, deadline):
-            raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
-
-    def _parcel(self, prepared: Prepared, pinned: MessageQueue | None, deadline: Deadline) -> Parcel:
-        request = encoding.single_request(prepared, self.settings, self._clockwork.wall_ms())
+    def _outgoing(
+        self, prepared: Prepared, queue: MessageQueue | None, deadline: Deadline, done: Callable[[Ended], None] = nobody
+    ) -> Outgoing:
         message = prepared.message
-        return Parcel(message.topic, request, deadline, pinned=pinned, message=message, msg_ids=(prepared.msg_id,))
-
-    def _post(self, parcel: Parcel) -> None:
-        if self._delivery.enqueue(parcel):
-            self._delivery.pump()
-        else:
-            parcel.done(closed())
-
-    def _batches(self, prepared: Prepared, how: How) -> bool:
-        """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``)."""
-        return (
-            self._batcher is not None
-            and how.get("timeout_s") is None
-            and not prepared.delayed
-            and not prepared.message.topic.startswith(codes.RETRY_PREFIX)
-        )
-
-    def _accumulate(
-        self,
-        prepared: Prepared,
-        queue: MessageQueue | None,
-        waits: bool,
-        callback: Callback | None = None,
-    ) -> tuple[Future[SendResult], Batch | None]:
-        """The future result and the batch that took the message; no batch when it must be sent directly."""
-        assert self._batcher is not None
-        message = prepared.message
-        key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
-        item = encoding.batch_item(prepared)
-        result, ticket = self._pending.expect(callback, prepared.msg_id)
-        batch = None
-        try:
-            batch = self._batcher.add(key, Entry(item, len(message.body), prepared.msg_id, message.keys, ticket), self)
-        finally:
-            if batch is None:  # refused, or not taken: nothing is promised
-                self._pending.forget()
-        return result, batch
-
-    def _batch_result(self, batch: Batch, result: Future[SendResult]) -> SendResult:
-        assert self._batcher is not None
-        self._batcher.wait(batch, result)
-        if not self._clockwork.wait(result, self.settings.send_timeout_s + _BATCH_SLACK_S):
-            raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
-        return result.result()
+        request = encoding.single_request(prepared, self.settings, self._engine.clockwork.wall_ms())
+        return Outgoing(message.topic, request, deadline, queue, done=done, message=message, msg_ids=(prepared.msg_id,))
 
 
 # Those that nobody closed so far. What they hold keeps them alive.
@@ -346,5 +263,5 @@ def _leave() -> None:
             )
 
 
-def _identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None) -> Outcome:
+def _identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:
     return with_ids(outcome, ids, batch_id) if isinstance(outcome, SendResult) else outcome

@@ -18,12 +18,14 @@ _TEMPLATE_GROUPS = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProducerSettings:
-    """What a producer is told once. Names of options stand where a value is wrong.
+    """What a producer is told once. Where a value is wrong its option is named, if there is one.
 
     ``retries`` and ``pinned_retries`` None repeat for as long as the send timeout allows; ``attempt_timeout_s`` then
     bounds one attempt. ``batch_*`` None leave an accumulator that is shared as it is. ``heartbeat_s`` and
     ``route_refresh_s`` 0 mean never: for producers that live shorter than that. What waits behind a failed batch of its
-    queue fails with it; ``lanes_stay_shut`` refuses what comes later, too.
+    queue fails with it; ``lanes_stay_shut`` refuses what comes later, too. ``max_in_flight`` is how many requests may be
+    at brokers at once; None bounds them per broker instead, by ``max_in_flight_per_broker`` or adaptively. What has no
+    outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``.
     """
 
     group: str
@@ -48,15 +50,16 @@ class ProducerSettings:
     batch_max_delay_ms: int | None = None
     total_batch_max_bytes: int | None = None
     environment: Environment | None = None
-    max_in_flight: int = 1024
+    max_in_flight: int | None = 1024
+    max_in_flight_per_broker: int | None = None
     lanes_stay_shut: bool = False
-    max_async_messages: int = 50_000
+    max_async_messages: int | None = 50_000
     max_async_bytes: int = 100 * 1024 * 1024
     heartbeat_s: float = 30.0
     route_refresh_s: float = 30.0
 
     def __post_init__(self) -> None:
-        problems = [f"option {name!r} is {value!r}; expected {expected}" for name, value, expected in self._problems()]
+        problems = [f"{what} is {value!r}; expected {expected}" for what, value, expected in self._problems()]
         try:
             self.batch_limits(BatchLimits())
         except OptionError as e:
@@ -69,16 +72,31 @@ class ProducerSettings:
         if not group and self.group in _TEMPLATE_GROUPS:
             group = f"The specified group: {self.group} is a template"
         checks: tuple[tuple[str, object, bool, str], ...] = (
-            ("group", self.group, group is None, f"the name of a producer group ({group})"),
-            ("sendTimeout", self.send_timeout_s, self.send_timeout_s > 0, "a duration above zero"),
-            ("attemptTimeout", self.attempt_timeout_s, (self.attempt_timeout_s or 1) > 0, "a duration above zero"),
-            ("retries", self.retries, (self.retries or 0) >= 0, "a whole number of at least 0"),
-            ("maxMessageSize", self.max_message_size, self.max_message_size >= 1, "a size of at least 1 byte"),
-            ("compressAbove", self.compress_above, self.compress_above >= 0, "a size of at least 0 bytes"),
-            ("compression", self.compression, self.compression in COMPRESSIONS, f"one of {', '.join(COMPRESSIONS)}"),
-            ("maxInFlight", self.max_in_flight, self.max_in_flight >= 1, "a whole number of at least 1"),
+            ("option 'group'", self.group, group is None, f"the name of a producer group ({group})"),
+            ("option 'sendTimeout'", self.send_timeout_s, self.send_timeout_s > 0, "a duration above zero"),
+            (
+                "setting 'attempt_timeout_s'",
+                self.attempt_timeout_s,
+                (self.attempt_timeout_s or 1) > 0,
+                "a duration above zero",
+            ),
+            ("setting 'retries'", self.retries, (self.retries or 0) >= 0, "a whole number of at least 0"),
+            ("option 'maxMessageSize'", self.max_message_size, self.max_message_size >= 1, "a size of at least 1 byte"),
+            ("option 'compressAbove'", self.compress_above, self.compress_above >= 0, "a size of at least 0 bytes"),
+            (
+                "option 'compression'",
+                self.compression,
+                self.compression in COMPRESSIONS,
+                f"one of {', '.join(COMPRESSIONS)}",
+            ),
+            (
+                "setting 'max_in_flight'",
+                self.max_in_flight,
+                self.max_in_flight is None or self.max_in_flight >= 1,
+                "a whole number of at least 1",
+            ),
         )
-        return [(name, value, expected) for name, value, good, expected in checks if not good]
+        return [(what, value, expected) for what, value, good, expected in checks if not good]
 
     @property
     def retry_policy(self) -> RetryPolicy:

@@ -36,7 +36,7 @@ class Topics:
         """The queues to publish to, those of the producer's environment if it has one; raises ``RouteNotFound``.
 
         With ``refresh`` the route is asked again; when that fails the known one is used, and for a moment nobody asks
-        again: many parcels want to know at once.
+        again: many requests want to know at once.
         """
         known = self._known.get(topic)
         if known is not None and (not refresh or not self._rest.expired):

@@ -12,9 +12,8 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.clockwork import Clockwork
-from rocketmq_spark.producer.delivery import Delivery
+from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import Topics
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +26,10 @@ TIMEOUT_S = 3.0
 class Upkeep:
     """The timers of one producer."""
 
-    def __init__(self, sender: Sender, topics: Topics, delivery: Delivery, settings: ProducerSettings) -> None:
+    def __init__(self, sender: Sender, engine: Engine, settings: ProducerSettings) -> None:
         self._sender = sender
-        self._topics = topics
-        self._delivery = delivery
+        self._topics = engine.topics
+        self._faults = engine.faults
         self._settings = settings
 
     def start(self, clockwork: Clockwork, client_id: str) -> None:
@@ -56,13 +55,13 @@ class Upkeep:
         except RocketMQError as e:
             logger.info("routes were not refreshed: %s", e)
             return
-        self._delivery.forget_brokers_without_route()
+        self._faults.retain(self._topics.brokers())
 
     def detect(self, now_ms: int) -> None:
         """Ask brokers that were reported whether they answer; needs a topic that was published to."""
         topic = self._topics.any_topic()
-        if topic is None or not self._delivery.faults.detecting:
+        if topic is None or not self._faults.detecting:
             return
-        for broker in self._delivery.due_probes(now_ms):
+        for broker in self._faults.due_probes(now_ms, self._settings.detect_interval_ms):
             deadline = Deadline.after(self._settings.detect_timeout_ms / 1000)
-            self._delivery.probed(broker, self._sender.probe(broker, topic, deadline))
+            self._faults.probed(broker, self._sender.probe(broker, topic, deadline))

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
@@ -48,11 +48,11 @@ def settings(options: Options) -> ProducerSettings:
         retries=None,
         pinned_retries=None,
         auto_create_topics=False,
-        auto_batch=False,
         lanes_stay_shut=True,
+        max_in_flight=None,
+        max_in_flight_per_broker=options.max_in_flight,
+        max_async_messages=None,
         max_async_bytes=options.total_batch_max_bytes or 0,
-        heartbeat_s=0,
-        route_refresh_s=0,
     )
 
 
@@ -91,8 +91,7 @@ def _option_problems(options: Options) -> list[str]:
     return problems
 
 
-def _problems_of(make: object) -> list[str]:
-    assert callable(make)
+def _problems_of(make: Callable[[], object]) -> list[str]:
     try:
         make()
     except OptionError as e:
@@ -207,7 +206,9 @@ def _check_now(one: Client, topic: str) -> None:
                 raise
             one.sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered in between
     except RouteNotFound as e:
-        raise one.routes.missing_topic(e) if e.broker_code is not None else e from e
+        if e.broker_code is None:
+            raise
+        raise one.routes.missing_topic(e) from e
 
 
 def _known(one: Client) -> bool:

@@ -19,8 +19,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rocketmq_spark.errors import OptionError
-
 # The property that carries a row's id (option ``messageId``). It is the user's, so readers show it.
 ROW_ID = "SPARK_ROW_ID"
 MESSAGE_ID = "messageid"
@@ -67,14 +65,6 @@ def _fits(name: str, kind: DataType) -> bool:
     if name == "properties":
         return isinstance(kind, MapType) and isinstance(kind.keyType, _TEXT) and isinstance(kind.valueType, _TEXT)
     return isinstance(kind, _SIMPLE.get(name, _TEXT))
-
-
-def check(schema: StructType, topic: str | None) -> dict[str, str]:
-    """The frame's column for each name of the table, in lower case. One ``OptionError`` lists everything wrong."""
-    found, problems = look(schema, topic)
-    if problems:
-        raise OptionError.of(problems)
-    return found
 
 
 def look(

@@ -135,9 +135,9 @@ class Encoder:
         nulls = arrow.nulls(body)
         lengths = arrow.lengths(body)
         if nulls is not None:
-            faults.add(nulls, lambda i: "body is null")
+            faults.add(nulls, "body is null")
             lengths = np.where(nulls, 1, lengths)
-        faults.add(lengths == 0, lambda i: "body is empty, which brokers refuse")
+        faults.add(lengths == 0, "body is empty, which brokers refuse")
         most = self.max_message_size
         faults.add(lengths > most, lambda i: f"body of {lengths[i]} bytes, option 'maxMessageSize' is {most}")
 

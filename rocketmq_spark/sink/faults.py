@@ -11,6 +11,9 @@ from rocketmq_spark.errors import MessageRefused
 
 SHOWN = 10
 
+# What is wrong with a row: the same for all of them, or by its number in the batch.
+Reason = str | Callable[[int], str]
+
 
 class Faults:
     """Bad rows with their reasons; the first ten are shown."""
@@ -19,15 +22,16 @@ class Faults:
         self._first_row = first_row
         self._found: dict[int, str] = {}
 
-    def add(self, bad: npt.NDArray[np.bool_], reason: Callable[[int], str]) -> None:
+    def add(self, bad: npt.NDArray[np.bool_], reason: Reason) -> None:
         """Rows that are true in ``bad``; the first reason of a row counts."""
         if bad.any():
             self.rows(np.flatnonzero(bad), reason)
 
-    def rows(self, rows: npt.NDArray[np.intp], reason: Callable[[int], str]) -> None:
+    def rows(self, rows: npt.NDArray[np.intp], reason: Reason) -> None:
+        """Rows by their numbers in the batch."""
         for i in rows.tolist():
             if i not in self._found:
-                self._found[i] = reason(i)
+                self._found[i] = reason if isinstance(reason, str) else reason(i)
 
     def found(self) -> list[tuple[int, str]]:
         return sorted(self._found.items())

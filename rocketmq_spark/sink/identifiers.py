@@ -46,9 +46,3 @@ class UniqueIds:
         if not self._month[0] <= now_ms < self._month[1]:
             self._month = month_of(now_ms)
         return now_ms - self._month[0]
-
-    def take(self, count: int) -> npt.NDArray[np.uint8]:
-        """``count`` ids as rows of 32 ASCII characters."""
-        rows = np.empty((count, 32), np.uint8)
-        self.fill(rows)
-        return rows

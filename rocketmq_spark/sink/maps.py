@@ -55,12 +55,11 @@ def _add_constant(pieces: Pieces, names: pa.Array, values: pa.Array, faults: Fau
     width, rows = len(names), len(values) // len(names)
     everywhere = np.arange(rows)
     for reason in _name_faults(names, reserved).values():
-        faults.rows(everywhere, lambda i, reason=reason: reason)  # type: ignore[misc]
+        faults.rows(everywhere, reason)
     bad = arrow.rows_with(values, _SEPARATORS)
-    faults.rows(bad // width, lambda i: "a property's value contains the separator 0x01 or 0x02")
+    faults.rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
-        reason = _empty(names[int(entry) % width])
-        faults.rows(np.array([entry // width]), lambda i, reason=reason: reason)  # type: ignore[misc]
+        faults.rows(np.array([entry // width]), _empty(names[int(entry) % width]))
     for i, name in enumerate(names.to_pylist()):
         pieces.constant(name + b"\x01")
         pieces.column(values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
@@ -80,7 +79,7 @@ def _strings(names: pa.Array, values: pa.Array, bounds: Ints, faults: Faults, re
         found.setdefault(entry, _empty(names[entry]))
     for entry, reason in found.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
-        faults.rows(row, lambda i, reason=reason: reason)  # type: ignore[misc]
+        faults.rows(row, reason)
     items = arrow.joined(names, b"\x01", values, b"\x02")
     # The entries of a row lie together, so the row's string is there already: only its bounds are new.
     data, ends = arrow.content(items)

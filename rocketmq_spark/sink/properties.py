@@ -48,9 +48,9 @@ def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str]
         return None
     delayed = np.zeros(len(batch), np.int64)
     for name, values in numbers.items():
-        faults.add(values < 0, lambda i, name=name: f"{columns[name]} is negative")  # type: ignore[misc]
+        faults.add(values < 0, f"{columns[name]} is negative")
         delayed += values != 0
-    faults.add(delayed > 1, lambda i: f"more than one of {', '.join(columns[n] for n in numbers)} delays the row")
+    faults.add(delayed > 1, f"more than one of {', '.join(columns[n] for n in numbers)} delays the row")
     if not delayed.any():
         return None
     for name, values in numbers.items():
@@ -83,9 +83,7 @@ def _add(pieces: Pieces, name: str, values: pa.Array, faults: Faults, column: st
 
     No escaping exists: a separator inside a value would tear the properties apart.
     """
-    faults.rows(
-        arrow.rows_with(values, _NAME_END + _VALUE_END), lambda i: f"{column} contains the separator 0x01 or 0x02"
-    )
+    faults.rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
     start = name.encode() + _NAME_END
     filled = arrow.filled(values)
     if filled is None:
@@ -102,7 +100,7 @@ def _add_row_ids(pieces: Pieces, column: Any, faults: Faults, name: str) -> None
     values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
     filled = arrow.filled(values)
     if filled is not None:
-        faults.add(~filled, lambda i: f"{name} is null or empty, which identifies no row")
+        faults.add(~filled, f"{name} is null or empty, which identifies no row")
     _add(pieces, ROW_ID, values, faults, name)
 
 

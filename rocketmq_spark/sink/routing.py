@@ -21,7 +21,7 @@ from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows, RowSelector
 
 Queues = Sequence[MessageQueue]
-Narrow = Callable[[Queues], Queues]
+Candidates = Callable[[Queues], Queues]
 
 
 class Share(NamedTuple):
@@ -61,7 +61,7 @@ def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | 
             return ByCallable(columns, resolve(given, "queueSelector"))
 
 
-def narrow(options: Options) -> Narrow | None:
+def candidates(options: Options) -> Candidates | None:
     """What batches that may go anywhere choose from at random; None for going round."""
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
@@ -100,7 +100,7 @@ class Router:
         assert self._column is not None
         column = arrow.plain(batch.column(self._column))
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
-        faults.add(~arrow.flags(named), lambda i: "there is no topic")
+        faults.add(~arrow.flags(named), "there is no topic")
         found = []
         names = [name for name in pc.unique(column).to_pylist() if name]
         for name in names:
@@ -109,8 +109,7 @@ class Router:
             try:
                 check_topic(name)
             except MessageRefused as e:
-                reason = f"topic {name!r}: {e.message}"
-                faults.rows(rows.numbers(), lambda i, reason=reason: reason)  # type: ignore[misc]
+                faults.rows(rows.numbers(), f"topic {name!r}: {e.message}")
             else:
                 found.append(rows)
         return found

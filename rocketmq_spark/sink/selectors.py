@@ -62,9 +62,7 @@ class ByHash:
         keys = rows.column(self._column)
         missing = arrow.nulls(keys)
         if missing is not None:
-            faults.rows(
-                rows.numbers()[missing], lambda i: f"{self._column} is null, and queueSelector 'hash' needs a key"
-            )
+            faults.rows(rows.numbers()[missing], f"{self._column} is null, and queueSelector 'hash' needs a key")
             keys = pc.fill_null(keys, "")
         chosen: Ints = np.abs(hash_codes(keys).astype(np.int64)) % len(queues)
         return chosen
@@ -91,7 +89,7 @@ class ByColumn:
                 reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == AMBIGUOUS)
                 if brokers is not None and broker is None:
                     reason = f"{self._broker} is null"
-                faults.rows(numbers[at : at + 1], lambda i, reason=reason: reason)  # type: ignore[misc]
+                faults.rows(numbers[at : at + 1], reason)
             chosen = np.maximum(chosen, 0)
         return chosen
 

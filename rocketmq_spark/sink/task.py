@@ -7,6 +7,7 @@ will be sent again by its next attempt. That is at-least-once delivery.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue as queues
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,19 +19,18 @@ import pyarrow as pa
 from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError, SendFailed
-from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.clockwork import Clockwork
-from rocketmq_spark.producer.delivery import Delivery, Parcel
+from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
-from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.encode import Chunk, Encoded, Encoder
 from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.identifiers import UniqueIds
 from rocketmq_spark.sink.report import Tally, Written
-from rocketmq_spark.sink.window import Window
 from rocketmq_spark.wire.messages import decode_batch
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ ROUTE_S = 30.0
 
 # When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
 LAST_RESORT_S = 60.0
-
-# Rows and bytes of a parcel, and how it went.
-_Outcome = tuple[Parcel, int, SendResult | RocketMQError]
 
 
 _known_faults: dict[object, FaultTable] = {}
@@ -64,19 +61,17 @@ class TaskWriter:
         self._names = dict(names)
         self._partition = partition
         self._client: Client = session.client(options)
-        self._clockwork = Clockwork("rocketmq-sink")
         self._settings = checks.settings(options)
-        self._topics = Topics(self._client.sender, self._settings)
-        self._delivery = Delivery(self._client.sender, self._topics, self._settings, self._clockwork, _faults(options))
-        self._outcomes: queues.SimpleQueue[_Outcome] = queues.SimpleQueue()
+        self._engine = Engine(self._client.sender, self._settings, Clockwork("rocketmq-sink"), _faults(options))
+        self._topics = self._engine.topics
+        self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
-        ids = UniqueIds(os.urandom(8), self._clockwork.wall_ms)
+        ids = UniqueIds(os.urandom(8), self._engine.clockwork.wall_ms)
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._router = routing.Router(options, self._names, self._queues)
-        self._narrow = routing.narrow(options)
-        self._window = Window(options.max_in_flight)
+        self._candidates = routing.candidates(options)
         self._tally = Tally()
-        self._under_way = self._bytes = 0
+        self._expected = 0
         self._row = 0
         self._topics_seen: set[str] = set()
         self._fresh = Deadline.after(ROUTE_S)
@@ -87,7 +82,7 @@ class TaskWriter:
             for batch in batches:
                 self._write(batch)
                 self._row += len(batch)
-            while self._under_way:
+            while self._expected:
                 self._settle()
             return self._tally.written()
         except RocketMQError as e:
@@ -97,8 +92,7 @@ class TaskWriter:
             e.add_note(f"Acknowledged before that: {self._tally.written()}")
             raise
         finally:
-            self._delivery.close(Deadline.after(0))
-            self._clockwork.close()
+            self._engine.close(Deadline.after(0))
 
     def _write(self, batch: pa.RecordBatch) -> None:
         """All rows are checked before any of them is sent."""
@@ -145,84 +139,69 @@ class TaskWriter:
         return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
     def _send(self, share: routing.Share, encoded: Encoded, delayed: bool = False) -> None:
-        """Brokers ignore delays inside a batch. There is no order among delayed rows, so they need no lane."""
-        most, timeout = 0 if delayed else self._batch_bytes, self._options.send_timeout
+        """Brokers ignore delays inside a batch. There is no order among delayed rows."""
+        most = 0 if delayed else self._batch_bytes
         for chunk in encoded.chunks(most):
             request = self._request(share.topic, chunk, most)
-            parcel = Parcel(share.topic, request, Deadline.after(timeout), timeout_s=timeout)
-            parcel.pinned, parcel.narrow = share.queue, self._narrow
-            parcel.lane = None if delayed else share.queue
-            self._post(parcel, chunk.rows)
+            self._submit(
+                Outgoing(
+                    share.topic,
+                    request,
+                    self._options.send_timeout,
+                    share.queue,
+                    ordered=not delayed,
+                    candidates=self._candidates,
+                    done=functools.partial(self._note, chunk.rows),
+                )
+            )
 
     def _request(self, topic: str, chunk: Chunk, most: int) -> SendRequest:
         """A batch, or a single message for a row that does not fit into one or must not travel in one."""
-        now_ms = self._clockwork.wall_ms()
+        now_ms = self._engine.clockwork.wall_ms()
         if len(chunk.body) <= most:
-            return SendRequest(checks.GROUP, chunk.body, batch=True, born_timestamp_ms=now_ms)
+            return encoding.batch_request(chunk.body, {}, self._settings, now_ms)
         (item,) = decode_batch(chunk.body)
         message = Message(topic, bytes(item.body), flag=item.flag)
         prepared = encoding.Prepared(message, "", item.properties, False)
         return encoding.single_request(prepared, self._settings, now_ms)
 
-    def _post(self, parcel: Parcel, rows: int) -> None:
-        size = _size(parcel)
-        self._make_room(size, parcel.lane is not None)
-        parcel.done = lambda outcome: self._outcomes.put((parcel, rows, outcome))
-        self._under_way += 1
-        self._bytes += size
-        self._delivery.enqueue(parcel)
-        self._delivery.pump()
-
-    def _make_room(self, size: int, waits_in_lane: bool) -> None:
-        """Wait until ``size`` bytes more are within the bounds.
-
-        Batches that may go anywhere wait here, where they cost nothing; those of one queue in their lane, so that a
-        queue that is slow or muted does not hold up the others.
-        """
-        while not self._outcomes.empty():
+    def _submit(self, outgoing: Outgoing) -> None:
+        """Hand over what is counted when it ends; while there is no room for it, what ended is counted."""
+        while not self._outcomes.empty() or not self._engine.has_room(outgoing):
             self._settle()
-        most_bytes = self._options.total_batch_max_bytes or 0
-        while self._under_way and self._bytes + size > most_bytes:
-            self._settle()
-        self._delivery.widen(self._most())
-        while not waits_in_lane and self._under_way >= self._most():
-            self._settle()
+        self._expected += 1
+        self._engine.submit(outgoing)
 
-    def _most(self) -> int:
-        return self._window.size * max(1, len(self._topics.brokers()))
+    def _note(self, rows: int, ended: Ended) -> None:
+        self._outcomes.put((rows, ended))
 
-    def _outcome(self) -> _Outcome:
+    def _outcome(self) -> tuple[int, Ended]:
         """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
         patience = self._options.send_timeout + LAST_RESORT_S
         try:
             return self._outcomes.get(timeout=patience)
         except queues.Empty:
+            under_way = self._engine.in_flight
             raise SendFailed(
-                f"{self._under_way} batches of {self._bytes} bytes have had no outcome for {patience:g} s, longer than "
-                "'sendTimeout' allows",
+                f"{under_way.requests} batches of {under_way.bytes} bytes have had no outcome for {patience:g} s, longer "
+                "than 'sendTimeout' allows",
                 remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
             ) from None
 
     def _settle(self) -> None:
         """Wait for one outcome."""
-        parcel, rows, outcome = self._outcome()
-        size = _size(parcel)
-        self._under_way -= 1
-        self._bytes -= size
+        rows, ended = self._outcome()
+        self._expected -= 1
+        outcome = ended.outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
         if self._options.require_store_ok == "ok" and outcome.status is not SendStatus.SEND_OK:
             raise SendFailed(
-                f"a batch was stored with {outcome.status.value} in all {parcel.attempts.count} attempts, and option "
+                f"a batch was stored with {outcome.status.value} in all {ended.attempts} attempts, and option "
                 "'requireStoreOk' is ok",
-                topic=parcel.topic,
+                topic=ended.outgoing.topic,
                 queue=str(outcome.queue),
                 remedy="See whether the broker's disk and slaves keep up",
             )
-        retries = parcel.attempts.count - 1
-        self._tally.acknowledged(outcome.queue.broker_name, rows, size, retries, parcel.attempts.brokers[:-1])
-        self._window.answered(size, clean=not retries)
-
-
-def _size(parcel: Parcel) -> int:
-    return len(parcel.request.body) + len(parcel.request.properties)
+        failed = ended.brokers[:-1]
+        self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import options, session
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageRefused, RouteNotFound, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
-from rocketmq_spark.producer.encoding import EncodedBatch
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.encoding import batch_request
+from rocketmq_spark.producer.engine import Engine
+from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
@@ -80,10 +84,11 @@ def test_11_15_a_queue_may_be_named_in_the_first_send_of_a_client(
         elif mode == "batch":
             assert producer.send_batch([message], queue=queue).queue == queue
         else:
-            done: Future[Any] = Future()
-            body = encode_batch([BatchItem(b"x", "")])
-            producer.submit(EncodedBatch(rocketmq_topic, body, queue), done.set_result)
-            assert done.result(10).queue == queue
+            engine, done = Engine(fresh.sender, settings, Clockwork("live")), Future[Any]()
+            request = batch_request(encode_batch([BatchItem(b"x", "")]), {}, settings, 0)
+            engine.submit(Outgoing(rocketmq_topic, request, 10.0, queue, ordered=True, done=done.set_result))
+            assert done.result(10).outcome.queue == queue
+            assert engine.close(Deadline.after(1.0)) == []
         assert stored(rocketmq, rocketmq_topic, 1) == {5: 1}
     fresh.calls.pool.close()
 

@@ -30,6 +30,11 @@ def bodies(request: SendRequest) -> list[str]:
     return [bytes(item.body).decode() for item in decode_batch(bytes(request.body))]
 
 
+def batcher_of(producer: Producer) -> batching.Batcher:
+    assert producer._membership is not None
+    return producer._membership.batcher
+
+
 def sent(bench: Bench) -> list[list[str]]:
     return [bodies(request) for request in bench.sender.requests]
 
@@ -92,7 +97,7 @@ def test_2_4_above_the_total_messages_are_sent_directly_and_what_was_held_return
     bench.sender.script = [None]
     first = producer.send_async(message("a" * 2000))
     bench.time.advance(0.01)
-    held = producer._batcher.accumulator  # type: ignore[union-attr]
+    held = batcher_of(producer).accumulator
     assert held.held_bytes > 2000
     assert producer.send_async(message("direct")).done()
     assert [request.batch for request in bench.sender.requests] == [True, False]
@@ -111,7 +116,7 @@ def test_2_4_what_is_turned_away_is_never_counted(bench: Bench) -> None:
         producer.send(message("x" * 100), timeout_s=1.0)
         with pytest.raises(MessageRefused):
             producer.send(Message("T", b""))
-    assert producer._batcher.accumulator.held_bytes == 0  # type: ignore[union-attr]
+    assert batcher_of(producer).accumulator.held_bytes == 0
     producer.send_async(message())
     bench.time.advance(0.01)
     assert bench.sender.requests[-1].batch
@@ -121,7 +126,7 @@ def test_2_5_equal_client_ids_share_and_the_last_one_ends_it(bench: Bench) -> No
     one = bench.producer("same", auto_batch=True, group="g1")
     two = bench.producer("same", auto_batch=True, group="g2", batch_max_delay_ms=50)
     other = bench.producer("other", auto_batch=True)
-    assert one._batcher is two._batcher is not other._batcher
+    assert batcher_of(one) is batcher_of(two) is not batcher_of(other)
     one.send_async(message("from one"))
     joined = two.send_async(message("from two"))
     assert one.close() == []  # sends at once what waits, whoever added it
@@ -130,13 +135,13 @@ def test_2_5_equal_client_ids_share_and_the_last_one_ends_it(bench: Bench) -> No
     alone = two.send(message("two goes on"))
     assert (alone.status, bench.sender.requests[-1].group) == (SendStatus.SEND_OK, "g2")
     assert two.close() == []
-    assert bench.producer("same", auto_batch=True)._batcher is not one._batcher
+    assert batcher_of(bench.producer("same", auto_batch=True)) is not batcher_of(one)
 
 
 def test_2_5_limits_that_one_sets_hold_for_all_and_those_left_open_stay(bench: Bench) -> None:
     one = bench.producer("same", auto_batch=True, batch_max_delay_ms=50)
     bench.producer("same", auto_batch=True, batch_max_bytes=99)
-    limits = one._batcher.accumulator.limits  # type: ignore[union-attr]
+    limits = batcher_of(one).accumulator.limits
     assert (limits.max_bytes, limits.max_delay_ms, limits.total_max_bytes) == (99, 50, 33554432)
 
 
@@ -162,9 +167,9 @@ def test_2_9_ten_thousand_tags_do_not_take_more_memory_than_allowed(bench: Bench
     producer = bench.producer(auto_batch=True, max_async_messages=100_000)
     for i in range(10_000):
         producer.send_async(message(tags=f"tag-{i}"))
-    assert producer._batcher.accumulator.open_batches == 1024  # type: ignore[union-attr]
+    assert batcher_of(producer).accumulator.open_batches == 1024
     bench.time.advance(0.01)
-    assert producer._batcher.accumulator.open_batches == 0  # type: ignore[union-attr]
+    assert batcher_of(producer).accumulator.open_batches == 0
     assert sum(len(bodies(r)) for r in bench.sender.requests) == 10_000
 
 
@@ -254,7 +259,7 @@ def test_2_19_switched_off_nothing_is_batched(bench: Bench) -> None:
     producer = bench.producer()
     producer.send(message())
     assert [request.batch for request in bench.sender.requests] == [False]
-    assert producer._batcher is None
+    assert producer._membership is None
 
 
 def test_2_26_waiting_for_the_store_separates_batches(bench: Bench) -> None:
@@ -284,7 +289,7 @@ def test_a_failed_batch_gives_every_message_the_cause_in_an_error_of_its_own(ben
     errors = [result.exception(0) for result in results]
     assert {type(error).__name__ for error in errors} == {"MessageIllegal"}
     assert len({id(error) for error in errors}) == 3
-    assert producer._batcher.accumulator.held_bytes == 0  # type: ignore[union-attr]
+    assert batcher_of(producer).accumulator.held_bytes == 0
 
 
 def test_a_state_other_than_ok_is_the_state_of_each(bench: Bench) -> None:
@@ -340,17 +345,17 @@ def test_closing_sends_what_waits_and_fails_what_gets_no_answer(bench: Bench) ->
 
 def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
-    batcher = producer._batcher
-    assert batcher is not None
+    batcher = batcher_of(producer)
     batcher.members += 1  # as if another producer still shared it
     producer.close()
-    result, batch = producer._accumulate(prepared(), None, waits=False)
+    assert producer._membership is not None
+    result, batch = producer._membership.add(prepared(), None, waits=False)
     assert batch is not None
     batcher.members -= 1
     batcher.close()
     assert isinstance(result.exception(0), ClosedError)
     batching._shared.clear()
-    again, none = producer._accumulate(prepared(), None, waits=False)
+    again, none = producer._membership.add(prepared(), None, waits=False)
     assert none is None
     assert not again.done()
 

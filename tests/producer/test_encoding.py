@@ -12,11 +12,10 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.producer.accumulator import Batch, Entry, Key
 from rocketmq_spark.producer.encoding import (
-    EncodedBatch,
     How,
     accumulated_batch,
     batch_item,
-    encoded_batch,
+    batch_request,
     explicit_batch,
     prepare,
     single_request,
@@ -151,13 +150,6 @@ def test_11_26_a_batch_may_have_as_many_bytes_as_a_message() -> None:
     assert len(batch_of(Message("T", b"x" * 10), Message("T", b"y"), max_message_size=size).body) == size
     with pytest.raises(MessageRefused, match=f"the encoded batch has {size} bytes, more than the {size - 1} allowed"):
         batch_of(Message("T", b"x" * 10), Message("T", b"y"), max_message_size=size - 1)
-    for most, fits in ((size, True), (size - 1, False)):
-        settings, body = ProducerSettings(group="g", max_message_size=most), EncodedBatch("T", bytes(size))
-        if fits:
-            assert encoded_batch(body, settings, 0).body == bytes(size)
-        else:
-            with pytest.raises(MessageRefused, match=f"the encoded batch has {size} bytes; expected 1 to {most}"):
-                encoded_batch(body, settings, 0)
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
@@ -237,9 +229,8 @@ def test_2_15_an_accumulated_batch_has_one_tag_one_id_and_all_keys() -> None:
     assert (ids, request.batch) == (["A", "B"], True)
 
 
-def test_an_encoded_batch_is_checked_by_size_and_topic_only() -> None:
-    request = encoded_batch(EncodedBatch("T", b"items", properties="a\x01b\x02"), SETTINGS, 3)
-    assert (request.body, request.batch, request.properties) == (b"items", True, "a\x01b\x02")
-    for bad in (EncodedBatch("T", b""), EncodedBatch("T", b"x" * 4194305), EncodedBatch("a b", b"x")):
-        with pytest.raises(MessageRefused):
-            encoded_batch(bad, SETTINGS, 3)
+def test_items_that_are_encoded_already_are_sent_as_they_are() -> None:
+    for body, properties in ((b"items" * 2000, {}), (memoryview(b"items"), {"a": "b"})):
+        request = batch_request(body, properties, SETTINGS, 3)
+        assert (request.body, request.batch, request.sys_flag, request.born_timestamp_ms) == (body, True, 0, 3)
+        assert (decode_properties(request.properties), request.group) == (properties, "g")

@@ -18,12 +18,11 @@ from rocketmq_spark.errors import (
     SelectorError,
     SendFailed,
 )
-from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendStatus
-from rocketmq_spark.producer.encoding import EncodedBatch
+from rocketmq_spark.model import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.identifiers import RecallHandle
-from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
+from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, refused, status
 from tests.queues import names, q, qs
@@ -87,7 +86,6 @@ def test_0_4_state_then_message_then_route(bench: Bench) -> None:
         lambda: producer.send_async(M),
         lambda: producer.send_oneway(M),
         lambda: producer.send_batch([M]),
-        lambda: producer.submit(EncodedBatch("T", b"x"), print),
         lambda: producer.recall("T", "x"),
         lambda: producer.queues("T"),
     ):
@@ -266,7 +264,7 @@ def test_async_sends_wait_for_room_and_then_fail(bench: Bench) -> None:
     producer = bench.producer(max_async_messages=2)
     bench.sender.script = [None, None]
     first = [producer.send_async(M) for _ in range(2)]
-    with pytest.raises(SendFailed, match="2 asynchronous sends with 2 bytes are not answered yet"):
+    with pytest.raises(SendFailed, match="2 asynchronous sends with 138 bytes are not answered yet"):
         producer.send_async(M)
     bench.clockworks["send"].later(1.0, bench.sender.answer)
     assert producer.send_async(M).done()
@@ -374,34 +372,6 @@ def test_round_robin_named_as_selector_is_the_default(bench: Bench) -> None:
     bench.sender.by_broker["a"] = lambda: ConnectionLost("down")
     producer = bench.producer()
     assert {producer.send(M, selector="RoundRobin").queue.broker_name for _ in range(8)} == {"b"}
-
-
-def test_encoded_batches_of_one_queue_go_one_after_the_other_and_a_retry_stays_first(bench: Bench) -> None:
-    producer, seen = bench.producer(pinned_retries=None, send_timeout_s=60.0), []
-
-    def bodies(requests: list[SendRequest]) -> str:
-        return " ".join(bytes(item.body).decode() for r in requests for item in decode_batch(bytes(r.body)))
-
-    def waiting() -> str:
-        return bodies([request for _, request, _ in bench.sender.waiting])
-
-    bench.sender.script = [None, None]
-    for name, queue in (("a1", "a:0"), ("a2", "a:0"), ("a3", "a:0"), ("b1", "b:0")):
-        body = encode_batch([BatchItem(name.encode())])
-        producer.submit(EncodedBatch("T", body, q(queue)), lambda outcome, name=name: seen.append(name))
-    assert waiting() == "a1 b1"
-    bench.sender.script = [None]
-    bench.sender.answer(0, refused(Response.SYSTEM_BUSY))
-    bench.time.run_due()
-    assert waiting() == "b1"  # the queue is mute
-    bench.time.advance(0.02)
-    assert waiting() == "b1 a1"
-    bench.sender.script = [refused(Response.SYSTEM_BUSY)]
-    bench.sender.answer(1)
-    bench.time.advance(0.1)
-    bench.sender.answer(0)
-    assert seen == ["a1", "a2", "a3", "b1"]
-    assert bodies(bench.sender.requests) == "a1 b1 a1 a2 a2 a3"
 
 
 def test_close_waits_for_what_is_under_way(bench: Bench) -> None:

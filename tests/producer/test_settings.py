@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import TABLE
 from rocketmq_spark.producer.accumulator import BatchLimits
 from rocketmq_spark.producer.faults import CURRENT
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -38,10 +40,22 @@ def test_all_problems_come_in_one_error() -> None:
     }  # fmt: skip
     with pytest.raises(OptionError) as e:
         ProducerSettings(group="g", **bad)
-    for name in ("sendTimeout", "attemptTimeout", "retries", "maxMessageSize", "compressAbove", "compression",
-                 "maxInFlight", "batchMaxBytes", "batchMaxDelay"):  # fmt: skip
+    for name in ("sendTimeout", "maxMessageSize", "compressAbove", "compression", "batchMaxBytes", "batchMaxDelay"):
         assert f"option '{name}' is" in str(e.value)
+    for name in ("attempt_timeout_s", "retries", "max_in_flight"):
+        assert f"setting '{name}' is" in str(e.value)
     assert str(e.value).count("\n") == 9
+
+
+def test_12_9_what_is_called_an_option_is_one_of_a_producer() -> None:
+    bad: dict[str, Any] = dict.fromkeys(("send_timeout_s", "max_message_size", "max_in_flight"), 0)
+    bad |= {"group": "", "retries": -1, "compress_above": -1, "compression": "rar", "attempt_timeout_s": -1.0}
+    bad |= {"batch_max_bytes": 0, "batch_max_delay_ms": 0, "total_batch_max_bytes": 0}
+    with pytest.raises(OptionError) as e:
+        ProducerSettings(**bad)
+    named = re.findall(r"option '(\w+)'", str(e.value))
+    assert len(named) == 8
+    assert not set(named) - {row.name for row in TABLE if "producer" in row.roles}
 
 
 def test_batch_limits_left_open_keep_what_is_shared() -> None:

@@ -93,7 +93,9 @@ def test_the_sinks_settings():
     assert (found.send_timeout_s, found.attempt_timeout_s, found.retries, found.pinned_retries) == (12, 2, None, None)
     assert found.store_must_be_ok
     assert found.send_latency_fault
-    assert (found.max_async_bytes, found.auto_create_topics) == (1 << 20, False)
+    assert (found.max_async_bytes, found.max_async_messages, found.auto_create_topics) == (1 << 20, None, False)
+    assert (found.max_in_flight, found.max_in_flight_per_broker) == (None, None)
+    assert checks.settings(sink_options("x:1", maxInFlight="7")).max_in_flight_per_broker == 7
     given = {"sendLatencyFault": "false", "latencyMax": "1s,2s", "notAvailableDuration": "0,9s"}
     found = checks.settings(sink_options("x:1", **given))
     assert not found.send_latency_fault
@@ -224,6 +226,15 @@ def test_a_stream_goes_on_when_nobody_can_tell(use):
     use(Asked(error=missing, brokers=True))
     with pytest.raises(RouteNotFound):
         checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+
+
+def test_12_9_no_error_is_its_own_cause(use):
+    unwritable = RouteNotFound("no write permission")
+    use(Asked(error=unwritable, brokers=True))
+    with pytest.raises(RouteNotFound) as e:
+        checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+    assert e.value is unwritable
+    assert e.value.__cause__ is None
 
 
 MISSING = RouteNotFound("no such topic", None, codes.Response.TOPIC_NOT_EXIST, "t")

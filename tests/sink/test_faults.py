@@ -10,15 +10,17 @@ from rocketmq_spark.sink.faults import Faults
 def test_the_first_ten_are_named_and_the_first_reason_of_a_row_counts():
     faults = Faults(first_row=100)
     faults.add(np.arange(20) % 2 == 1, lambda i: f"odd {i}")
-    faults.rows(np.arange(5), lambda i: "low")
+    faults.rows(np.arange(5), "low")
+    faults.add(np.arange(20) == 6, "six")
     with pytest.raises(
-        MessageRefused, match="13 rows of partition 7 cannot be sent, and nothing of their Arrow batch"
+        MessageRefused, match="14 rows of partition 7 cannot be sent, and nothing of their Arrow batch"
     ) as e:
         faults.raise_if_any(partition=7)
     text = e.value.message
     assert "row 100: low; row 101: odd 1; row 102: low" in text
+    assert "row 105: odd 5; row 106: six; row 107: odd 7" in text
     assert text.count("row 1") == 10
-    assert text.endswith("; and 3 more")
+    assert text.endswith("; and 4 more")
 
 
 def test_nothing_is_no_error():

@@ -19,7 +19,7 @@ from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
-from rocketmq_spark.producer.pending import Outcome
+from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.sink import task
 from rocketmq_spark.wire.messages import decode_batch
 from tests.broker.recording import RecordingSender

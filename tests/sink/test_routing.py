@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import OptionError, SelectorError
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.sink.faults import Faults
-from rocketmq_spark.sink.routing import Plan, Router, Share, narrow, row_selector, selector_of
+from rocketmq_spark.sink.routing import Plan, Router, Share, candidates, row_selector, selector_of
 from tests.queues import qs
 from tests.sink.live import frame, sink_options
 
@@ -101,11 +101,11 @@ def test_the_selector_in_force():
 
 
 def test_batches_that_go_anywhere_are_narrowed():
-    assert narrow(options()) is None
-    everywhere = narrow(options(queueSelector="random"))
+    assert candidates(options()) is None
+    everywhere = candidates(options(queueSelector="random"))
     assert everywhere is not None
     assert everywhere(QUEUES["T"]) == QUEUES["T"]
-    rooms = narrow(options(queueSelector="machineRoom", machineRooms="r1"))
+    rooms = candidates(options(queueSelector="machineRoom", machineRooms="r1"))
     assert rooms is not None
     assert rooms(qs("r1@a:0 r2@b:0")) == qs("r1@a:0")
     with pytest.raises(SelectorError, match="no broker is in r1"):

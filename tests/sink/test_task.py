@@ -16,7 +16,7 @@ from rocketmq_spark.codes import Response, SysFlag
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound, SelectorError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
-from rocketmq_spark.producer.pending import Outcome
+from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.queues.selection import by_hash
 from tests.broker.recording import RecordingSender
 from tests.sink.live import Make, Writes, bodies, by_queue, frame, numbered, stored, writes

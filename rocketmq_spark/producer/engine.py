@@ -1,0 +1,286 @@
+"""The one way to send: every request of a producer, of its batches and of a sink's task goes through an engine.
+
+Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. It owns what sending needs
+(topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``, ``faults``,
+``choice`` and ``under_way``, which has the lock; here is the sending and the waiting. Every request begins in
+``_sending``, every attempt with an answer ends in ``_judge``, and every request that has one ends in ``_end``, whatever
+the mode: there a spool, transactions or metrics are attached.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
+from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.attempts import Again, Attempts, report_of
+from rocketmq_spark.producer.choice import Choice
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.faults import FaultTable
+from rocketmq_spark.producer.hooks import Hooks, SendContext
+from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.producer.under_way import Sending, UnderWay, closed
+
+logger = logging.getLogger(__name__)
+
+
+class Unsent(NamedTuple):
+    """What had no answer when the producer was closed; it may have been stored all the same."""
+
+    topic: str
+    queue: MessageQueue | None
+    msg_ids: Sequence[str]
+
+
+class _Attempt(NamedTuple):
+    """An attempt that was begun; ``context`` if there are hooks."""
+
+    queue: MessageQueue
+    start_ms: int
+    context: SendContext | None
+
+
+class Engine:
+    """Sends what it is handed, and knows what is under way. ``close`` ends its timer too.
+
+    Without ``faults`` it has a fault table of its own. ``in_flight`` tells how much was submitted and has no outcome yet.
+    """
+
+    def __init__(
+        self, sender: Sender, settings: ProducerSettings, clockwork: Clockwork, faults: FaultTable | None = None
+    ) -> None:
+        self.topics = Topics(sender, settings)
+        self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
+        self.hooks = Hooks()
+        self.clockwork = clockwork
+        self._sender = sender
+        self._settings = settings
+        self._policy = settings.retry_policy
+        self._aside = clockwork.beside("route")
+        self._choice = Choice(self.topics, self.faults, clockwork)
+        self._rng = random.Random()
+        self._under_way = UnderWay(settings, clockwork)
+        self.in_flight = self._under_way.in_flight
+
+    def send(self, outgoing: Outgoing) -> SendResult:
+        """All attempts on the calling thread; returns the result or raises the error."""
+        sending = self._sending(outgoing)
+        self._under_way.block(sending)
+        try:
+            outcome = self._attempt_all(sending)
+        finally:
+            self._under_way.unblock(sending)
+        self._end(sending, outcome)
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return outcome
+
+    def submit(self, outgoing: Outgoing) -> None:
+        """Send without waiting for the answer, which ``done`` is told; when the engine is closed, that it is.
+
+        Waits while there is no room, and raises ``SendFailed`` when there is none in time.
+        """
+        self._under_way.wait_for_room(outgoing)
+        if self.enqueue(outgoing):
+            self.pump()
+        else:
+            outgoing.done(Ended(outgoing, closed()))
+
+    def has_room(self, outgoing: Outgoing) -> bool:
+        """Whether ``submit`` would not wait; for callers who have something to do meanwhile."""
+        return self._under_way.has_room(outgoing)
+
+    def enqueue(self, outgoing: Outgoing) -> bool:
+        """Fix the place of ``outgoing`` in the order of its queue, whatever the bounds; False when closed.
+
+        ``pump`` sends what may go out now.
+        """
+        sending = self._sending(outgoing)
+        brokers = len(self.topics.brokers()) if self.in_flight.counts_brokers else 1
+        try:
+            cause = self._under_way.put(sending, brokers)
+        except ClosedError:
+            return False
+        if cause is not None:
+            self._end(sending, _behind(outgoing, cause))
+        return True
+
+    def pump(self) -> None:
+        """Send what may go out now. Asking for the route of a new topic may block."""
+        for sending in self._under_way.take():
+            if sending.refresh:  # a name server that hangs must not hold up the others
+                self._aside.later(0, functools.partial(self._launch, sending))
+            else:
+                self._launch(sending)
+
+    def oneway(self, outgoing: Outgoing) -> None:
+        """One attempt without an answer; only what fails before the socket is raised."""
+        sending = self._sending(outgoing)
+        attempt = self._begin(sending, self._choose(sending), "oneway")
+        self._sender.send_oneway(attempt.queue, outgoing.request, sending.deadline)
+        if attempt.context is not None:
+            self.hooks.after(attempt.context, None, 0)
+
+    def idle(self, deadline: Deadline) -> bool:
+        """Whether everything under way has its answer by then."""
+        return self._under_way.idle(deadline)
+
+    def close(self, deadline: Deadline, wait_s: float = 5.0) -> list[Unsent]:
+        """Wait until everything under way has its answer; what has none by then is failed and returned.
+
+        A call of the timer is waited for ``wait_s`` seconds.
+        """
+        self.idle(deadline)
+        left, blocking = self._under_way.close()
+        self._aside.close(wait_s=0)
+        for sending in left:
+            self._end(sending, closed())
+        self.clockwork.close(wait_s)
+        return [Unsent(each.outgoing.topic, each.outgoing.queue, each.outgoing.msg_ids) for each in left + blocking]
+
+    def _sending(self, outgoing: Outgoing) -> Sending:
+        """Every request begins here."""
+        return Sending(outgoing, outgoing.deadline, Attempts(self._policy, outgoing.queue is not None, self._rng))
+
+    def _end(self, sending: Sending, outcome: Outcome) -> None:
+        """Every request ends here, once."""
+        attempts = sending.attempts
+        sending.outgoing.done(Ended(sending.outgoing, outcome, attempts.count, attempts.brokers))
+
+    def _attempt_all(self, sending: Sending) -> Outcome:
+        while True:
+            queue: MessageQueue | None = None
+            try:
+                queue = self._choose(sending)
+                attempt = self._begin(sending, queue, "sync")
+                outcome = self._try(sending, queue)
+                self._report(attempt, outcome)
+            except RocketMQError as e:
+                outcome = e
+            verdict = self._judge(sending, queue, outcome)
+            if not isinstance(verdict, Again):
+                return verdict
+            sending.refresh = verdict.refresh
+            if verdict.pause_s:
+                self.clockwork.pause(verdict.pause_s)
+
+    def _try(self, sending: Sending, queue: MessageQueue) -> Outcome:
+        try:
+            return self._sender.send(queue, sending.outgoing.request, self._share(sending))
+        except RocketMQError as e:
+            return e
+
+    def _launch(self, sending: Sending) -> None:
+        """An attempt whose answer comes later."""
+        number = sending.attempts.count
+        if not number:
+            sending.deadline = sending.outgoing.deadline
+        try:
+            queue = self._choose(sending)
+            attempt = self._begin(sending, queue, "async")
+
+            def done(outcome: Outcome) -> None:
+                try:
+                    self._report(attempt, outcome)
+                except Exception:  # the request must not be stranded because nobody could be told
+                    logger.exception("the outcome of an attempt could not be reported")
+                self._landed(sending, number, queue, outcome)
+
+            self._sender.send_async(queue, sending.outgoing.request, self._share(sending), done)
+        except RocketMQError as e:
+            self._landed(sending, number, None, e)
+        except Exception as e:  # whatever it is, it must become an outcome
+            logger.exception("sending to %s failed", sending.outgoing.topic)
+            self._landed(sending, number, None, _unexpected(e, sending.outgoing))
+
+    def _landed(self, sending: Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
+        if number != sending.attempts.count:  # a second outcome of one attempt
+            return
+        try:
+            verdict = self._judge(sending, queue, outcome)
+        except Exception as e:
+            logger.exception("the outcome of an attempt could not be judged")
+            verdict = _unexpected(e, sending.outgoing)
+        landing = self._under_way.landed(sending, verdict)
+        if landing is None:
+            return
+        if landing.more:  # not from here: this may be the thread that reads answers
+            self.clockwork.later(0, self.pump)
+        if isinstance(verdict, Again):
+            self.clockwork.later(verdict.pause_s, self.pump)
+            return
+        self._end(sending, verdict)
+        for each in landing.behind:
+            assert isinstance(verdict, RocketMQError)
+            self._end(each, _behind(each.outgoing, verdict))
+
+    def _choose(self, sending: Sending) -> MessageQueue:
+        return self._choice.queue(sending.outgoing, sending.attempts, sending.deadline, sending.refresh)
+
+    def _share(self, sending: Sending) -> Deadline:
+        """The deadline of one attempt: the whole one for the last."""
+        most = self._settings.attempt_timeout_s
+        if most is not None and sending.attempts.more_possible:
+            return sending.deadline.within(most)
+        return sending.deadline
+
+    def _begin(self, sending: Sending, queue: MessageQueue, mode: str) -> _Attempt:
+        context = None
+        if self.hooks:
+            outgoing, number = sending.outgoing, sending.attempts.count + 1
+            context = SendContext(
+                self._settings.group, queue, outgoing.request, mode, number, outgoing.message, outgoing.msg_ids
+            )
+            self.hooks.before(context)
+        return _Attempt(queue, self.clockwork.now_ms(), context)
+
+    def _report(self, attempt: _Attempt, outcome: Outcome) -> None:
+        """Tell the fault table and the hooks the outcome of an attempt."""
+        now_ms = self.clockwork.now_ms()
+        latency_ms = now_ms - attempt.start_ms
+        report = report_of(outcome)
+        if report is not None:
+            self.faults.report(attempt.queue.broker_name, latency_ms, now_ms, report.isolated, report.reachable)
+        if attempt.context is not None:
+            self.hooks.after(attempt.context, outcome, latency_ms)
+
+    def _judge(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome | Again:
+        """Every attempt ends here: the final outcome, or another attempt."""
+        brokers: Collection[str] = ()
+        outgoing = sending.outgoing
+        anywhere = outgoing.queue is None and outgoing.candidates is None
+        if anywhere and queue is not None and isinstance(outcome, RocketMQError):
+            brokers = self.topics.brokers_of(outgoing.topic)
+        return sending.attempts.judge(queue, outcome, brokers, sending.deadline.remaining())
+
+
+def _behind(outgoing: Outgoing, cause: RocketMQError) -> SendFailed:
+    error = SendFailed(
+        f"not sent, because an earlier batch of its queue was given up: {cause.message}",
+        cause.addr,
+        cause.broker_code,
+        outgoing.topic,
+        str(outgoing.queue),
+        cause.remark,
+        cause.remedy,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def _unexpected(error: Exception, outgoing: Outgoing) -> SendFailed:
+    failed = SendFailed(
+        f"sending failed in an unexpected way: {type(error).__name__}: {error}",
+        topic=outgoing.topic,
+        remedy="This is a bug of rocketmq-spark unless the error is of a selector; please report it with the log",
+    )
+    failed.__cause__ = error
+    return failed

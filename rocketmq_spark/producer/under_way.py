@@ -1,0 +1,158 @@
+"""The requests of an engine that have no outcome yet: their order, their bounds, and who waits for them.
+
+The one lock of an engine is here. A driver: what is decided under the lock is decided by ``lanes`` and ``in_flight``, and
+acted upon by the engine, outside of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
+from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.producer.attempts import Again, Attempts
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.in_flight import InFlight
+from rocketmq_spark.producer.lanes import Lanes
+from rocketmq_spark.producer.outgoing import Outcome, Outgoing
+from rocketmq_spark.producer.settings import ProducerSettings
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """A request under way. ``refresh`` when the route is to be asked for before the next attempt."""
+
+    outgoing: Outgoing
+    deadline: Deadline
+    attempts: Attempts
+    refresh: bool = False
+    finished: bool = False
+
+
+class Landing(NamedTuple):
+    """What follows an outcome: the requests that fail ``behind`` it; ``more`` when something could go out at once."""
+
+    behind: list[Sending]
+    more: bool
+
+
+class UnderWay:
+    """Knows what is under way, and what may go out next."""
+
+    def __init__(self, settings: ProducerSettings, clockwork: Clockwork) -> None:
+        self.in_flight = InFlight(settings)
+        self._stay_shut = settings.lanes_stay_shut
+        self._clockwork = clockwork
+        self._lanes: Lanes[Sending] = Lanes(self.in_flight.max_out)
+        self._shut: dict[MessageQueue | None, RocketMQError] = {}
+        self._changed = threading.Condition()
+        self._blocking: set[Sending] = set()
+        self._closed = False
+
+    def has_room(self, outgoing: Outgoing) -> bool:
+        """Whether it is within the bounds; when closed there is nothing to wait for."""
+        with self._changed:
+            return self._has_room(outgoing)
+
+    def wait_for_room(self, outgoing: Outgoing) -> None:
+        """Until it is within the bounds; ``SendFailed`` in the end."""
+        deadline = outgoing.deadline
+        with self._changed:
+            while not self._has_room(outgoing):
+                if deadline.expired:
+                    raise SendFailed(
+                        f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not "
+                        "answered yet",
+                        remedy="Send more slowly, or wait for results",
+                    )
+                self._clockwork.hold(self._changed, deadline.remaining())
+
+    def put(self, sending: Sending, brokers: int) -> RocketMQError | None:
+        """Add it at the end of its queue's order, or say why what was before it failed. ``ClosedError`` when closed."""
+        lane = sending.outgoing.lane
+        with self._changed:
+            if self._closed:
+                raise closed()
+            self.in_flight.brokers = brokers
+            self._lanes.window = self.in_flight.max_out
+            if lane in self._shut:
+                return self._shut[lane]
+            self._lanes.put(sending, lane)
+            self.in_flight.add(sending.outgoing.size)
+            return None
+
+    def take(self) -> list[Sending]:
+        """What may go out now."""
+        with self._changed:
+            return self._lanes.take(self._clockwork.now_ms())
+
+    def landed(self, sending: Sending, verdict: Outcome | Again) -> Landing | None:
+        """It ended, or is to be sent again; None when it was given up before that."""
+        with self._changed:
+            if sending.finished:
+                return None
+            behind: list[Sending] = []
+            if isinstance(verdict, Again):
+                sending.refresh = verdict.refresh
+                self._lanes.again(sending, self._clockwork.now_ms() + int(verdict.pause_s * 1000))
+            else:
+                behind = self._finish(sending, verdict)
+            return Landing(behind, self._lanes.blocked)
+
+    def block(self, sending: Sending) -> None:
+        """A thread sends it by itself from now on."""
+        with self._changed:
+            self._blocking.add(sending)
+
+    def unblock(self, sending: Sending) -> None:
+        """The thread has its outcome."""
+        with self._changed:
+            self._blocking.discard(sending)
+            self._changed.notify_all()
+
+    def idle(self, deadline: Deadline) -> bool:
+        """Whether everything has its outcome by then."""
+        with self._changed:
+            while (self.in_flight.requests or self._blocking) and not deadline.expired:
+                self._clockwork.hold(self._changed, deadline.remaining())
+            return not self.in_flight.requests and not self._blocking
+
+    def close(self) -> tuple[list[Sending], list[Sending]]:
+        """Give up everything and take nothing more; what is given up, and what threads still wait for."""
+        with self._changed:
+            self._closed = True
+            left = self._lanes.drop()
+            for sending in left:
+                sending.finished = True
+            self.in_flight.clear()
+            self._changed.notify_all()
+            return left, list(self._blocking)
+
+    def _has_room(self, outgoing: Outgoing) -> bool:
+        return self._closed or self.in_flight.has_room(outgoing.size, outgoing.lane is not None)
+
+    def _finish(self, sending: Sending, outcome: Outcome) -> list[Sending]:
+        """What fails with it: the requests that wait for the same queue, since none may overtake another."""
+        behind: list[Sending] = []
+        lane = sending.outgoing.lane
+        if lane is not None and isinstance(outcome, RocketMQError):
+            behind = self._lanes.shut(sending)
+            if self._stay_shut:
+                self._shut[lane] = outcome
+        else:
+            self._lanes.done(sending)
+        for each in (sending, *behind):
+            each.finished = True
+            self.in_flight.remove(each.outgoing.size)
+        if isinstance(outcome, SendResult):
+            self.in_flight.answered(sending.outgoing.size, clean=sending.attempts.count == 1)
+            self._lanes.window = self.in_flight.max_out
+        self._changed.notify_all()
+        return behind
+
+
+def closed() -> ClosedError:
+    return ClosedError("the producer was closed before the message was acknowledged; it may have been stored")

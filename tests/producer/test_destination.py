@@ -1,0 +1,92 @@
+"""Named queues and selectors by themselves; what a producer makes of them is in ``test_producer``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, MessageRefused, RouteNotFound
+from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.producer.destination import Destinations
+from rocketmq_spark.producer.encoding import How
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.queues.environment import Environment
+from tests.producer.scripted import Bench, ManualClockwork
+from tests.queues import q, qs
+
+M = Message("T", b"x")
+
+
+def destinations(bench: Bench, environment: Environment | None = None) -> Destinations:
+    settings = ProducerSettings(group="g", auto_create_topics=False, environment=environment)
+    return Destinations(Topics(bench.sender, settings), ManualClockwork(bench.time), environment)
+
+
+def of(found: Destinations, message: Message = M, **how: Any) -> MessageQueue | None:
+    return found.of(message, How(**how), Deadline.after(3.0))  # type: ignore[typeddict-item]
+
+
+def test_a_message_without_a_wish_goes_anywhere_and_nobody_is_asked(bench: Bench) -> None:
+    assert of(destinations(bench)) is None
+    assert bench.sender.events == []
+
+
+def test_a_queue_or_a_selector_and_not_both(bench: Bench) -> None:
+    found = destinations(bench)
+    assert of(found, queue=q("b:1")) == q("b:1")
+    assert of(found, selector=lambda queues, message, arg: queues[arg], arg=2) == q("b:0")
+    with pytest.raises(MessageRefused, match="a queue or through a selector, not both"):
+        of(found, queue=q("b:1"), selector="random")
+
+
+def test_a_queue_of_another_topic_is_refused_before_anybody_is_asked(bench: Bench) -> None:
+    with pytest.raises(MessageRefused, match="message's topic not equal mq's topic"):
+        of(destinations(bench), queue=q("a:0", "Other"))
+    assert bench.sender.events == []
+
+
+def test_the_first_named_queue_asks_for_a_route_and_a_missing_topic_is_the_brokers_to_tell(bench: Bench) -> None:
+    found = destinations(bench)
+    missing = q("a:0", "Nowhere")
+    assert of(found, Message("Nowhere", b"x"), queue=missing) == missing
+    assert bench.sender.seen("route") == [("Nowhere", False)]
+    for _ in range(2):
+        of(found, queue=q("a:0"))
+    assert bench.sender.seen("route") == [("Nowhere", False), ("T", False)]
+    with pytest.raises(RouteNotFound):
+        of(found, Message("Nowhere", b"x"), selector="random")
+
+
+def test_the_default_by_name_leaves_the_choice_to_each_attempt(bench: Bench) -> None:
+    assert of(destinations(bench), selector="RoundRobin") is None
+    mine = Environment.of(2, 2)
+    found = destinations(bench, mine)
+    assert of(found, selector="environment") is None
+    assert of(found, selector="environment", arg=1) in qs("a:1 b:1")
+
+
+def test_an_environment_is_never_left(bench: Bench) -> None:
+    found = destinations(bench, Environment.of(2, 2))
+    assert list(found.queues("T", Deadline.after(3.0))) == qs("a:1 b:1")
+    assert of(found, queue=q("b:1")) == q("b:1")
+    with pytest.raises(MessageRefused, match="T/b/0 does not belong to environment '2'"):
+        of(found, queue=q("b:0"))
+
+
+def test_a_name_server_that_is_away_is_waited_for_and_a_slow_selector_is_not(bench: Bench) -> None:
+    found, there = destinations(bench), bench.sender.routes["T"]
+    bench.sender.routes["T"] = ConnectionLost("no name server answers", "ns:9876")
+    with pytest.raises(ConnectionLost, match="no name server answers"):
+        of(found, selector="random")
+    assert len(bench.sender.events) > 3
+    bench.sender.routes["T"] = there
+
+    def slow(queues: list[MessageQueue], message: Message, arg: object) -> MessageQueue:
+        bench.time.advance(3.1)
+        return queues[0]
+
+    with pytest.raises(CallTimeout, match="selecting a queue took too long"):
+        of(found, selector=slow)

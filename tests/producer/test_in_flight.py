@@ -1,0 +1,86 @@
+"""How much may be under way."""
+
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.producer.in_flight import AIM_BYTES, MOST, START, InFlight
+from rocketmq_spark.producer.settings import ProducerSettings
+
+
+def bounds(**settings: Any) -> InFlight:
+    return InFlight(ProducerSettings(**{"group": "g", "max_in_flight": None, **settings}))
+
+
+def test_a_fixed_number_per_broker_stays() -> None:
+    found = bounds(max_in_flight_per_broker=3)
+    found.answered(10, clean=False)
+    found.answered(10, clean=True)
+    assert found.per_broker == 3
+
+
+def test_it_grows_with_small_batches_to_a_limit() -> None:
+    found = bounds()
+    assert found.per_broker == START
+    for _ in range(1000):
+        found.answered(1000, clean=True)
+    assert found.per_broker == MOST
+
+
+def test_it_grows_no_further_than_the_bytes_that_keep_a_connection_busy() -> None:
+    found = bounds()
+    for _ in range(100):
+        found.answered(1 << 20, clean=True)
+    assert found.per_broker == AIM_BYTES >> 20
+
+
+def test_it_halves_when_a_broker_had_to_be_asked_again() -> None:
+    found = bounds()
+    sizes = []
+    for _ in range(4):
+        found.answered(1000, clean=False)
+        sizes.append(found.per_broker)
+    assert sizes == [2, 1, 1, 1]
+
+
+def test_the_bound_per_broker_is_taken_times_the_brokers() -> None:
+    found = bounds(max_in_flight_per_broker=3)
+    assert found.counts_brokers
+    for brokers, most in ((0, 3), (1, 3), (5, 15)):
+        found.brokers = brokers
+        assert found.max_out == most
+
+
+def test_a_total_is_a_total_and_never_changes() -> None:
+    found = bounds(max_in_flight=7)
+    found.brokers = 5
+    for clean in (True, False):
+        found.answered(10, clean)
+        assert (found.max_out, found.counts_brokers) == (7, False)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_requests_and_bytes_are_bounded_and_one_alone_always_has_room(ordered: bool) -> None:
+    found = bounds(max_in_flight=1, max_async_messages=3, max_async_bytes=100)
+    assert found.has_room(1000, ordered)
+    found.add(60)
+    assert found.has_room(40, ordered)
+    assert not found.has_room(41, ordered)
+    found.add(20)
+    found.add(10)
+    assert not found.has_room(1, ordered)
+    found.remove(20)
+    assert found.has_room(1, ordered)
+    found.clear()
+    assert (found.requests, found.bytes) == (0, 0)
+
+
+def test_with_a_bound_per_broker_only_what_is_ordered_waits_inside() -> None:
+    found = bounds(max_in_flight_per_broker=2, max_async_messages=None)
+    for _ in range(2):
+        assert found.has_room(1, ordered=False)
+        found.add(1)
+    assert not found.has_room(1, ordered=False)
+    assert found.has_room(1, ordered=True)
+    found.brokers = 2
+    assert found.has_room(1, ordered=False)

@@ -1,0 +1,136 @@
+"""What is under way, without anybody who sends it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
+from rocketmq_spark.model import SendRequest, SendResult, SendStatus
+from rocketmq_spark.producer.attempts import Again, Attempts, RetryPolicy
+from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.under_way import Landing, Sending, UnderWay
+from tests.producer.scripted import Bench, ManualClockwork
+from tests.queues import q
+
+OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)
+LOST = ConnectionLost("broken")
+
+
+def under_way(bench: Bench, **settings: Any) -> UnderWay:
+    return UnderWay(ProducerSettings(group="g", **settings), ManualClockwork(bench.time))
+
+
+def sending(body: bytes = b"x", timeout: float = 3.0, **how: Any) -> Sending:
+    outgoing = Outgoing("T", SendRequest("g", body), timeout, **how)
+    return Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), pinned=False))
+
+
+def ordered(name: str = "a:0") -> Sending:
+    return sending(queue=q(name), ordered=True)
+
+
+def test_an_outcome_lets_the_next_one_of_the_queue_go(bench: Bench) -> None:
+    found = under_way(bench)
+    first, second, other = ordered(), ordered(), ordered("b:0")
+    for each in (first, second, other):
+        assert found.put(each, 2) is None
+    assert found.take() == [first, other]
+    assert found.landed(first, OK) == Landing([], True)
+    assert (first.finished, found.in_flight.requests) == (True, 2)
+    assert found.take() == [second]
+    assert found.landed(other, OK) == Landing([], False)
+
+
+def test_one_that_is_to_be_sent_again_mutes_its_queue_and_stays_first(bench: Bench) -> None:
+    found = under_way(bench)
+    first, second = ordered(), ordered()
+    for each in (first, second):
+        found.put(each, 1)
+    found.take()
+    assert found.landed(first, Again(0.5, refresh=True)) == Landing([], False)
+    assert (first.refresh, first.finished, found.in_flight.requests) == (True, False, 2)
+    assert found.take() == []
+    bench.time.advance(0.5)
+    assert found.take() == [first]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_waits_behind_a_failure_fails_and_the_queue_may_stay_shut(bench: Bench, stays: bool) -> None:
+    found = under_way(bench, lanes_stay_shut=stays)
+    first, second, free = ordered(), ordered(), sending()
+    for each in (first, second, free):
+        found.put(each, 1)
+    found.take()
+    assert found.landed(free, LOST) == Landing([], False)
+    assert found.landed(first, LOST) == Landing([second], False)
+    assert (second.finished, found.in_flight.requests, found.in_flight.bytes) == (True, 0, 0)
+    assert found.put(ordered(), 1) is (LOST if stays else None)
+    assert found.put(ordered("a:1"), 1) is None
+    assert found.in_flight.requests == (1 if stays else 2)
+
+
+def test_closing_gives_up_everything_and_takes_nothing_more(bench: Bench) -> None:
+    found = under_way(bench)
+    first, second, blocking = ordered(), ordered(), sending()
+    for each in (first, second):
+        found.put(each, 1)
+    found.take()
+    found.block(blocking)
+    assert not found.idle(Deadline.after(0.5))
+    assert found.close() == ([first, second], [blocking])
+    assert found.landed(first, OK) is None, "its answer is too late"
+    assert found.in_flight.requests == 0
+    with pytest.raises(ClosedError):
+        found.put(ordered(), 1)
+    assert found.has_room(sending(b"x" * 1000).outgoing), "so that nobody waits"
+    found.unblock(blocking)
+    assert found.idle(Deadline.after(0.0))
+
+
+def test_room_is_waited_for_within_the_deadline(bench: Bench) -> None:
+    found = under_way(bench, max_async_bytes=5)
+    first = sending(b"xxx")
+    found.wait_for_room(first.outgoing)
+    found.put(first, 1)
+    late = sending(b"yyy", timeout=2.0).outgoing
+    begin = bench.time.now
+    with pytest.raises(SendFailed, match="1 asynchronous sends with 3 bytes are not answered yet"):
+        found.wait_for_room(late)
+    assert bench.time.now - begin == 2.0
+
+
+def test_a_thread_that_waits_is_woken_by_an_outcome_and_by_the_end() -> None:
+    for end in ("outcome", "close"):
+        found = UnderWay(ProducerSettings(group="g", max_async_messages=1), Clockwork("test"))
+        first = sending()
+        found.put(first, 1)
+        found.take()
+        waiter = threading.Thread(target=found.wait_for_room, args=(sending(timeout=60.0).outgoing,))
+        waiter.start()
+        waiter.join(0.05)
+        assert waiter.is_alive()
+        if end == "outcome":
+            found.landed(first, OK)
+        else:
+            found.close()
+        waiter.join(10)
+        assert not waiter.is_alive()
+
+
+def test_the_number_at_brokers_follows_what_they_acknowledge(bench: Bench) -> None:
+    found = under_way(bench, max_in_flight=None)
+    waiting = [sending() for _ in range(20)]
+    for each in waiting:
+        found.put(each, 1)
+    out = found.take()
+    assert out == waiting[:4]
+    for each in out:
+        each.attempts.judge(q("a:0"), OK, (), 1.0)
+        assert found.landed(each, OK) == Landing([], True)
+    assert len(found.take()) == 8
