@@ -7,8 +7,8 @@ import time
 from benchmarks import harness, workload
 from benchmarks.harness import Case, Cpu, Found, Result
 from benchmarks.raw import range_reader, ranges_of
-from rocketmq_spark.client.ranges import Window
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.pull.window import Window
 from rocketmq_spark.sink.encode import Encoder
 from rocketmq_spark.sink.identifiers import UniqueIds
 from rocketmq_spark.source.decode import Decoder

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from benchmarks import harness, workload
 from benchmarks.harness import Result
 from rocketmq_spark import LocalBroker
-from rocketmq_spark.client.ranges import RangeReader
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import parse
+from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.session import client, pull_settings
 from rocketmq_spark.source.readers import RocketMQReader
 from rocketmq_spark.source.schema import BASIC

@@ -18,7 +18,6 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls, Credentials, RotatingCredentials
-from rocketmq_spark.client.ranges import PullSettings
 from rocketmq_spark.client.route import NameServers, Retry, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
@@ -28,6 +27,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.faults import tables as fault_tables
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.bulk import BulkStream, Keys, PullTemplate

@@ -27,6 +27,7 @@ RANKS = """
     options ports queues wire
     remoting grpc_proxy
     client
+    pull
     producer consumer spool
     session
     source sink
@@ -41,7 +42,8 @@ ORDER = {
     "wire": "header frame properties identifiers subscription loose_json names compression acl rpc messages bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
-    "client": "trouble calls aside route broker backlog pacing pull window ranges heads sender admin",
+    "client": "trouble calls aside route broker sender admin",
+    "pull": "missing pacing verdict window reader heads",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
     " delivery upkeep producer",
     "source": "schema offsets slices property_names filters loss bad frames header unpack promoted properties careful decode"
@@ -71,7 +73,7 @@ OUTSIDE = {
     "pyspark": "datasource sink source.schema source.pushdown source.listener source.tasks source.readers cli registration",
     "py4j": "cli.demo",
     "pyarrow": "wire.compression source sink",
-    "numpy": "remoting.bulk client.window queues.hash_columns source sink",
+    "numpy": "remoting.bulk pull.window queues.hash_columns source sink",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
@@ -94,10 +96,10 @@ LONG_FILES = {"rocketmq_spark.options": 600}  # one table, one line of help afte
 LONG_FUNCTIONS: dict[str, int] = {}
 MANY_ARGUMENTS = {
     "rocketmq_spark.client.admin.create_topic": 8,
-    "rocketmq_spark.client.ranges.__init__": 7,
     "rocketmq_spark.errors.__init__": 7,
     "rocketmq_spark.localbroker.cluster.__init__": 13,
     "rocketmq_spark.options._row": 7,
+    "rocketmq_spark.pull.reader.__init__": 7,
     "tests.harness.store": 14,
     "tests.witness.java_send": 8,
 }
@@ -249,7 +251,7 @@ def test_errors_of_the_operating_system_end_in_remoting():
     caught = [
         f"{module.name}:{node.lineno}"
         for module in modules()
-        if module.room in ("client", "producer", "source", "sink", "datasource")
+        if module.room in ("client", "pull", "producer", "source", "sink", "datasource")
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ExceptHandler) and node.type is not None
         if re.search(r"OSError|ConnectionError|TimeoutError|socket\.", ast.unparse(node.type))

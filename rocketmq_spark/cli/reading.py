@@ -14,13 +14,13 @@ from dataclasses import replace
 from itertools import groupby
 
 from rocketmq_spark import session
-from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import RangeReader
-from rocketmq_spark.client.window import Piece, Window, placed
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
+from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.window import Piece, Window, placed
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.subscription import ALL, parse_subscription
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from rocketmq_spark.client.window import Window, placed
 from rocketmq_spark.codes import Property, SysFlag
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.pull.window import Window, placed
 from rocketmq_spark.session import NO_FILTER, Filter
 from rocketmq_spark.source import promoted
 from rocketmq_spark.source.bad import Bad

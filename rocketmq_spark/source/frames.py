@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark import codes
-from rocketmq_spark.client.window import Hole, Piece
+from rocketmq_spark.pull.window import Hole, Piece
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

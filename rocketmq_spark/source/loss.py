@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.pull.verdict import Cause
 
 logger = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
+from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source import allocation, filters, loss, planner, positions, pushdown, runner, tasks
 from rocketmq_spark.source.admission import Wanted
 from rocketmq_spark.source.catalog import Bounds, Catalog

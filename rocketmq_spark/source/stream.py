@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.options import Options
+from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
 from rocketmq_spark.source.absence import Absence
 from rocketmq_spark.source.admission import Admission, Wanted

@@ -13,13 +13,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from rocketmq_spark import session
-from rocketmq_spark.client.heads import Edge, Heads, OnLoss, bounded
-from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import RangeReader
-from rocketmq_spark.client.window import Hole, Piece, Window
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
+from rocketmq_spark.pull.heads import Edge, Heads, OnLoss, bounded
+from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.window import Hole, Piece, Window
 from rocketmq_spark.source import filters, loss
 from rocketmq_spark.source.bad import Bad
 from rocketmq_spark.source.schema import Column

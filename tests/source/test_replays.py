@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.client.window import Window
 from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.pull.window import Window
 from rocketmq_spark.source.bad import Bad
 from rocketmq_spark.source.decode import Decoder
 from rocketmq_spark.source.schema import BASIC, FULL, Column

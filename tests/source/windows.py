@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rocketmq_spark.client.ranges import Piece, Window
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.pull.window import Piece, Window
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import encode_batch
 from tests import strategies

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from rocketmq_spark.client.window import Doubts, Hole, Piece, Trial, lasting, undoubted
+from rocketmq_spark.pull.window import Doubts, Hole, Piece, Trial, lasting, undoubted
 
 PIECES = [Piece(number, start, start + 10, start + 10, 0, 0) for number, start in ((0, 0), (0, 10), (1, 0), (1, 10))]
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rocketmq_spark.client import heads as heads_module
-from rocketmq_spark.client.heads import Edge, Heads, OnLoss, bounded
-from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import PullSettings, RangeReader
-from rocketmq_spark.client.window import Piece
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from tests.client.pull_model import Model, Queue
+from rocketmq_spark.pull import heads as heads_module
+from rocketmq_spark.pull.heads import Edge, Heads, OnLoss, bounded
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.window import Piece
+from tests.pull.pull_model import Model, Queue
 
 Q = MessageQueue("t", "b", 0)
 P = MessageQueue("t", "b", 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import PullSettings
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from tests.client.pull_model import Model, Queue, holes, read
-from tests.client.test_ranges import FAST, rows
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.verdict import Cause
+from tests.pull.pull_model import Model, Queue, holes, read
+from tests.pull.test_reader import FAST, rows
 
 
 def jumping(size: int = 600) -> Model:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import RangeReader
-from rocketmq_spark.client.window import Hole, Piece, Window
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.window import Hole, Piece, Window
 
 OnLoss = Callable[[OffsetRange, Cause], None]
 

@@ -3,7 +3,7 @@
 The offsets of a range are known, so many pulls are under way at once. Answers may be short (a broker sends 32 messages
 or 256 KiB, 8 when the data is cold), empty (filters, compaction), late or out of order: what an answer did not cover is
 asked for again, and a window is handed out up to the first offset that is still missing. What an answer means is
-decided in ``pull``, what is missing is kept in ``backlog``, how much to ask for in ``pacing``.
+decided in ``verdict``, what is missing is kept in ``missing``, how much to ask for in ``pacing``.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
-from rocketmq_spark.client.backlog import Backlog, Slot
-from rocketmq_spark.client.pacing import Pacing
-from rocketmq_spark.client.pacing import PullSettings as PullSettings
-from rocketmq_spark.client.pull import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
 from rocketmq_spark.client.trouble import Trouble
-from rocketmq_spark.client.window import Doubts, Hole, Trial, covered, lasting, undoubted
-from rocketmq_spark.client.window import Piece as Piece
-from rocketmq_spark.client.window import Window as Window
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MASTER_ID, OffsetRange
+from rocketmq_spark.pull.missing import Missing, Slot
+from rocketmq_spark.pull.pacing import Pacing, PullSettings
+from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
+from rocketmq_spark.pull.window import Doubts, Hole, Piece, Trial, Window, covered, lasting, undoubted
 from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, BulkStream, Found, PullTemplate
 
 logger = logging.getLogger(__name__)
@@ -53,7 +50,7 @@ class RangeReader:
         self._settings, self._pacing = settings, Pacing(settings)
         self._on_loss, self._on_hint = on_loss, on_hint
         self._clock = clock or Clock()
-        self._backlog = Backlog(ranges)
+        self._missing = Missing(ranges)
         self._trials: dict[tuple[int, int], Trial] = {}
         self._grace_s = min(settings.grace_s, settings.read_deadline_s / 2)
         self._doubts = Doubts(self._grace_s, self._clock.pauses)
@@ -75,14 +72,14 @@ class RangeReader:
         """All messages of the ranges, window by window. A dropped iterator closes the connection too."""
         self._renew()
         try:
-            while self._backlog:
+            while self._missing:
                 try:
                     self._step()
                 except RocketMQError as e:
                     self._reconnect_later(e)
                     continue
                 # What is given back of the last window is missing again.
-                yield from self._ready() if self._backlog else self._deliver()
+                yield from self._ready() if self._missing else self._deliver()
         finally:
             if self._stream is not None:
                 self._stream.close()
@@ -98,22 +95,22 @@ class RangeReader:
         for number, start, end in lasting(holes, doubted, pieces):
             self._on_loss(OffsetRange(self._ranges[number].queue, start, end), Cause.TRUNCATED)
         for piece, due in self._doubts.again(pieces, doubted, now):
-            self._backlog.park(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)), due)
+            self._missing.park(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)), due)
         usable, self._returned = undoubted(pieces, doubted)
         return usable
 
     def _step(self) -> None:
         """Send what may be sent, then take in what comes."""
-        if self._reroute and not self._backlog.in_flight:
+        if self._reroute and not self._missing.in_flight:
             self._move()
         if self._stream is None:
             self._stream = self._connect(Deadline.after(self._left()))
         stream = self._stream
-        self._backlog.unpark(self._clock.now())
+        self._missing.unpark(self._clock.now())
         self._issue(stream)
         if not stream.full:
             self._receive(stream)
-        if self._backlog and self._left() <= 0:
+        if self._missing and self._left() <= 0:
             raise self._timeout(stream.address)
 
     def _issue(self, stream: BulkStream) -> None:
@@ -122,17 +119,17 @@ class RangeReader:
         depth = self._pacing.depth()
         # While the first missing offset keeps us waiting, no more is collected behind it than may be in flight.
         if stream.filled > WINDOW_BYTES + self._settings.max_bytes_in_flight:
-            depth = 0 if self._backlog.next_due is not None else 1
+            depth = 0 if self._missing.next_due is not None else 1
         frames: list[bytes] = []
-        backlog = self._backlog
-        while backlog.todo and (free := depth - backlog.in_flight) > 0:
+        missing = self._missing
+        while missing.todo and (free := depth - missing.in_flight) > 0:
             count = self._pacing.next_count()
-            pulls = min(free, self._pacing.pulls(count, backlog.asked))
-            if not pulls and backlog.in_flight:
+            pulls = min(free, self._pacing.pulls(count, missing.asked))
+            if not pulls and missing.in_flight:
                 break
             frames.extend(self._asks(max(1, pulls), count))
         if frames:
-            if backlog.in_flight == len(frames):
+            if missing.in_flight == len(frames):
                 self._heard_at = self._clock.now()
             self.pulls += len(frames)
             stream.send(frames, self._settings.read_deadline_s)
@@ -142,7 +139,7 @@ class RangeReader:
         if self._opaque + pulls > _MAX_OPAQUE:
             self._opaque = 0
         first = self._opaque
-        slots = self._backlog.send(first, count, pulls)
+        slots = self._missing.send(first, count, pulls)
         self._opaque += len(slots)
         self._pacing.asked(max(limit - start for _, start, limit in slots))
         templates = self._templates
@@ -154,7 +151,7 @@ class RangeReader:
 
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._wait_s()):
-            if self._backlog.in_flight and self._clock.now() - self._heard_at > SILENCE_S:
+            if self._missing.in_flight and self._clock.now() - self._heard_at > SILENCE_S:
                 raise ConnectionLost(f"the broker said nothing for {SILENCE_S:g} s", stream.address)
             return
         self._heard_at = self._clock.now()
@@ -165,7 +162,7 @@ class RangeReader:
 
     def _take_all(self, found: list[Found]) -> None:
         """Most answers are full ones, which must cost little: there are 30,000 in a million messages."""
-        answered, pieces, hinted, count = self._backlog.answered, self._pieces, self._hinted, self._pacing.count
+        answered, pieces, hinted, count = self._missing.answered, self._pieces, self._hinted, self._pacing.count
         full = largest = 0
         make = Piece._make
         for answer in found:
@@ -204,10 +201,10 @@ class RangeReader:
             self._pieces.append(Piece(number, start, limit, next_offset, begin, end))
             self._rows += covered
         self._pacing.learn(limit - start, covered, end - begin)
-        self._backlog.put(Slot(number, next_offset, limit))
+        self._missing.put(Slot(number, next_offset, limit))
 
     def _refuse(self, opaque: int, answer: Answer) -> None:
-        slot = self._backlog.answered(opaque)
+        slot = self._missing.answered(opaque)
         if slot is None:
             return
         if answer.suggested_broker is not None and answer.suggested_broker != self._hinted:
@@ -223,14 +220,14 @@ class RangeReader:
             case Continue(at):
                 self._progress(slot)
                 self._pacing.passed()
-                self._backlog.put(slot._replace(start=at))
+                self._missing.put(slot._replace(start=at))
             case Again(reroute):
                 if reroute:
                     self._reroute = True
                     self._doubtful()
                 self._again(slot)
             case Reconnect():
-                self._backlog.put(slot)
+                self._missing.put(slot)
                 raise ConnectionLost("the broker drains", self._address(), remark=answer.remark)
             case Lost(until, cause):
                 # Below the minimum nothing is left, whatever was asked for first: one loss.
@@ -265,7 +262,7 @@ class RangeReader:
             self._again(slot)
             return
         # What comes before it in the same range has the first word, so that a loss is told once and as a whole.
-        if suspected >= self._grace_s and not self._backlog.misses_before(slot):
+        if suspected >= self._grace_s and not self._missing.misses_before(slot):
             self._lose(slot, until, cause)
             return
         self._reroute = self._reroute or cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE)
@@ -281,17 +278,17 @@ class RangeReader:
         """What is still missing from the start of ``slot``, or ``below`` it, to ``until`` or the range's end is gone."""
         whole = self._ranges[slot.number]
         self._progress(slot)
-        self._backlog.put(slot)
+        self._missing.put(slot)
         self._pacing.forget()
         start = whole.start if below else slot.start
-        for part in self._backlog.cut(Slot(slot.number, start, whole.end if until is None else until)):
+        for part in self._missing.cut(Slot(slot.number, start, whole.end if until is None else until)):
             self._on_loss(OffsetRange(whole.queue, part.start, part.end), cause)
 
     def _trial(self, slot: Slot) -> Trial:
         return self._trials.setdefault(slot[:2], Trial(self._clock.pauses()))
 
     def _again(self, slot: Slot) -> None:
-        self._backlog.park(slot, self._clock.now() + next(self._trial(slot).pauses))
+        self._missing.park(slot, self._clock.now() + next(self._trial(slot).pauses))
 
     def _progress(self, slot: Slot) -> None:
         self._trials.pop(slot[:2], None)
@@ -313,7 +310,7 @@ class RangeReader:
 
     def _wait_s(self) -> float:
         wait = min(1.0, self._left())
-        due = self._backlog.next_due
+        due = self._missing.next_due
         return wait if due is None else min(wait, max(0.001, due - self._clock.now()))
 
     def _reconnect_later(self, error: RocketMQError) -> None:
@@ -346,8 +343,8 @@ class RangeReader:
         stream.close()
         # Bodies that were received live in its buffer: without it they are asked for again.
         for piece in self._pieces:
-            self._backlog.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
-        self._backlog.recall()
+            self._missing.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
+        self._missing.recall()
         self._pacing.forget()
         self._pieces, self._rows, self._window_at = [], 0, 0
 
@@ -355,7 +352,7 @@ class RangeReader:
         return CallTimeout(
             f"no message came within {self._settings.read_deadline_s:g} s",
             address,
-            queue=str(self._ranges[self._backlog.frontier()[0]].queue),
+            queue=str(self._ranges[self._missing.frontier()[0]].queue),
             remark=self._last_refusal,
             remedy="Look at the broker, or raise option 'readDeadline'",
         )
@@ -374,10 +371,10 @@ class RangeReader:
         if stream is None:
             return
         self._pieces.sort()
-        split = bisect_left(self._pieces, self._backlog.frontier())
+        split = bisect_left(self._pieces, self._missing.frontier())
         ready, rest = self._pieces[:split], self._pieces[split:]
         waiting = covered(rest)
-        if self._backlog and not stream.full and self._rows - waiting < self._settings.window_rows // 2:
+        if self._missing and not stream.full and self._rows - waiting < self._settings.window_rows // 2:
             return
         if ready:
             self._lent = ready

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketmq_spark.client.backlog import Backlog, Slot
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.missing import Missing, Slot
 
 
 def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
@@ -17,66 +17,66 @@ def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
 
 
 def test_lowest_first_and_cut_to_the_count() -> None:
-    backlog = Backlog(ranges((5, 20), (0, 3), (7, 7)))
-    assert backlog.send(0, 8, 2) == [Slot(0, 5, 13), Slot(0, 13, 20)]
-    assert backlog.send(2, 8, 5) == [Slot(1, 0, 3)]
-    assert (backlog.todo, backlog.in_flight, bool(backlog)) == (False, 3, True)
-    assert backlog.answered(0) == Slot(0, 5, 13)
-    assert backlog.answered(0) is None
-    assert backlog.frontier() == (0, 13)
+    missing = Missing(ranges((5, 20), (0, 3), (7, 7)))
+    assert missing.send(0, 8, 2) == [Slot(0, 5, 13), Slot(0, 13, 20)]
+    assert missing.send(2, 8, 5) == [Slot(1, 0, 3)]
+    assert (missing.todo, missing.in_flight, bool(missing)) == (False, 3, True)
+    assert missing.answered(0) == Slot(0, 5, 13)
+    assert missing.answered(0) is None
+    assert missing.frontier() == (0, 13)
 
 
 def test_nothing_to_read_is_nothing_missing() -> None:
-    backlog = Backlog(ranges((7, 7), (9, 3)))
-    assert not backlog
-    assert backlog.frontier() == (2, 0)
+    missing = Missing(ranges((7, 7), (9, 3)))
+    assert not missing
+    assert missing.frontier() == (2, 0)
 
 
 def test_parked_slots_come_back_when_they_are_due() -> None:
-    backlog = Backlog(ranges((0, 20)))
-    late, soon = backlog.send(1, 10, 2)
+    missing = Missing(ranges((0, 20)))
+    late, soon = missing.send(1, 10, 2)
     for opaque in (1, 2):
-        backlog.answered(opaque)
-    backlog.park(late, 5.0)
-    backlog.park(soon, 3.0)
-    assert (backlog.next_due, backlog.todo) == (3.0, False)
-    backlog.unpark(4.0)
-    assert (backlog.next_due, backlog.send(3, 10)) == (5.0, [soon])
-    backlog.unpark(5.0)
-    assert (backlog.next_due, backlog.send(4, 10)) == (None, [late])
+        missing.answered(opaque)
+    missing.park(late, 5.0)
+    missing.park(soon, 3.0)
+    assert (missing.next_due, missing.todo) == (3.0, False)
+    missing.unpark(4.0)
+    assert (missing.next_due, missing.send(3, 10)) == (5.0, [soon])
+    missing.unpark(5.0)
+    assert (missing.next_due, missing.send(4, 10)) == (None, [late])
 
 
 def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
-    backlog = Backlog(ranges((0, 100), (0, 100)))
+    missing = Missing(ranges((0, 100), (0, 100)))
     for i in range(4):
-        backlog.send(i, 10)  # 0-40 under way, 40-100 to do
-    backlog.answered(1)  # 10-20 is there
-    parked = backlog.answered(2)
+        missing.send(i, 10)  # 0-40 under way, 40-100 to do
+    missing.answered(1)  # 10-20 is there
+    parked = missing.answered(2)
     assert parked is not None
-    backlog.park(parked, 9.0)
-    assert backlog.cut(Slot(0, 5, 60)) == [Slot(0, 5, 10), Slot(0, 20, 60)]
-    assert backlog.answered(0) is None  # was cut: its answer is of no use
-    assert backlog.answered(3) is None
-    assert backlog.send(9, 1000, 3) == [Slot(0, 0, 5), Slot(0, 60, 100), Slot(1, 0, 100)]
-    assert backlog.next_due is None
-    assert backlog.cut(Slot(0, 5, 60)) == []
+    missing.park(parked, 9.0)
+    assert missing.cut(Slot(0, 5, 60)) == [Slot(0, 5, 10), Slot(0, 20, 60)]
+    assert missing.answered(0) is None  # was cut: its answer is of no use
+    assert missing.answered(3) is None
+    assert missing.send(9, 1000, 3) == [Slot(0, 0, 5), Slot(0, 60, 100), Slot(1, 0, 100)]
+    assert missing.next_due is None
+    assert missing.cut(Slot(0, 5, 60)) == []
 
 
-class Missing(RuleBasedStateMachine):
+class AgainstASet(RuleBasedStateMachine):
     """Against a set of (range, offset) pairs."""
 
     @initialize(bounds=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), min_size=1, max_size=3))
     def start(self, bounds: list[tuple[int, int]]) -> None:
-        self.backlog = Backlog(ranges(*bounds))
-        self.missing = {(i, n) for i, (start, end) in enumerate(bounds) for n in range(start, end)}
+        self.missing = Missing(ranges(*bounds))
+        self.wanted = {(i, n) for i, (start, end) in enumerate(bounds) for n in range(start, end)}
         self.opaque = 0
         self.out: dict[int, Slot] = {}
         self.now = 0.0
 
     @rule(count=st.integers(1, 20), most=st.integers(1, 4))
-    @precondition(lambda self: self.backlog.todo)
+    @precondition(lambda self: self.missing.todo)
     def send(self, count: int, most: int) -> None:
-        slots = self.backlog.send(self.opaque + 1, count, most)
+        slots = self.missing.send(self.opaque + 1, count, most)
         assert 1 <= len(slots) <= most
         for slot in slots:
             assert 0 < slot.end - slot.start <= count
@@ -87,7 +87,7 @@ class Missing(RuleBasedStateMachine):
 
     def pick(self, data: st.DataObject) -> Slot:
         opaque = data.draw(st.sampled_from(sorted(self.out)))
-        slot = self.backlog.answered(opaque)
+        slot = self.missing.answered(opaque)
         assert slot == self.out.pop(opaque)
         return slot
 
@@ -97,33 +97,33 @@ class Missing(RuleBasedStateMachine):
         slot = self.pick(data)
         until = slot.start + int((slot.end - slot.start) * share)
         received = {(slot[0], n) for n in range(slot.start, until)}
-        assert received <= self.missing
-        self.missing -= received
-        self.backlog.put(slot._replace(start=until))
+        assert received <= self.wanted
+        self.wanted -= received
+        self.missing.put(slot._replace(start=until))
 
     @rule(data=st.data(), pause=st.floats(0, 5))
     @precondition(lambda self: self.out)
     def refuse(self, data: st.DataObject, pause: float) -> None:
-        self.backlog.park(self.pick(data), self.now + pause)
+        self.missing.park(self.pick(data), self.now + pause)
 
     @rule(step=st.floats(0, 5))
     def time_goes_on(self, step: float) -> None:
         self.now += step
-        self.backlog.unpark(self.now)
-        assert self.backlog.next_due is None or self.backlog.next_due > self.now
+        self.missing.unpark(self.now)
+        assert self.missing.next_due is None or self.missing.next_due > self.now
 
     @rule()
     def connection_breaks(self) -> None:
-        self.backlog.recall()
+        self.missing.recall()
         self.out.clear()
 
     @rule(number=st.integers(0, 2), start=st.integers(0, 60), size=st.integers(0, 60))
     def lose(self, number: int, start: int, size: int) -> None:
-        cut = self.backlog.cut(Slot(number, start, start + size))
+        cut = self.missing.cut(Slot(number, start, start + size))
         gone = {(slot[0], n) for slot in cut for n in range(slot.start, slot.end)}
-        assert gone == {(i, n) for i, n in self.missing if i == number and start <= n < start + size}
+        assert gone == {(i, n) for i, n in self.wanted if i == number and start <= n < start + size}
         assert all(a.end < b.start for a, b in itertools.pairwise(cut))
-        self.missing -= gone
+        self.wanted -= gone
         self.out = {
             opaque: slot
             for opaque, slot in self.out.items()
@@ -132,13 +132,13 @@ class Missing(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_forgotten(self) -> None:
-        if not hasattr(self, "backlog"):
+        if not hasattr(self, "missing"):
             return
-        assert bool(self.backlog) == bool(self.missing)
-        assert self.backlog.in_flight == len(self.out)
-        if self.missing:
-            assert self.backlog.frontier() == min(self.missing)
+        assert bool(self.missing) == bool(self.wanted)
+        assert self.missing.in_flight == len(self.out)
+        if self.wanted:
+            assert self.missing.frontier() == min(self.wanted)
 
 
-Missing.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestMissing = Missing.TestCase
+AgainstASet.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMissing = AgainstASet.TestCase

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.client.pull import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, GroupNotFound, ServerFault
+from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
 from rocketmq_spark.remoting.bulk import Answer
 
 START = 100

@@ -21,7 +21,7 @@ class Slot(NamedTuple):
     end: int
 
 
-class Backlog:
+class Missing:
     """Slots of all ranges, given out lowest first. False when nothing is missing any more."""
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
@@ -125,13 +125,13 @@ class Backlog:
     def misses_before(self, slot: Slot) -> bool:
         """Whether something of the same range and below ``slot`` is missing."""
         at = slot[:2]
-        return any(other[0] == at[0] and other[:2] < at for other in (*self._todo, *self._missing()))
+        return any(other[0] == at[0] and other[:2] < at for other in (*self._todo, *self._lowest()))
 
     def frontier(self) -> tuple[int, int]:
         """Range and offset of the first that is missing; everything before it is there or lost."""
-        return min((slot[:2] for slot in self._missing()), default=(self._ranges, 0))
+        return min((slot[:2] for slot in self._lowest()), default=(self._ranges, 0))
 
-    def _missing(self) -> Iterator[Slot]:
+    def _lowest(self) -> Iterator[Slot]:
         """Of what is to be asked for only the lowest: enough to find the first of all."""
         yield from self._todo[:1]
         yield from self._in_flight.values()

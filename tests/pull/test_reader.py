@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import SILENCE_S, PullSettings
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost, RouteNotFound
 from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.reader import SILENCE_S
+from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer
-from tests.client.pull_model import Accidents, Model, Queue, Read, read
+from tests.pull.pull_model import Accidents, Model, Queue, Read, read
 
 FAST = PullSettings(window_rows=50)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.client.pacing import DEPTH, Pacing, PullSettings
+from rocketmq_spark.pull.pacing import DEPTH, Pacing, PullSettings
 
 Broker = Callable[[int], tuple[int, int]]
 
