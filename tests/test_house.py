@@ -27,7 +27,7 @@ RANKS = """
     options ports queues wire
     remoting grpc_proxy
     client
-    pull
+    pull columnar
     producer consumer spool
     session
     source sink
@@ -43,13 +43,14 @@ ORDER = {
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
     "client": "trouble calls aside route broker sender admin",
+    "columnar": "arrow slices",
     "pull": "missing pacing verdict window reader heads",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
     " delivery upkeep producer",
-    "source": "schema offsets slices property_names filters loss bad frames header unpack promoted properties careful decode"
+    "source": "schema offsets property_names filters loss bad frames header unpack promoted properties careful decode"
     " pushdown allocation admission planner positions absence catalog patience recreation publish"
     " listener tasks stream runner readers",
-    "sink": "arrow columns faults identifiers maps properties encode window report selectors routing checks task writers"
+    "sink": "columns faults identifiers maps properties encode window report selectors routing checks task writers"
     " foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
     " demo_stage demo_feed demo_watch demo_view demo app",
@@ -72,8 +73,8 @@ BANNED = {
 OUTSIDE = {
     "pyspark": "datasource sink source.schema source.pushdown source.listener source.tasks source.readers cli registration",
     "py4j": "cli.demo",
-    "pyarrow": "wire.compression source sink",
-    "numpy": "remoting.bulk pull.window queues.hash_columns source sink",
+    "pyarrow": "wire.compression columnar source sink",
+    "numpy": "remoting.bulk pull.window queues.hash_columns columnar source sink",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",

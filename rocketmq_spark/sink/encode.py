@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark import codes
-from rocketmq_spark.sink import arrow, properties
-from rocketmq_spark.sink.arrow import Flags, Ints, Pieces
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import Flags, Ints, Pieces
+from rocketmq_spark.sink import properties
 from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.identifiers import UniqueIds
 

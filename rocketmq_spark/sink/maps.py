@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.codes import TRANSIENT_PROPERTY_PREFIX
-from rocketmq_spark.sink import arrow
-from rocketmq_spark.sink.arrow import Ints, Pieces
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import Ints, Pieces
 from rocketmq_spark.sink.faults import Faults
 
 _SEPARATORS = b"\x01\x02"

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark import codes
-from rocketmq_spark.sink import arrow
-from rocketmq_spark.sink.arrow import NOTHING, Flags, Ints, Pieces
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
 from rocketmq_spark.sink.columns import DELAYS, MESSAGE_ID, ROW_ID
 from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.maps import add_map

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.columnar import arrow
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.queues.selection import in_rooms
-from rocketmq_spark.sink import arrow
 from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows, RowSelector
 

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import Ints
 from rocketmq_spark.errors import SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.queues.hash_columns import hash_codes
 from rocketmq_spark.queues.selection import Select, custom
-from rocketmq_spark.sink import arrow
-from rocketmq_spark.sink.arrow import Ints
 from rocketmq_spark.sink.faults import Faults
 
 UNKNOWN, AMBIGUOUS = -1, -2

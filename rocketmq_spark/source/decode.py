@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark import codes
+from rocketmq_spark.columnar import slices
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.pull.window import Hole, Piece, Window
 from rocketmq_spark.session import NO_FILTER, Filter
-from rocketmq_spark.source import bad, careful, frames, header, promoted, slices, unpack
+from rocketmq_spark.source import bad, careful, frames, header, promoted, unpack
 from rocketmq_spark.source import properties as props
 from rocketmq_spark.source.bad import Bad
 from rocketmq_spark.source.frames import Frames, Malformed

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark import codes
-from rocketmq_spark.source import slices
+from rocketmq_spark.columnar import slices
 from rocketmq_spark.source.frames import Frames
 from rocketmq_spark.source.schema import EARLIEST_MS, LATEST_MS, Column
 from rocketmq_spark.wire.identifiers import host_text

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.codes import Property
+from rocketmq_spark.columnar import slices
 from rocketmq_spark.source import property_names as known
-from rocketmq_spark.source import slices
 from rocketmq_spark.source.schema import KEYS, PROPERTIES
 from rocketmq_spark.wire.properties import decode_properties
 

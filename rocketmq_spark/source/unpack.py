@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark import codes
+from rocketmq_spark.columnar import slices
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.source import slices
 from rocketmq_spark.source.frames import Frames
 from rocketmq_spark.source.schema import Column
 from rocketmq_spark.wire import compression

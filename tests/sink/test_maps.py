@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.sink import arrow
+from rocketmq_spark.columnar import arrow
 from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.maps import add_map
 

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.sink import arrow, properties
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.sink import properties
 from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.wire.properties import decode_properties
 from tests.sink.live import frame

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.columnar import slices
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.source import slices
 
 
 @st.composite

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.sink import arrow
+from rocketmq_spark.columnar import arrow
 
 TEXTS = st.lists(st.none() | st.text(max_size=5), max_size=20)
 
