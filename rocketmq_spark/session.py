@@ -22,7 +22,7 @@ from rocketmq_spark.client.route import NameServers, Retry, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, NotSupported, OptionError
-from rocketmq_spark.model import MASTER_ID, MessageQueue
+from rocketmq_spark.model import MASTER_ID, NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.faults import tables as fault_tables
@@ -35,19 +35,6 @@ from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import rpc
 
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """What a broker sends of a topic: a tag expression (``TAG``) or an SQL one (``SQL92``)."""
-
-    expression: str = "*"
-    kind: str = "TAG"
-
-    def __bool__(self) -> bool:
-        return self.expression != "*"
-
-
-NO_FILTER = Filter()
 logger = logging.getLogger(__name__)
 
 

@@ -28,6 +28,7 @@ RANKS = """
     remoting grpc_proxy
     client
     pull columnar
+    decode
     producer consumer spool
     session
     source sink
@@ -44,12 +45,12 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "client": "trouble calls aside route broker sender admin",
     "columnar": "arrow slices",
+    "decode": "schema property_names bad frames header unpack promoted properties careful decoder",
     "pull": "missing pacing verdict window reader heads",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
     " delivery upkeep producer",
-    "source": "schema offsets property_names filters loss bad frames header unpack promoted properties careful decode"
-    " pushdown allocation admission planner positions absence catalog patience recreation publish"
-    " listener tasks stream runner readers",
+    "source": "offsets filters loss pushdown allocation admission planner positions absence catalog patience recreation"
+    " publish listener tasks stream runner readers",
     "sink": "columns faults identifiers maps properties encode window report selectors routing checks task writers"
     " foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
@@ -60,6 +61,8 @@ ORDER = {
 
 # Beyond the ranks: what a room must not know.
 BANNED = {
+    "columnar": "client pull remoting wire model",
+    "decode": "client pull.reader pull.heads pull.pacing pull.missing remoting wire.rpc wire.header",
     "producer": "client remoting wire.rpc wire.header",
     "source": "consumer remoting grpc_proxy",
     "sink": "consumer remoting grpc_proxy client",
@@ -71,10 +74,10 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "datasource sink source.schema source.pushdown source.listener source.tasks source.readers cli registration",
+    "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration",
     "py4j": "cli.demo",
-    "pyarrow": "wire.compression columnar source sink",
-    "numpy": "remoting.bulk pull.window queues.hash_columns columnar source sink",
+    "pyarrow": "wire.compression columnar decode source.tasks sink",
+    "numpy": "remoting.bulk pull.window queues.hash_columns columnar decode sink",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",

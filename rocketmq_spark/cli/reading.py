@@ -16,7 +16,7 @@ from itertools import groupby
 from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RouteNotFound
-from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
+from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import Cause
@@ -50,7 +50,7 @@ class TopicReader:
         self._topic = topic
         self._on_loss = on_loss
         self._wanted = parse_subscription(tags)
-        self._filter = session.Filter(" || ".join(self._wanted.tags) or ALL)
+        self._filter = Filter(" || ".join(self._wanted.tags) or ALL)
         self._chunk = _FILTERED_CHUNK if self._filter else _CHUNK
         self._next: dict[MessageQueue, int] = {}
         # How far each queue is read ahead: less where messages are large.

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
@@ -31,7 +32,6 @@ from rocketmq_spark.source.admission import Wanted
 from rocketmq_spark.source.catalog import Bounds, Catalog
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.patience import patiently, whole
-from rocketmq_spark.source.schema import Column
 from rocketmq_spark.source.stream import Stream
 
 logger = logging.getLogger(__name__)

@@ -13,16 +13,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from rocketmq_spark import session
+from rocketmq_spark.decode.bad import Bad
+from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull.heads import Edge, Heads, OnLoss, bounded
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.pull.window import Hole, Piece, Window
 from rocketmq_spark.source import filters, loss
-from rocketmq_spark.source.bad import Bad
-from rocketmq_spark.source.schema import Column
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
     """
     if not isinstance(partition, RangePartition):
         return
-    from rocketmq_spark.source.decode import Decoder  # drivers, a new process for every stream, need not wait for it
+    from rocketmq_spark.decode.decoder import Decoder  # drivers, a new process for every stream, need not wait for it
 
     one = session.client(options)
     addresses = dict(partition.addresses)
@@ -92,7 +92,7 @@ def _reader(
     address: str | None,
     ranges: Sequence[OffsetRange],
     on_loss: OnLoss,
-    filtered: session.Filter = session.NO_FILTER,
+    filtered: Filter = NO_FILTER,
 ) -> RangeReader:
     """Ranges of one broker, first from the address that the plan knew."""
     one, queue = session.client(options), ranges[0].queue
@@ -123,7 +123,7 @@ def _holes(
     return reader.doubt(holes) if holes else len(pieces)
 
 
-def _stream_of(options: Options, r: OffsetRange) -> tuple[str, session.Filter]:
+def _stream_of(options: Options, r: OffsetRange) -> tuple[str, Filter]:
     return r.queue.broker_name, filters.of_topic(options, r.queue.topic)
 
 

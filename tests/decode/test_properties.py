@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.source import properties as props
+from rocketmq_spark.decode import properties as props
 from rocketmq_spark.wire.properties import decode_properties, is_reserved
+from tests.decode.windows import SLACK, clean_properties, odd_properties
 from tests.harness import unhex, vectors
-from tests.source.windows import SLACK, clean_properties, odd_properties
 
 
 def laid(strings):

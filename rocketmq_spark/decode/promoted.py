@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.source.schema import EARLIEST_MS, LATEST_MS, TIMESTAMP
+from rocketmq_spark.decode.schema import EARLIEST_MS, LATEST_MS, TIMESTAMP
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _BLANKS = " \t\r\n"

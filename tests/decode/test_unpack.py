@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.source import frames, unpack
-from rocketmq_spark.source.careful import Careful
-from rocketmq_spark.source.decode import Decoder
-from rocketmq_spark.source.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.decode import frames, unpack
+from rocketmq_spark.decode.careful import Careful
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
-from tests.source.windows import QUEUES, one, stored
+from tests.decode.windows import QUEUES, one, stored
 
 KINDS = [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD]
 

@@ -7,11 +7,11 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC, FULL, arrow_schema, chosen, columns_of, ddl
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.source.decode import Decoder
-from rocketmq_spark.source.schema import BASIC, FULL, arrow_schema, chosen, columns_of, ddl
+from tests.decode.windows import QUEUES, one, stored, text
 from tests.schemas import struct
-from tests.source.windows import QUEUES, one, stored, text
 
 BASIC_NAMES = [column.name for column in BASIC]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.source import frames
-from rocketmq_spark.source.header import column, offset_message_ids
-from rocketmq_spark.source.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
+from rocketmq_spark.decode import frames
+from rocketmq_spark.decode.header import column, offset_message_ids
+from rocketmq_spark.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
 from rocketmq_spark.wire.identifiers import host_text
+from tests.decode.windows import one, stored
 from tests.harness import unhex, vectors
-from tests.source.windows import one, stored
 
 CASES = vectors("stored_messages")
 COLUMNS = {column.name: column for column in (*BASIC, *FULL)}

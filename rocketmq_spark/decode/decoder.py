@@ -19,15 +19,14 @@ import pyarrow.compute as pc
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
+from rocketmq_spark.decode import bad, careful, frames, header, promoted, unpack
+from rocketmq_spark.decode import properties as props
+from rocketmq_spark.decode.bad import Bad
+from rocketmq_spark.decode.frames import Frames, Malformed
+from rocketmq_spark.decode.schema import BASIC, PROPERTIES, Column, arrow_schema
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.pull.window import Hole, Piece, Window
-from rocketmq_spark.session import NO_FILTER, Filter
-from rocketmq_spark.source import bad, careful, frames, header, promoted, unpack
-from rocketmq_spark.source import properties as props
-from rocketmq_spark.source.bad import Bad
-from rocketmq_spark.source.frames import Frames, Malformed
-from rocketmq_spark.source.schema import BASIC, PROPERTIES, Column, arrow_schema
 
 # Plain numbers: an enumeration costs a microsecond an operation.
 _INNER = int(codes.SysFlag.INNER_BATCH)

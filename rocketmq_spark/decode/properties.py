@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.codes import Property
 from rocketmq_spark.columnar import slices
-from rocketmq_spark.source import property_names as known
-from rocketmq_spark.source.schema import KEYS, PROPERTIES
+from rocketmq_spark.decode import property_names as known
+from rocketmq_spark.decode.schema import KEYS, PROPERTIES
 from rocketmq_spark.wire.properties import decode_properties
 
 Bytes = npt.NDArray[np.uint8]

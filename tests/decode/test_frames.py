@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.source import frames
-from rocketmq_spark.source.frames import Malformed
+from rocketmq_spark.decode import frames
+from rocketmq_spark.decode.frames import Malformed
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
-from tests.source.windows import Answer, one, stored, window
+from tests.decode.windows import Answer, one, stored, window
 
 
 def parts(win):

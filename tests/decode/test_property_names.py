@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketmq_spark.codes import RESERVED_PROPERTIES, TRANSIENT_PROPERTY_PREFIX
-from rocketmq_spark.source import property_names as known
+from rocketmq_spark.decode import property_names as known
 from rocketmq_spark.wire.properties import is_reserved
 
 

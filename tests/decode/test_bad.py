@@ -8,15 +8,14 @@ import logging
 import pytest
 
 from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.decode.bad import Bad, error
+from rocketmq_spark.decode.careful import Careful
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session import Filter
-from rocketmq_spark.source.bad import Bad, error
-from rocketmq_spark.source.careful import Careful
-from rocketmq_spark.source.decode import Decoder
-from rocketmq_spark.source.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
-from tests.source.windows import QUEUES, Answer, stored, text, window
+from tests.decode.windows import QUEUES, Answer, stored, text, window
 
 COLUMNS = (*BASIC, *FULL, DECODE_ERROR)
 INNER = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.session import Filter
-from rocketmq_spark.source import careful
-from rocketmq_spark.source.schema import BASIC, FULL, Column, arrow_schema
+from rocketmq_spark.decode import careful
+from rocketmq_spark.decode.schema import BASIC, FULL, Column, arrow_schema
+from rocketmq_spark.model import Filter
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
+from tests.decode.windows import QUEUES, Answer, one, stored, text, window
 from tests.harness import unhex, vectors
-from tests.source.windows import QUEUES, Answer, one, stored, text, window
 
 CASES = vectors("stored_messages")
 

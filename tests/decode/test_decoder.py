@@ -13,17 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.decode import careful, frames
+from rocketmq_spark.decode.bad import Bad
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC, FULL, arrow_schema
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session import Filter
-from rocketmq_spark.source import careful, frames
-from rocketmq_spark.source.bad import Bad
-from rocketmq_spark.source.decode import Decoder
-from rocketmq_spark.source.schema import BASIC, FULL, arrow_schema
+from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from tests.decode.windows import QUEUES, Answer, one, stored, text, window, windows
 from tests.harness import unhex, vectors
-from tests.source.windows import QUEUES, Answer, one, stored, text, window, windows
 
 STORED = vectors("stored_messages")
 PULLED = vectors("pull_bodies")

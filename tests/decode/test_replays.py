@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.decode.bad import Bad
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC, FULL, Column
 from rocketmq_spark.pull.window import Window
-from rocketmq_spark.source.bad import Bad
-from rocketmq_spark.source.decode import Decoder
-from rocketmq_spark.source.schema import BASIC, FULL, Column
-from tests.source.windows import QUEUES, Answer, Style, clean_properties, messages, odd_properties, stored, window
+from tests.decode.windows import QUEUES, Answer, Style, clean_properties, messages, odd_properties, stored, window
 
 # Room for the messages of an inner batch.
 STEP = 10

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
-from rocketmq_spark.source.frames import Frames
-from rocketmq_spark.source.schema import EARLIEST_MS, LATEST_MS, Column
+from rocketmq_spark.decode.frames import Frames
+from rocketmq_spark.decode.schema import EARLIEST_MS, LATEST_MS, Column
 from rocketmq_spark.wire.identifiers import host_text
 
 # Column to field, and whether the field lies behind the born host, whose length varies.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.source.promoted import cast
-from rocketmq_spark.source.schema import TIMESTAMP
+from rocketmq_spark.decode.promoted import cast
+from rocketmq_spark.decode.schema import TIMESTAMP
 
 UTC = datetime.UTC
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
+from rocketmq_spark.decode.frames import Frames
+from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.source.frames import Frames
-from rocketmq_spark.source.schema import Column
 from rocketmq_spark.wire import compression
 
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
