@@ -9,10 +9,10 @@ from benchmarks.harness import Case, Cpu, Found, Result
 from benchmarks.raw import range_reader, ranges_of
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.decode.schema import BASIC
+from rocketmq_spark.encode.encoder import Encoder
+from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.pull.window import Window
-from rocketmq_spark.sink.encode import Encoder
-from rocketmq_spark.sink.identifiers import UniqueIds
 
 ROWS = 20_000
 TIMES = 50

@@ -28,7 +28,7 @@ RANKS = """
     remoting grpc_proxy
     client
     pull columnar
-    decode
+    decode encode
     producer consumer spool
     session
     source sink
@@ -46,13 +46,13 @@ ORDER = {
     "client": "trouble calls aside route broker sender admin",
     "columnar": "arrow slices",
     "decode": "schema property_names bad frames header unpack promoted properties careful decoder",
+    "encode": "bad_rows identifiers maps properties encoder",
     "pull": "missing pacing verdict window reader heads",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
     " delivery upkeep producer",
     "source": "offsets filters loss pushdown allocation admission planner positions absence catalog patience recreation"
     " publish listener tasks stream runner readers",
-    "sink": "columns faults identifiers maps properties encode window report selectors routing checks task writers"
-    " foreach",
+    "sink": "columns window report selectors routing checks task writers foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
     " demo_stage demo_feed demo_watch demo_view demo app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site cluster"
@@ -62,6 +62,7 @@ ORDER = {
 # Beyond the ranks: what a room must not know.
 BANNED = {
     "columnar": "client pull remoting wire model",
+    "encode": "client pull remoting wire.rpc wire.header",
     "decode": "client pull.reader pull.heads pull.pacing pull.missing remoting wire.rpc wire.header",
     "producer": "client remoting wire.rpc wire.header",
     "source": "consumer remoting grpc_proxy",
@@ -76,8 +77,8 @@ BANNED = {
 OUTSIDE = {
     "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration",
     "py4j": "cli.demo",
-    "pyarrow": "wire.compression columnar decode source.tasks sink",
-    "numpy": "remoting.bulk pull.window queues.hash_columns columnar decode sink",
+    "pyarrow": "wire.compression columnar decode encode source.tasks sink",
+    "numpy": "remoting.bulk pull.window queues.hash_columns columnar decode encode sink",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",

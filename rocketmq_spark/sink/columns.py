@@ -19,11 +19,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from rocketmq_spark.encode.properties import MESSAGE_ID
 from rocketmq_spark.errors import OptionError
-
-# The property that carries a row's id (option ``messageId``). It is the user's, so readers show it.
-ROW_ID = "SPARK_ROW_ID"
-MESSAGE_ID = "messageid"
 
 _TEXT = (StringType,)
 _BYTES = (StringType, BinaryType)
@@ -57,7 +54,6 @@ _SIMPLE: dict[str, tuple[type[DataType], ...]] = {
     "flag": _INT,
     MESSAGE_ID: (*_TEXT, *_LONG),
 }
-DELAYS = ("delaylevel", "delayms", "deliverat")
 TIMERS = ("delayms", "deliverat")
 
 

@@ -17,6 +17,9 @@ import pyarrow as pa
 
 from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.encode.bad_rows import BadRows
+from rocketmq_spark.encode.encoder import Chunk, Encoded, Encoder
+from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.options import Options
@@ -26,9 +29,6 @@ from rocketmq_spark.producer.delivery import Delivery, Parcel
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.sink import checks, routing
-from rocketmq_spark.sink.encode import Chunk, Encoded, Encoder
-from rocketmq_spark.sink.faults import Faults
-from rocketmq_spark.sink.identifiers import UniqueIds
 from rocketmq_spark.sink.report import Tally, Written
 from rocketmq_spark.sink.window import Window
 from rocketmq_spark.wire.messages import decode_batch
@@ -109,7 +109,7 @@ class TaskWriter:
             self._fresh = Deadline.after(ROUTE_S)
             for topic in self._topics_seen:  # it may be on other brokers by now
                 self._check_timers(topic)
-        faults = Faults(self._row)
+        faults = BadRows(self._row)
         checked = self._encoder.check(batch, faults)
         topics = self._router.topics(batch, faults, self._row)
         if self._router.loops:

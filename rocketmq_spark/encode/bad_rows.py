@@ -12,7 +12,7 @@ from rocketmq_spark.errors import MessageRefused
 SHOWN = 10
 
 
-class Faults:
+class BadRows:
     """Bad rows with their reasons; the first ten are shown."""
 
     def __init__(self, first_row: int = 0) -> None:

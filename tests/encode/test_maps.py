@@ -6,20 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.sink.faults import Faults
-from rocketmq_spark.sink.maps import add_map
+from rocketmq_spark.encode.bad_rows import BadRows
+from rocketmq_spark.encode.maps import add_map
 
 MAPS = pa.map_(pa.string(), pa.string())
 RESERVED = pa.array([b"TAGS", b"KEYS"])
 
 
 def strings(column):
-    pieces, faults = arrow.Pieces(len(column)), Faults()
-    add_map(pieces, column, faults, RESERVED)
+    pieces, bad_rows = arrow.Pieces(len(column)), BadRows()
+    add_map(pieces, column, bad_rows, RESERVED)
     start, rest = pieces.split()
     joined = arrow.joined(pa.array([start] * len(column), pa.binary()), *rest).to_pylist()
     assert pieces.lengths.tolist() == [len(item) for item in joined]
-    return [item.decode() for item in joined], dict(faults.found())
+    return [item.decode() for item in joined], dict(bad_rows.found())
 
 
 def expected(rows):
@@ -34,9 +34,9 @@ ROWS = st.lists(st.none() | st.lists(st.tuples(NAMES, VALUES), max_size=3), max_
 
 @given(ROWS, st.integers(0, 3))
 def test_any_maps_sliced(rows, cut):
-    found, faults = strings(pa.array(rows, MAPS)[cut:])
+    found, bad_rows = strings(pa.array(rows, MAPS)[cut:])
     assert found == expected(rows[cut:])
-    assert faults == {}
+    assert bad_rows == {}
 
 
 @given(
@@ -46,9 +46,9 @@ def test_any_maps_sliced(rows, cut):
 )
 def test_the_same_names_in_every_row(names, values, cut):
     rows = [list(zip(names, row, strict=False)) for row in values]
-    found, faults = strings(pa.array(rows, MAPS)[cut:])
+    found, bad_rows = strings(pa.array(rows, MAPS)[cut:])
     assert found == expected(rows[cut:])
-    assert faults == {}
+    assert bad_rows == {}
 
 
 @pytest.mark.parametrize("more", [[], [("other", "x")]], ids=["constant", "varying"])
@@ -63,9 +63,9 @@ def test_the_same_names_in_every_row(names, values, cut):
 )
 def test_bad_names(more, name, value, reason):
     rows = [[(name, value)], [(name, value)], [(name, value), *more]]
-    _, faults = strings(pa.array(rows, MAPS))
-    assert faults.keys() == {0, 1, 2}
-    assert all(reason in found for found in faults.values())
+    _, bad_rows = strings(pa.array(rows, MAPS))
+    assert bad_rows.keys() == {0, 1, 2}
+    assert all(reason in found for found in bad_rows.values())
 
 
 @pytest.mark.parametrize("more", [[], [("b", None)], [("b", "x")]], ids=["constant", "with a null", "varying"])

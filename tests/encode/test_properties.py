@@ -6,26 +6,26 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.sink import properties
-from rocketmq_spark.sink.faults import Faults
+from rocketmq_spark.encode import properties
+from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.wire.properties import decode_properties
 from tests.sink.live import frame
 
 
 def made(batch, delays=False, **columns):
-    """Properties of every row, its faults, and the delayed rows."""
+    """Properties of every row, its bad_rows, and the delayed rows."""
     names = {name.lower(): name for name in batch.schema.names} | columns
-    pieces, faults = arrow.Pieces(len(batch)), Faults()
+    pieces, bad_rows = arrow.Pieces(len(batch)), BadRows()
     delayed = None
     if delays:
-        delayed = properties.add_delays(pieces, batch, names, faults)
+        delayed = properties.add_delays(pieces, batch, names, bad_rows)
     else:
-        pieces = properties.of_batch(batch, names, faults)
+        pieces = properties.of_batch(batch, names, bad_rows)
     start, rest = pieces.split()
     joined = arrow.joined(pa.array([start] * len(batch), pa.binary()), *rest).to_pylist()
     assert pieces.lengths.tolist() == [len(item) for item in joined]
     found = [decode_properties(item.decode()) for item in joined]
-    return found, dict(faults.found()), None if delayed is None else delayed.tolist()
+    return found, dict(bad_rows.found()), None if delayed is None else delayed.tolist()
 
 
 def test_every_column_has_its_name():
@@ -58,9 +58,9 @@ def test_separators_are_faults(column):
 
 @pytest.mark.parametrize("ids", [pa.array(["7", None, ""]), pa.array([7, None, None])])
 def test_row_ids(ids):
-    found, faults, _ = made(frame(id=ids), messageid="id")
+    found, bad_rows, _ = made(frame(id=ids), messageid="id")
     assert found[0] == {"SPARK_ROW_ID": "7"}
-    assert faults == dict.fromkeys((1, 2), "id is null or empty, which identifies no row")
+    assert bad_rows == dict.fromkeys((1, 2), "id is null or empty, which identifies no row")
 
 
 def test_with_row_ids_nobody_else_sets_the_property():
@@ -74,9 +74,9 @@ def test_delays_of_each_kind():
     batch = frame(
         delayLevel=[3, None, None, 0], delayMs=[None, 1500, None, 0], deliverAt=[None, None, moment, None],
     )  # fmt: skip
-    found, faults, delayed = made(batch, delays=True)
+    found, bad_rows, delayed = made(batch, delays=True)
     assert found == [{"DELAY": "3"}, {"TIMER_DELAY_MS": "1500"}, {"TIMER_DELIVER_MS": "1893456000001"}, {}]
-    assert (faults, delayed) == ({}, [True, True, True, False])
+    assert (bad_rows, delayed) == ({}, [True, True, True, False])
 
 
 def test_no_delay_is_none():
@@ -85,8 +85,8 @@ def test_no_delay_is_none():
 
 
 def test_delays_that_contradict_or_are_negative():
-    faults = made(frame(delayLevel=[1, -1, None], delayMs=[1, None, -5]), delays=True)[1]
-    assert faults == {
+    bad_rows = made(frame(delayLevel=[1, -1, None], delayMs=[1, None, -5]), delays=True)[1]
+    assert bad_rows == {
         0: "more than one of delayLevel, delayMs delays the row",
         1: "delayLevel is negative",
         2: "delayMs is negative",

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Flags, Ints, Pieces
-from rocketmq_spark.sink import properties
-from rocketmq_spark.sink.faults import Faults
-from rocketmq_spark.sink.identifiers import UniqueIds
+from rocketmq_spark.encode import properties
+from rocketmq_spark.encode.bad_rows import BadRows
+from rocketmq_spark.encode.identifiers import UniqueIds
 
 _HEAD_BYTES = 20
 _OVERHEAD = _HEAD_BYTES + 2
@@ -88,25 +88,25 @@ class Encoder:
 
     def __call__(self, batch: pa.RecordBatch, first_row: int = 0) -> Encoded:
         """The items of ``batch``. Raises ``MessageRefused`` naming bad rows, counted from ``first_row``."""
-        faults = Faults(first_row)
-        checked = self.check(batch, faults)
-        faults.raise_if_any()
+        bad_rows = BadRows(first_row)
+        checked = self.check(batch, bad_rows)
+        bad_rows.raise_if_any()
         return self.join(checked)
 
-    def check(self, batch: pa.RecordBatch, faults: Faults) -> Checked:
-        """Everything but the joining; bad rows go to ``faults``."""
+    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
+        """Everything but the joining; bad rows are noted."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
-        self._check_bodies(body, faults)
-        pieces = properties.of_batch(batch, self.columns, faults)
-        delayed = properties.add_delays(pieces, batch, self.columns, faults)
-        self._check_lengths(arrow.lengths(body), pieces.lengths + _ID_BYTES, delayed, faults)
+        self._check_bodies(body, bad_rows)
+        pieces = properties.of_batch(batch, self.columns, bad_rows)
+        delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
+        self._check_lengths(arrow.lengths(body), pieces.lengths + _ID_BYTES, delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
             flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
         return Checked(body, pieces, flags, delayed)
 
     def join(self, checked: Checked) -> Encoded:
-        """The items of a batch without faults."""
+        """The items of a batch without bad rows."""
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
         lengths = checked.pieces.lengths + _ID_BYTES
@@ -132,24 +132,24 @@ class Encoder:
         middle[:, start + 32 :] = np.frombuffer(b"\x02" + after, np.uint8)
         return middle
 
-    def _check_bodies(self, body: pa.Array, faults: Faults) -> None:
+    def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:
         nulls = arrow.nulls(body)
         lengths = arrow.lengths(body)
         if nulls is not None:
-            faults.add(nulls, lambda i: "body is null")
+            bad_rows.add(nulls, lambda i: "body is null")
             lengths = np.where(nulls, 1, lengths)
-        faults.add(lengths == 0, lambda i: "body is empty, which brokers refuse")
+        bad_rows.add(lengths == 0, lambda i: "body is empty, which brokers refuse")
         most = self.max_message_size
-        faults.add(lengths > most, lambda i: f"body of {lengths[i]} bytes, option 'maxMessageSize' is {most}")
+        bad_rows.add(lengths > most, lambda i: f"body of {lengths[i]} bytes, option 'maxMessageSize' is {most}")
 
-    def _check_lengths(self, body: Ints, lengths: Ints, delayed: Flags | None, faults: Faults) -> None:
+    def _check_lengths(self, body: Ints, lengths: Ints, delayed: Flags | None, bad_rows: BadRows) -> None:
         most, single = codes.MAX_PROPERTIES_BYTES, SINGLE_MAX_PROPERTIES
-        faults.add(lengths > most, lambda i: f"properties of {lengths[i]} bytes, {most} at most")
+        bad_rows.add(lengths > most, lambda i: f"properties of {lengths[i]} bytes, {most} at most")
         if bool((lengths > single).any()):
             alone = body + lengths + _OVERHEAD > self.alone_above
             if delayed is not None:
                 alone |= delayed
-            faults.add(
+            bad_rows.add(
                 alone & (lengths > single),
                 lambda i: f"properties of {lengths[i]} bytes, {single} at most in a message that travels alone",
             )

@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 from rocketmq_spark.codes import TRANSIENT_PROPERTY_PREFIX
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, Pieces
-from rocketmq_spark.sink.faults import Faults
+from rocketmq_spark.encode.bad_rows import BadRows
 
 _SEPARATORS = b"\x01\x02"
 _MOST_CONSTANT = 16
 
 
-def add_map(pieces: Pieces, column: Any, faults: Faults, reserved: pa.Array) -> None:
+def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array) -> None:
     """The user's map of every row; null values are left out, as Java does."""
     column = arrow.plain(column)
     if column.null_count:  # a null map may own entries that nobody sees
@@ -33,9 +33,9 @@ def add_map(pieces: Pieces, column: Any, faults: Faults, reserved: pa.Array) -> 
     names, values = arrow.as_bytes(column.keys[lo:hi]), arrow.as_bytes(column.items[lo:hi])
     width = _constant_width(names, (first - lo).astype(np.int64)) if not values.null_count else 0
     if width:
-        _add_constant(pieces, names[:width], values, faults, reserved)
+        _add_constant(pieces, names[:width], values, bad_rows, reserved)
     else:
-        pieces.column(_strings(names, values, (first - lo).astype(np.int64), faults, reserved))
+        pieces.column(_strings(names, values, (first - lo).astype(np.int64), bad_rows, reserved))
 
 
 def _constant_width(names: pa.Array, bounds: Ints) -> int:
@@ -51,23 +51,23 @@ def _constant_width(names: pa.Array, bounds: Ints) -> int:
     return width if same and bytes(data[start : start + size * rows]) == bytes(data[start : start + size]) * rows else 0
 
 
-def _add_constant(pieces: Pieces, names: pa.Array, values: pa.Array, faults: Faults, reserved: pa.Array) -> None:
+def _add_constant(pieces: Pieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array) -> None:
     width, rows = len(names), len(values) // len(names)
     everywhere = np.arange(rows)
     for reason in _name_faults(names, reserved).values():
-        faults.rows(everywhere, lambda i, reason=reason: reason)  # type: ignore[misc]
+        bad_rows.rows(everywhere, lambda i, reason=reason: reason)  # type: ignore[misc]
     bad = arrow.rows_with(values, _SEPARATORS)
-    faults.rows(bad // width, lambda i: "a property's value contains the separator 0x01 or 0x02")
+    bad_rows.rows(bad // width, lambda i: "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
         reason = _empty(names[int(entry) % width])
-        faults.rows(np.array([entry // width]), lambda i, reason=reason: reason)  # type: ignore[misc]
+        bad_rows.rows(np.array([entry // width]), lambda i, reason=reason: reason)  # type: ignore[misc]
     for i, name in enumerate(names.to_pylist()):
         pieces.constant(name + b"\x01")
         pieces.column(values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
         pieces.constant(b"\x02")
 
 
-def _strings(names: pa.Array, values: pa.Array, bounds: Ints, faults: Faults, reserved: pa.Array) -> pa.Array:
+def _strings(names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array) -> pa.Array:
     rows = len(bounds) - 1
     if values.null_count:
         keep = arrow.flags(values.is_valid())
@@ -80,7 +80,7 @@ def _strings(names: pa.Array, values: pa.Array, bounds: Ints, faults: Faults, re
         found.setdefault(entry, _empty(names[entry]))
     for entry, reason in found.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
-        faults.rows(row, lambda i, reason=reason: reason)  # type: ignore[misc]
+        bad_rows.rows(row, lambda i, reason=reason: reason)  # type: ignore[misc]
     items = arrow.joined(names, b"\x01", values, b"\x02")
     # The entries of a row lie together, so the row's string is there already: only its bounds are new.
     data, ends = arrow.content(items)

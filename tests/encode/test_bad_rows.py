@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
+from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.sink.faults import Faults
 
 
 def test_the_first_ten_are_named_and_the_first_reason_of_a_row_counts():
-    faults = Faults(first_row=100)
-    faults.add(np.arange(20) % 2 == 1, lambda i: f"odd {i}")
-    faults.rows(np.arange(5), lambda i: "low")
+    bad_rows = BadRows(first_row=100)
+    bad_rows.add(np.arange(20) % 2 == 1, lambda i: f"odd {i}")
+    bad_rows.rows(np.arange(5), lambda i: "low")
     with pytest.raises(
         MessageRefused, match="13 rows of partition 7 cannot be sent, and nothing of their Arrow batch"
     ) as e:
-        faults.raise_if_any(partition=7)
+        bad_rows.raise_if_any(partition=7)
     text = e.value.message
     assert "row 100: low; row 101: odd 1; row 102: low" in text
     assert text.count("row 1") == 10
@@ -22,7 +22,7 @@ def test_the_first_ten_are_named_and_the_first_reason_of_a_row_counts():
 
 
 def test_nothing_is_no_error():
-    faults = Faults()
-    faults.add(np.zeros(3, bool), lambda i: "never")
-    faults.raise_if_any()
-    assert faults.found() == []
+    bad_rows = BadRows()
+    bad_rows.add(np.zeros(3, bool), lambda i: "never")
+    bad_rows.raise_if_any()
+    assert bad_rows.found() == []

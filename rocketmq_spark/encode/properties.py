@@ -13,9 +13,12 @@ import pyarrow.compute as pc
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
-from rocketmq_spark.sink.columns import DELAYS, MESSAGE_ID, ROW_ID
-from rocketmq_spark.sink.faults import Faults
-from rocketmq_spark.sink.maps import add_map
+from rocketmq_spark.encode.bad_rows import BadRows
+from rocketmq_spark.encode.maps import add_map
+
+# The property that carries a row's id (option ``messageId``). It is the user's, so readers show it.
+ROW_ID = "SPARK_ROW_ID"
+MESSAGE_ID = "messageid"
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 _KEY_LIST = pa.list_(pa.string())
@@ -25,32 +28,32 @@ _PLAIN = (
 )
 
 
-def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], faults: Faults) -> Pieces:
+def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows) -> Pieces:
     """Everything but message ids and delays."""
     pieces = Pieces(len(batch))
     for column, name in _PLAIN:
         if column in columns:
-            _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), faults, columns[column])
+            _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
     if "keys" in columns:
-        _add(pieces, codes.Property.KEYS, _keys(batch.column(columns["keys"])), faults, columns["keys"])
+        _add(pieces, codes.Property.KEYS, _keys(batch.column(columns["keys"])), bad_rows, columns["keys"])
     if MESSAGE_ID in columns:
-        _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), faults, columns[MESSAGE_ID])
+        _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
     if "properties" in columns:
         own = (ROW_ID,) if MESSAGE_ID in columns else ()
-        add_map(pieces, batch.column(columns["properties"]), faults, _reserved(own))
+        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(own))
     return pieces
 
 
-def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str], faults: Faults) -> Flags | None:
+def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows) -> Flags | None:
     """The property of each delayed row; which rows these are, None when there is none."""
-    numbers = {name: _numbers(batch.column(columns[name]), name) for name in DELAYS if name in columns}
+    numbers = {name: _numbers(batch.column(columns[name]), name) for name in _DELAY_NAMES if name in columns}
     if not numbers:
         return None
     delayed = np.zeros(len(batch), np.int64)
     for name, values in numbers.items():
-        faults.add(values < 0, lambda i, name=name: f"{columns[name]} is negative")  # type: ignore[misc]
+        bad_rows.add(values < 0, lambda i, name=name: f"{columns[name]} is negative")  # type: ignore[misc]
         delayed += values != 0
-    faults.add(delayed > 1, lambda i: f"more than one of {', '.join(columns[n] for n in numbers)} delays the row")
+    bad_rows.add(delayed > 1, lambda i: f"more than one of {', '.join(columns[n] for n in numbers)} delays the row")
     if not delayed.any():
         return None
     for name, values in numbers.items():
@@ -78,12 +81,12 @@ def _numbers(column: Any, name: str) -> Ints:
     return found
 
 
-def _add(pieces: Pieces, name: str, values: pa.Array, faults: Faults, column: str) -> None:
+def _add(pieces: Pieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
     """``name 0x01 value 0x02`` for every value that is neither null nor empty, nothing for the others.
 
     No escaping exists: a separator inside a value would tear the properties apart.
     """
-    faults.rows(
+    bad_rows.rows(
         arrow.rows_with(values, _NAME_END + _VALUE_END), lambda i: f"{column} contains the separator 0x01 or 0x02"
     )
     start = name.encode() + _NAME_END
@@ -97,13 +100,13 @@ def _add(pieces: Pieces, name: str, values: pa.Array, faults: Faults, column: st
         pieces.column(made)
 
 
-def _add_row_ids(pieces: Pieces, column: Any, faults: Faults, name: str) -> None:
+def _add_row_ids(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> None:
     ids = arrow.plain(column)
     values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
     filled = arrow.filled(values)
     if filled is not None:
-        faults.add(~filled, lambda i: f"{name} is null or empty, which identifies no row")
-    _add(pieces, ROW_ID, values, faults, name)
+        bad_rows.add(~filled, lambda i: f"{name} is null or empty, which identifies no row")
+    _add(pieces, ROW_ID, values, bad_rows, name)
 
 
 def _keys(column: Any) -> pa.Array:

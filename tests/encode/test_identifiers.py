@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from rocketmq_spark.sink.identifiers import UniqueIds
+from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.wire.identifiers import UniqKey, UniqKeys
 
 NOVEMBER = datetime(2026, 11, 30, 23, 59, 59)
