@@ -21,7 +21,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 # A module imports from lines above its own only.
 RANKS = """
-    codes clock tuning workers
+    codes clock runner tuning workers
     errors model
     parsing
     options ports queues wire
@@ -50,8 +50,8 @@ ORDER = {
     "pull": "missing pacing verdict window reader heads",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
     " delivery upkeep producer",
-    "source": "offsets filters loss pushdown allocation admission planner positions absence catalog patience recreation"
-    " publish listener tasks stream runner readers",
+    "source": "offsets filters pushdown allocation admission planner loss positions catalog waiting publish listener tasks"
+    " stream readers",
     "sink": "columns window report selectors routing checks task writers foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
     " demo_stage demo_feed demo_watch demo_view demo app",
@@ -90,7 +90,7 @@ OUTSIDE = {
     " producer.delivery producer.pending producer.producer session sink.checks localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
     "time": "clock remoting.connection remoting.pool client.admin client.calls client.route"
-    " producer.clockwork producer.producer source.admission source.catalog source.patience source.stream localbroker cli",
+    " producer.clockwork producer.producer source.admission source.catalog source.waiting source.stream localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }

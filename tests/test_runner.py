@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.source import runner
+from rocketmq_spark import runner
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source import patience
+from rocketmq_spark.source import waiting
 from rocketmq_spark.source.catalog import View
-from rocketmq_spark.source.patience import patiently, whole
+from rocketmq_spark.source.waiting import patiently, whole
 
 QUEUE = MessageQueue("t", "a", 0)
 MASTERS = View({QUEUE: QueueBounds(5, 20, 0)})
@@ -44,7 +44,7 @@ class Catalog:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
 
 
 LOST, GONE = ConnectionLost("refused", "a:1"), ConnectionLost("no name server answers", "n:1")
