@@ -45,9 +45,9 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "client": "trouble calls aside route broker sender admin",
     "columnar": "arrow slices",
-    "decode": "schema property_names bad frames header unpack promoted properties careful decoder",
+    "decode": "schema property_names bad frames answers header unpack promoted properties careful decoder",
     "encode": "bad_rows identifiers maps properties encoder",
-    "pull": "missing pacing verdict window reader heads",
+    "pull": "missing pacing verdict window reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"
     " delivery upkeep producer",
     "source": "offsets filters pushdown allocation admission planner loss positions catalog waiting publish listener tasks"
@@ -63,7 +63,7 @@ ORDER = {
 BANNED = {
     "columnar": "client pull remoting wire model",
     "encode": "client pull remoting wire.rpc wire.header",
-    "decode": "client pull.reader pull.heads pull.pacing pull.missing remoting wire.rpc wire.header",
+    "decode": "client pull.reader pull.heads pull.pacing pull.missing pull.puller pull.reading remoting wire.rpc wire.header",
     "producer": "client remoting wire.rpc wire.header",
     "source": "consumer remoting grpc_proxy",
     "sink": "consumer remoting grpc_proxy client",

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from rocketmq_spark.codes import Property, SysFlag
 from rocketmq_spark.decode import promoted
+from rocketmq_spark.decode.answers import placed
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.schema import EARLIEST_MS, LATEST_MS, Column, arrow_schema
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
-from rocketmq_spark.pull.window import Window, placed
+from rocketmq_spark.pull.window import Window
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.properties import is_reserved
 

@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
-from rocketmq_spark.decode import bad, careful, frames, header, promoted, unpack
+from rocketmq_spark.decode import answers, bad, careful, frames, header, promoted, unpack
 from rocketmq_spark.decode import properties as props
+from rocketmq_spark.decode.answers import OnBeyond, OnHoles
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.frames import Frames, Malformed
 from rocketmq_spark.decode.schema import BASIC, PROPERTIES, Column, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
-from rocketmq_spark.pull.window import Hole, Piece, Window
+from rocketmq_spark.pull.window import Piece, Window
 
 # Plain numbers: an enumeration costs a microsecond an operation.
 _INNER = int(codes.SysFlag.INNER_BATCH)
@@ -41,10 +42,8 @@ class Decoder:
     columns: tuple[Column, ...] = BASIC
     include_properties: str = "user"
     filtered: Filter = NO_FILTER
-    # Told of offsets that a window jumps over; says how many of its answers may be used.
-    on_holes: Callable[[Sequence[Piece], Sequence[Hole]], int] | None = None
-    # Gives answers that went beyond their ends ones that are true of the offsets inside of messages.
-    on_beyond: Callable[[Sequence[Piece]], Sequence[Piece]] | None = None
+    on_holes: OnHoles | None = None
+    on_beyond: OnBeyond | None = None
     bad: Bad = field(default_factory=Bad)
     wanted: props.Wanted = field(init=False)
 
@@ -93,31 +92,23 @@ class Decoder:
 
     def _around(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """A window with answers that cannot be located: those go the careful way, the others the usual one."""
-        whole, holes = [], []
-        for i, piece in enumerate(window.pieces):
-            try:
-                found = frames.read(window.buffer, [piece])
-            except Malformed:
-                whole.append(False)
-            else:
-                whole.append(True)
-                holes += [hole._replace(piece=i) for hole in frames.holes(found)]
+        looks = answers.apart(window)
+        holes = [hole for look in looks for hole in look.holes]
         doubt = self.on_holes if holes and not self.filtered else None
         usable = doubt(window.pieces, holes) if doubt else len(window.pieces)
         decoder = replace(self, on_holes=None)
-        for good, run in groupby(range(usable), whole.__getitem__):
+        for whole, run in groupby(range(usable), lambda i: looks[i].whole):
             part = Window(window.buffer, [window.pieces[i] for i in run])
-            if good:
+            if whole:
                 yield from decoder.batches(part, portion_bytes)
             else:
                 yield from self._careful.batches(self._bounded(part), portion_bytes)
 
     def _bounded(self, window: Window) -> Window:
-        beyond = [piece for piece in window.pieces if piece.next_offset > piece.limit]
-        if not beyond or self.on_beyond is None:
+        if self.on_beyond is None:
             return window
-        meant = dict(zip(beyond, self.on_beyond(beyond), strict=True))
-        return Window(window.buffer, [meant.get(piece, piece) for piece in window.pieces])
+        beyond = [piece.next_offset > piece.limit for piece in window.pieces]
+        return Window(window.buffer, answers.ended(window.pieces, beyond, self.on_beyond))
 
     def _decode_error(self, window: Window, e: Malformed) -> DecodeError:
         piece = next(piece for piece in window.pieces if piece.begin <= e.at < piece.end)
@@ -210,7 +201,7 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
-def _trimmed(found: Frames, on_beyond: Callable[[Sequence[Piece]], Sequence[Piece]] | None) -> Frames:
+def _trimmed(found: Frames, on_beyond: OnBeyond | None) -> Frames:
     """Without the messages that an answer gave beyond what it was asked for: those belong to another pull.
 
     Only where the broker itself went on beyond the end: on a queue whose index was shifted by a damaged message the

@@ -14,10 +14,8 @@ from collections.abc import Callable, Sequence
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.verdict import Cause, OnLoss
 from rocketmq_spark.pull.window import Hole, Piece, Window
-
-OnLoss = Callable[[OffsetRange, Cause], None]
 
 # Where a stored message has its offset.
 _OFFSET_AT = 20

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, Connec
 from rocketmq_spark.model import MASTER_ID, OffsetRange
 from rocketmq_spark.pull.missing import Missing, Slot
 from rocketmq_spark.pull.pacing import Pacing, PullSettings
-from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
+from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, OnLoss, Reconnect, Suspect, judge
 from rocketmq_spark.pull.window import Doubts, Hole, Piece, Trial, Window, covered, lasting, undoubted
 from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, BulkStream, Found, PullTemplate
 
@@ -40,7 +40,7 @@ class RangeReader:
         connect: Callable[[Deadline], BulkStream],
         templates: Sequence[PullTemplate],
         settings: PullSettings,
-        on_loss: Callable[[OffsetRange, Cause], None],
+        on_loss: OnLoss,
         clock: Clock | None = None,
         on_hint: Callable[[int | None], bool] | None = None,
     ) -> None:

@@ -8,10 +8,12 @@ again and for an operator's reset. Rules: docs/guarantees.md.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rocketmq_spark.codes import UNREADABLE, Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
+from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.remoting.bulk import Answer
 
 
@@ -22,6 +24,9 @@ class Cause(enum.Enum):
     TOPIC_DELETED = "topic deleted"
     QUEUE_GONE = "queue gone"
     WENT_BACK = "offset went back: the topic was deleted and made again, or the broker lost its tail"
+
+
+OnLoss = Callable[[OffsetRange, Cause], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,10 @@ only the number of its messages tells. Who decodes a window sees that; how long 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.model import ReceivedMessage
 
 
 class Piece(NamedTuple):
@@ -46,36 +42,6 @@ class Hole(NamedTuple):
     piece: int
     start: int
     end: int
-
-
-def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True) -> Iterator[ReceivedMessage]:
-    """The messages of an answer that belong to what was asked for, as objects.
-
-    Those of unknown offset, which could not be decoded, stand for what is missing between their neighbours; one row for
-    each offset where every offset has a message (``dense``).
-    """
-    end = min(piece.limit, piece.next_offset)
-    at, lost = piece.start, None
-    for message in messages:
-        if message.queue_offset < 0 and message.decode_error is not None:
-            lost = lost or message
-            continue
-        if lost is not None:
-            yield from _standing(lost, at, min(message.queue_offset, end), dense)
-            lost = None
-        # A pull inside an inner batch gives the whole batch. Only there do offsets before the start mean what they say;
-        # those behind the end only where the broker itself went on beyond it.
-        before = message.queue_offset < piece.start and message.sys_flag & SysFlag.INNER_BATCH
-        if not before and (piece.next_offset <= piece.limit or message.queue_offset < piece.limit):
-            yield message
-        at = max(at, message.queue_offset + 1)
-    if lost is not None:
-        yield from _standing(lost, at, end, dense)
-
-
-def _standing(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
-    for offset in range(start, end if dense else min(end, start + 1)):
-        yield replace(message, queue_offset=offset)
 
 
 class Trial:
