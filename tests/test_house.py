@@ -45,7 +45,7 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "client": "trouble calls aside route broker sender admin",
     "columnar": "arrow slices",
-    "decode": "schema property_names bad frames answers header unpack promoted properties careful decoder",
+    "decode": "schema property_names bad frames answers header unpack promoted properties rows careful decoder",
     "encode": "bad_rows identifiers maps properties encoder",
     "pull": "missing pacing verdict window reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings topics pending encoding batching"

@@ -6,9 +6,8 @@ is tested against.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -16,45 +15,12 @@ from rocketmq_spark.codes import Property, SysFlag
 from rocketmq_spark.decode import promoted
 from rocketmq_spark.decode.answers import placed
 from rocketmq_spark.decode.bad import Bad
-from rocketmq_spark.decode.schema import EARLIEST_MS, LATEST_MS, Column, arrow_schema
+from rocketmq_spark.decode.schema import Column, arrow_schema
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.pull.window import Window
 from rocketmq_spark.wire.messages import decode_leniently
-from rocketmq_spark.wire.properties import is_reserved
 
 Row = tuple[MessageQueue, ReceivedMessage]
-
-_VALUES: dict[str, Callable[[MessageQueue, ReceivedMessage], Any]] = {
-    "topic": lambda queue, m: queue.topic,
-    "brokername": lambda queue, m: queue.broker_name,
-    "queueid": lambda queue, m: queue.queue_id if m.decode_error and m.queue_id < 0 else m.queue_id,
-    "queueoffset": lambda queue, m: m.queue_offset,
-    "body": lambda queue, m: None if m.decode_error else m.body,
-    "tags": lambda queue, m: m.properties.get(Property.TAGS),
-    "keys": lambda queue, m: _keys(m.properties.get(Property.KEYS)),
-    "borntimestamp": lambda queue, m: _microseconds(m.born_timestamp_ms),
-    "storetimestamp": lambda queue, m: _microseconds(m.store_timestamp_ms),
-    "msgid": lambda queue, m: m.msg_id,
-    "offsetmsgid": lambda queue, m: m.offset_msg_id,
-    "flag": lambda queue, m: m.flag,
-    "sysflag": lambda queue, m: m.sys_flag,
-    "reconsumetimes": lambda queue, m: m.reconsume_times,
-    "bornhost": lambda queue, m: m.born_host,
-    "storehost": lambda queue, m: m.store_host,
-    "commitlogoffset": lambda queue, m: m.commit_log_offset,
-    "storesize": lambda queue, m: m.store_size,
-    "decodeerror": lambda queue, m: m.decode_error,
-}
-# What is known of a message whose parts cannot be told from each other: the rest of its row is null.
-_OF_THE_QUEUE = frozenset({"topic", "brokername", "queueid", "queueoffset", "decodeerror"})
-
-
-def _microseconds(ms: int) -> int:
-    return min(max(ms, EARLIEST_MS), LATEST_MS) * 1000
-
-
-def _keys(text: str | None) -> list[str] | None:
-    return None if text is None else [key for key in text.split(" ") if key]
 
 
 class Careful:
@@ -125,15 +91,9 @@ class Careful:
         if column.property is not None:
             texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
             return promoted.cast(texts, column.arrow)
-        name = column.name.lower()
-        value = self._properties if name == "properties" else _VALUES[name]
-        known = name in _OF_THE_QUEUE
-        return pa.array([value(q, m) if known or not _unreadable(m) else None for q, m in rows], column.arrow)
-
-    def _properties(self, queue: MessageQueue, message: ReceivedMessage) -> list[tuple[str, str]] | None:
-        if self._include == "none":
-            return None
-        return [(k, v) for k, v in message.properties.items() if self._include == "all" or not is_reserved(k)]
+        value, known, include = column.reference, column.of_queue, self._include
+        assert value is not None
+        return pa.array([value(q, m, include) if known or not _unreadable(m) else None for q, m in rows], column.arrow)
 
 
 def _unreadable(message: ReceivedMessage) -> bool:

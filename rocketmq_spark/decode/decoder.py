@@ -8,23 +8,23 @@ puts the columns together. Windows with inner batches, which hold messages withi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
-from rocketmq_spark.decode import answers, bad, careful, frames, header, promoted, unpack
+from rocketmq_spark.decode import answers, bad, careful, frames, promoted, unpack
 from rocketmq_spark.decode import properties as props
 from rocketmq_spark.decode.answers import OnBeyond, OnHoles
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.frames import Frames, Malformed
-from rocketmq_spark.decode.schema import BASIC, PROPERTIES, Column, arrow_schema
+from rocketmq_spark.decode.rows import Located
+from rocketmq_spark.decode.schema import BASIC, Column, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.pull.window import Piece, Window
@@ -122,27 +122,13 @@ class Decoder:
         if wanted.anything:
             pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
             made = props.columns(pairs, wanted)
-        number_of_row = frames.field(found.pieces, "number")[found.piece_of_row]
-        build: dict[str, Callable[[], pa.Array]] = {
-            "topic": lambda: self._constant(number_of_row, lambda queue: queue.topic),
-            "brokername": lambda: self._constant(number_of_row, lambda queue: queue.broker_name),
-            "tags": lambda: made.tags,
-            "keys": lambda: made.keys,
-            "msgid": lambda: _message_ids(found, made.msg_id),
-            "properties": lambda: _or_nulls(made.properties, len(found)),
-            "decodeerror": lambda: slices.nulls(pa.string(), len(found)),
-        }
+        located = Located(found, made, self.queues)
         arrays: list[pa.Array | None] = []
         for column in self.columns:
-            name = column.name.lower()
             if column.property is not None:
                 arrays.append(promoted.cast(made.promoted[column.property], column.arrow))
-            elif name == "body":
-                arrays.append(None)
-            elif name in build:
-                arrays.append(build[name]())
             else:
-                arrays.append(header.column(found, column))
+                arrays.append(None if column.fast is None else column.fast(located, column.arrow))
         body_bytes = int((found.body_end - found.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
         exact, packed = self._exact(made), bool(found.any_flags & _COMPRESSED) and None in arrays
@@ -186,13 +172,6 @@ class Decoder:
         mask = pc.is_in(made.tags, pa.array(self.filtered.expression.split(" || "), pa.string()))
         return None if pc.all(mask).as_py() else mask
 
-    def _constant(self, number_of_row: npt.NDArray[np.intp], name_of: Callable[[MessageQueue], str]) -> pa.Array:
-        """A text that depends on the queue alone, which in most windows means the same in every row."""
-        names = [name_of(queue) for queue in self.queues]
-        if len(set(names)) == 1:
-            return slices.repeated(names[0], len(number_of_row))
-        return pa.array(names, pa.string()).take(slices.integers(number_of_row, pa.int64()))
-
 
 def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     """Equal parts of ``rows`` rows that have ``size`` bytes together; always one, so that a schema gets through."""
@@ -220,17 +199,5 @@ def _trimmed(found: Frames, on_beyond: OnBeyond | None) -> Frames:
     return found if inside.all() else found.keep(inside)
 
 
-def _or_nulls(array: pa.Array | None, count: int) -> pa.Array:
-    return array if array is not None else slices.nulls(PROPERTIES, count)
-
-
 def _bodies(found: Frames, rows: slice) -> pa.Array:
     return slices.binary(found.buffer, found.body_start[rows], found.body_end[rows])
-
-
-def _message_ids(found: Frames, unique: pa.Array | None) -> pa.Array:
-    """The client's id, and where a message has none the offset message id, as Java consumers show it."""
-    assert unique is not None
-    if not unique.null_count:
-        return unique
-    return pc.coalesce(unique, header.offset_message_ids(found))

@@ -28,6 +28,7 @@ _MAGIC = re.compile(
     b"|".join(re.escape(n.to_bytes(4, "big")) for n in (codes.MESSAGE_MAGIC_V1, codes.MESSAGE_MAGIC_V2))
 )
 _V6_EXTRA = 12
+_BEHIND_BORN_HOST = frozenset({"storeTimestamp", "storeHost", "reconsumeTimes", "preparedOffset", "bodyLength"})
 
 _HEAD = np.dtype(
     {
@@ -118,8 +119,11 @@ class Frames:
             self.properties_end[mask],
         )
 
-    def store_part(self, name: str) -> npt.NDArray[Any]:
-        """A field that lies behind the born host, whose length varies."""
+    def part(self, name: str) -> npt.NDArray[Any]:
+        """A fixed field, also one behind the born host, whose length varies."""
+        if name not in _BEHIND_BORN_HOST:
+            early: npt.NDArray[Any] = self.head[name]
+            return early
         late = _behind_born_host(self.buffer, self.starts, self.sys_flags, self.any_flags, self.head)
         part: npt.NDArray[Any] = late[name]
         return part

@@ -36,9 +36,9 @@ def test_parts(born, host, topic):
     )
     assert parts(win) == [(b"body", b"a\x01b\x02"), (b"", b"")]
     found = frames.read(win.buffer, win.pieces)
-    assert found.store_part("storeTimestamp").tolist() == [77, 0]
-    assert found.store_part("reconsumeTimes").tolist() == [3, 0]
-    assert found.store_part("bodyLength").tolist() == [4, 0]
+    assert found.part("storeTimestamp").tolist() == [77, 0]
+    assert found.part("reconsumeTimes").tolist() == [3, 0]
+    assert found.part("bodyLength").tolist() == [4, 0]
 
 
 def test_rows_know_their_answer():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.decode import frames
-from rocketmq_spark.decode.header import column, offset_message_ids
+from rocketmq_spark.decode import properties as props
+from rocketmq_spark.decode.header import offset_message_ids
+from rocketmq_spark.decode.rows import Located
 from rocketmq_spark.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
 from rocketmq_spark.wire.identifiers import host_text
-from tests.decode.windows import one, stored
+from tests.decode.windows import QUEUES, one, stored
 from tests.harness import unhex, vectors
 
 CASES = vectors("stored_messages")
@@ -17,7 +19,8 @@ COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
 
 def values(messages, name):
     win = one(*messages)
-    made = column(frames.read(win.buffer, win.pieces), COLUMNS[name])
+    located = Located(frames.read(win.buffer, win.pieces), props.Columns(), QUEUES)
+    made = COLUMNS[name].fast(located, COLUMNS[name].arrow)
     made.validate(full=True)
     assert made.type == COLUMNS[name].arrow
     return made.to_pylist()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.schema import BASIC, FULL, arrow_schema, chosen, columns_of, ddl
+from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL, arrow_schema, chosen, columns_of, ddl
 from rocketmq_spark.errors import OptionError
 from tests.decode.windows import QUEUES, one, stored, text
 from tests.schemas import struct
@@ -83,3 +86,12 @@ def test_a_schema_that_does_not_fit_is_refused():
         chosen(BASIC, struct("body string, price double"))
     assert "the schema has 'body' as string; it is binary" in str(caught.value)
     assert f"the schema names 'price'; the columns are {ddl()}" in str(caught.value)
+
+
+def test_a_column_travels_as_what_it_is_called():
+    promoted = columns_of(options(propertyColumns="n:bigint"))[-1]
+    for column in (*BASIC, *FULL, DECODE_ERROR, replace(BASIC[2], name="QUEUEID"), promoted):
+        data = pickle.dumps(column)
+        again = pickle.loads(data)
+        assert (again, again.fast, again.reference) == (column, column.fast, column.reference)
+        assert len(data) < 120
