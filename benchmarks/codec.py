@@ -7,12 +7,12 @@ import time
 from benchmarks import harness, workload
 from benchmarks.harness import Case, Cpu, Found, Result
 from benchmarks.raw import range_reader, ranges_of
-from rocketmq_spark.client.ranges import Window
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC
+from rocketmq_spark.encode.encoder import Encoder
+from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.sink.encode import Encoder
-from rocketmq_spark.sink.identifiers import UniqueIds
-from rocketmq_spark.source.decode import Decoder
-from rocketmq_spark.source.schema import BASIC
+from rocketmq_spark.pull.window import Window
 
 ROWS = harness.sized(20_000, 500)
 TIMES = harness.sized(50, 1)

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from benchmarks import harness, workload
 from benchmarks.harness import Result
 from rocketmq_spark import LocalBroker
-from rocketmq_spark.client.ranges import RangeReader
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.decode.schema import BASIC
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import parse
-from rocketmq_spark.session import client, pull_settings
+from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.session import puller
 from rocketmq_spark.source.readers import RocketMQReader
-from rocketmq_spark.source.schema import BASIC
 
 _LENGTHS = struct.Struct(">II")
 _HEADER = re.compile(rb'\{"code":0,.*"nextBeginOffset":"(\d+)".*"opaque":(\d+)')
@@ -29,11 +29,11 @@ def ranges_of(broker: LocalBroker, topic: str) -> list[OffsetRange]:
 
 def sockets(broker: LocalBroker, topic: str, count: int, per_answer: int, depth: int) -> Result:
     """The ceiling: requests made beforehand, ``depth`` of them under way, answers only counted."""
-    one = client(parse({"nameServer": broker.name_server}))
+    one = puller(parse({"nameServer": broker.name_server, "group": "bench"}))
     frames: list[bytes] = []
     ends: list[int] = []
     for r in ranges_of(broker, topic):
-        template = one.pull_template(r.queue, "bench")
+        template = one.template(r.queue)
         start = r.start
         while start < r.end:
             # No answer goes beyond the file of the index that it begins in.
@@ -84,11 +84,8 @@ def bulk(broker: LocalBroker, topic: str, count: int) -> Result:
 
 def range_reader(broker: LocalBroker, topic: str, ranges: list[OffsetRange]) -> RangeReader:
     """The product's reader of ranges, as a task makes it; a loss ends the run."""
-    options = parse({"nameServer": broker.name_server})
-    one = client(options)
-    templates = [one.pull_template(r.queue, "bench") for r in ranges]
-    dial = one.bulk("broker-a", topic, broker.address("broker-a"))
-    return RangeReader(ranges, dial, templates, pull_settings(options), _lost, on_hint=dial.hint)
+    found = puller(parse({"nameServer": broker.name_server, "group": "bench"}))
+    return found.reader(ranges, _lost, known=broker.address("broker-a"))
 
 
 def batch_reader(name_server: str, topic: str) -> RocketMQReader:
@@ -107,12 +104,12 @@ def decoded(broker: LocalBroker, topic: str, count: int) -> Result:
 
 def per_answer(broker: LocalBroker, topic: str) -> int:
     """Messages that the broker gives in one answer, when asked for many."""
-    one = client(parse({"nameServer": broker.name_server}))
+    one = puller(parse({"nameServer": broker.name_server, "group": "bench"}))
     r = ranges_of(broker, topic)[0]
     one.routes.get(topic)
-    reader = one.bulk("broker-a", topic)(Deadline.after(10))
+    reader = one.replica(r.queue)(Deadline.after(10))
     try:
-        reader.send([one.pull_template(r.queue, "bench").frame(0, r.start, 1024)], 10)
+        reader.send([one.template(r.queue).frame(0, r.start, 1024)], 10)
         while True:
             reader.receive(10)
             found, others = reader.scan()

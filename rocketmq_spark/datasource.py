@@ -15,9 +15,9 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
+    from rocketmq_spark.decode.schema import Column
     from rocketmq_spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
     from rocketmq_spark.source.readers import RocketMQReader, RocketMQStreamReader
-    from rocketmq_spark.source.schema import Column
 
 
 class RocketMQDataSource(DataSource):
@@ -32,7 +32,7 @@ class RocketMQDataSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> str:
-        from rocketmq_spark.source.schema import columns_of, ddl
+        from rocketmq_spark.decode.schema import columns_of, ddl
 
         return ddl(columns_of(self._parsed))
 
@@ -67,9 +67,9 @@ class RocketMQDataSource(DataSource):
 
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
+        from rocketmq_spark.decode.schema import chosen, columns_of
         from rocketmq_spark.session import environment
         from rocketmq_spark.source import filters, positions
-        from rocketmq_spark.source.schema import chosen, columns_of
 
         found = self._parsed.for_role(role)
         given = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in found.given]

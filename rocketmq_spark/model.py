@@ -1,7 +1,7 @@
 """The nouns of RocketMQ as small frozen values.
 
 Few of these exist at a time (queues, routes, ranges, results of calls). Messages that are read in bulk never become
-objects: they stay bytes until they are Arrow columns (see ``source/decode.py``).
+objects: they stay bytes until they are Arrow columns (see ``decode/decoder.py``).
 """
 
 from __future__ import annotations
@@ -184,6 +184,20 @@ class QueueBounds:
     min_offset: int
     max_offset: int
     last_update_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a broker sends of a topic: a tag expression (``TAG``) or an SQL one (``SQL92``)."""
+
+    expression: str = "*"
+    kind: str = "TAG"
+
+    def __bool__(self) -> bool:
+        return self.expression != "*"
+
+
+NO_FILTER = Filter()
 
 
 class SendStatus(enum.Enum):

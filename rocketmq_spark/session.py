@@ -18,36 +18,21 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls, Credentials, RotatingCredentials
-from rocketmq_spark.client.ranges import PullSettings
 from rocketmq_spark.client.route import NameServers, Retry, Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import AccessDenied, BrokerNotFound, NotSupported, OptionError
-from rocketmq_spark.model import MASTER_ID, MessageQueue
+from rocketmq_spark.errors import AccessDenied, NotSupported, OptionError
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.faults import tables as fault_tables
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.named import resolve
-from rocketmq_spark.remoting.bulk import BulkStream, Keys, PullTemplate
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
-from rocketmq_spark.wire import rpc
 
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """What a broker sends of a topic: a tag expression (``TAG``) or an SQL one (``SQL92``)."""
-
-    expression: str = "*"
-    kind: str = "TAG"
-
-    def __bool__(self) -> bool:
-        return self.expression != "*"
-
-
-NO_FILTER = Filter()
 logger = logging.getLogger(__name__)
 
 
@@ -61,7 +46,6 @@ class Client:
     sender: RemotingSender
     admin: Admin
     retry: Retry
-    tls: TlsSettings | None
     kept: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def compacted(self, queue: MessageQueue) -> bool:
@@ -82,80 +66,6 @@ class Client:
                 "to tell what it is, the reader needs Get on the topic's configuration"
             )
             raise
-
-    def bulk(self, broker_name: str, topic: str, known: str | None = None, read_from: str = "master") -> Dial:
-        """Opens pull streams to a broker: first to the address that the plan knew, then to what the route says."""
-        return Dial(self, broker_name, topic, read_from, None if read_from == "slave" else known)
-
-    def pull_template(self, queue: MessageQueue, group: str, filtered: Filter = NO_FILTER) -> PullTemplate:
-        """Pulls of one queue that leave nothing behind on the broker."""
-        pull = rpc.PULL_MESSAGE.request(
-            consumerGroup=self.calls.on_wire(group),
-            topic=self.calls.on_wire(queue.topic),
-            queueId=queue.queue_id,
-            queueOffset=0,
-            maxMsgNums=1,
-            sysFlag=codes.PullSysFlag.SUBSCRIPTION,
-            commitOffset=0,
-            suspendTimeoutMillis=0,
-            subscription=filtered.expression,
-            subVersion=0,
-            expressionType=filtered.kind,
-            bname=queue.broker_name,
-        )
-        return PullTemplate(pull, self._keys if self.calls.credentials else None)
-
-    def _keys(self) -> Keys:
-        assert self.calls.credentials is not None
-        keys = self.calls.credentials.current()
-        return keys.access_key, keys.secret_key, keys.security_token
-
-
-@dataclass(slots=True)
-class Dial:
-    """Where one task pulls from; follows what brokers suggest when it may."""
-
-    client: Client
-    broker_name: str
-    topic: str
-    read_from: str
-    known: str | None
-    suggested: int = MASTER_ID
-    doubted: bool = False
-    at_master: bool = False
-
-    def __call__(self, deadline: Deadline) -> BulkStream:
-        address, self.known = self.known, None
-        self.at_master = address is not None  # a plan knows masters only
-        calls = self.client.calls
-        dialling = calls.pool.dialling
-        return BulkStream(
-            dialling.reachable(address or self._from_route(deadline)),
-            deadline.within(dialling.connect_timeout_s),
-            self.client.tls,
-        )
-
-    def hint(self, broker_id: int | None) -> bool:
-        """A broker suggests a replica, or (None) a replica's word is doubted; whether to connect anew."""
-        if broker_id is None:
-            self.suggested, self.doubted = MASTER_ID, not self.at_master
-            return self.doubted
-        if self.read_from != "hint" or broker_id == self.suggested:
-            return False
-        self.suggested, self.doubted = broker_id, False
-        return True
-
-    def _from_route(self, deadline: Deadline) -> str:
-        client = self.client
-        route = client.routes.get(self.topic, 0.0, deadline.within(client.calls.request_timeout_s))
-        data = route.brokers.get(self.broker_name)
-        address = data.replica(self.read_from, self.suggested) if data is not None else None
-        if data is None or address is None:
-            raise BrokerNotFound(f"no address of broker {self.broker_name!r} is registered", topic=self.topic)
-        if self.doubted and data.master is not None:
-            address = data.master
-        self.at_master = address == data.master
-        return address
 
 
 _clients: dict[object, Client] = {}
@@ -188,8 +98,7 @@ def _connection_key(options: Options) -> object:
 
 
 def _wire(options: Options) -> Client:
-    tls = _tls(options)
-    pool = Pool(Dialling(options.connect_timeout, tls, options.address_map))
+    pool = Pool(Dialling(options.connect_timeout, _tls(options), options.address_map))
     calls = Calls(pool, options.request_timeout, _credentials(options), options.namespace or "")
     routes = Routes(NameServers(calls, options.name_server))
     return Client(
@@ -199,7 +108,6 @@ def _wire(options: Options) -> Client:
         sender=RemotingSender(calls, routes),
         admin=Admin(options.name_server, calls),
         retry=Retry(options.num_retries, options.retry_interval),
-        tls=tls,
     )
 
 
@@ -306,14 +214,20 @@ def producer_settings(options: Options) -> ProducerSettings:
     )
 
 
-def pull_settings(options: Options, filtered: bool = False) -> PullSettings:
+def pull_settings(options: Options) -> PullSettings:
     return PullSettings(
-        filtered=filtered,
         max_bytes_in_flight=options.max_bytes_in_flight,
         depth=options.pull_depth,
         batch_size=options.pull_batch_size,
         read_deadline_s=options.read_deadline,
     )
+
+
+def puller(options: Options, read_from: str | None = None) -> Puller:
+    """What opens reads with these options; ``read_from`` instead of theirs."""
+    one = client(options)
+    settings = pull_settings(options)
+    return Puller(one.calls, one.routes, one.compacted, options.group, settings, read_from or options.read_from)
 
 
 def close_all() -> None:

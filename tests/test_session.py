@@ -8,9 +8,8 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.client.calls import Credentials
-from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.model import Message
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import Producer
 from rocketmq_spark.wire import rpc
@@ -144,20 +143,6 @@ class TestCredentials:
     def test_an_unknown_function_is_told(self):
         with pytest.raises(OptionError, match="credentialsProvider"):
             self.current(credentialsProvider="no.such.module:function")
-
-
-def test_a_pull_leaves_nothing_behind_on_the_broker():
-    template = session.client(parsed()).pull_template(MessageQueue("t", "broker-a", 3), "g")
-    frame = template.frame(7, 100, 32)
-    header = json.loads(frame[8:])
-    assert header["code"] == Request.PULL_MESSAGE
-    assert header["opaque"] == 7
-    fields = header["extFields"]
-    expected = {"consumerGroup": "g", "topic": "t", "queueId": "3", "bname": "broker-a", "subscription": "*"}
-    assert expected.items() <= fields.items()
-    # No suspension, no offset committed: the subscription travels with the pull.
-    assert (fields["sysFlag"], fields["suspendTimeoutMillis"]) == ("4", "0")
-    assert (fields["queueOffset"], fields["maxMsgNums"]) == ("100", "32")
 
 
 def test_a_producer_needs_a_group():

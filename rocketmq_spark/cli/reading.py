@@ -14,13 +14,15 @@ from dataclasses import replace
 from itertools import groupby
 
 from rocketmq_spark import session
-from rocketmq_spark.client.pull import Cause
-from rocketmq_spark.client.ranges import RangeReader
-from rocketmq_spark.client.window import Piece, Window, placed
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.decode import answers
+from rocketmq_spark.decode.answers import placed
 from rocketmq_spark.errors import RouteNotFound
-from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
+from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
+from rocketmq_spark.pull import reading
+from rocketmq_spark.pull.verdict import OnLoss
+from rocketmq_spark.pull.window import Piece, Window
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.subscription import ALL, parse_subscription
 
@@ -33,7 +35,6 @@ _HELD_BYTES = 64 << 20
 _REST_S = 0.1
 _ROUTE_AGE_S = 10.0
 
-OnLoss = Callable[[OffsetRange, Cause], None]
 # Where to begin, given the bounds of all queues.
 Start = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
 
@@ -45,12 +46,12 @@ class TopicReader:
     """
 
     def __init__(self, options: Options, topic: str, on_loss: OnLoss, tags: str | None = None) -> None:
-        self._options = options
         self._client = session.client(options)
+        self._puller = session.puller(options, read_from="master")
         self._topic = topic
         self._on_loss = on_loss
         self._wanted = parse_subscription(tags)
-        self._filter = session.Filter(" || ".join(self._wanted.tags) or ALL)
+        self._filter = Filter(" || ".join(self._wanted.tags) or ALL)
         self._chunk = _FILTERED_CHUNK if self._filter else _CHUNK
         self._next: dict[MessageQueue, int] = {}
         # How far each queue is read ahead: less where messages are large.
@@ -118,14 +119,12 @@ class TopicReader:
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
         room = _HELD_BYTES // len(self._next)
-        for broker_name, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
+        for _, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
-            dial = self._client.bulk(broker_name, self._topic)
-            templates = [self._client.pull_template(r.queue, self._options.group, self._filter) for r in part]
-            settings = session.pull_settings(self._options, bool(self._filter))
+            found = reading.read(self._puller, part, self._on_loss, self._filter)
             held = [Held(room) for _ in part]
-            for window in RangeReader(part, dial, templates, settings, self._on_loss).windows():
-                for piece in window.pieces:
+            for window in found.windows():
+                for piece in answers.usable(window, found.usable, found.bounded):
                     held[piece.number].take(window, piece)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)

@@ -19,9 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-# The property that carries a row's id (option ``messageId``). It is the user's, so readers show it.
-ROW_ID = "SPARK_ROW_ID"
-MESSAGE_ID = "messageid"
+from rocketmq_spark.encode.properties import MESSAGE_ID
 
 _TEXT = (StringType,)
 _BYTES = (StringType, BinaryType)
@@ -55,7 +53,6 @@ _SIMPLE: dict[str, tuple[type[DataType], ...]] = {
     "flag": _INT,
     MESSAGE_ID: (*_TEXT, *_LONG),
 }
-DELAYS = ("delaylevel", "delayms", "deliverat")
 TIMERS = ("delayms", "deliverat")
 
 

@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.queues.selection import in_rooms
-from rocketmq_spark.sink import arrow
-from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows, RowSelector
 
 Queues = Sequence[MessageQueue]
@@ -88,11 +88,11 @@ class Router:
 
     @property
     def loops(self) -> bool:
-        """Whether rows must be without faults before they are planned."""
+        """Whether rows must all be good before they are planned."""
         return self._selector is not None and self._selector.loops
 
-    def topics(self, batch: pa.RecordBatch, faults: Faults, first: int) -> list[Rows]:
-        """The rows of each topic; rows without one, or with one that takes no messages, are faults."""
+    def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first: int) -> list[Rows]:
+        """The rows of each topic; rows without one, or with one that takes no messages, are bad."""
         if not len(batch):
             return []
         if self._topic is not None:
@@ -100,7 +100,7 @@ class Router:
         assert self._column is not None
         column = arrow.plain(batch.column(self._column))
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
-        faults.add(~arrow.flags(named), "there is no topic")
+        bad_rows.add(~arrow.flags(named), "there is no topic")
         found = []
         names = [name for name in pc.unique(column).to_pylist() if name]
         for name in names:
@@ -109,31 +109,31 @@ class Router:
             try:
                 check_topic(name)
             except MessageRefused as e:
-                faults.rows(rows.numbers(), f"topic {name!r}: {e.message}")
+                bad_rows.rows(rows.numbers(), f"topic {name!r}: {e.message}")
             else:
                 found.append(rows)
         return found
 
-    def plan(self, topics: Sequence[Rows], faults: Faults) -> Plan:
+    def plan(self, topics: Sequence[Rows], bad_rows: BadRows) -> Plan:
         """The shares of the rows, in which the rows of a queue keep their order."""
         if len(topics) == 1 and topics[0].which is None and self._selector is None:
             return Plan(None, [Share(topics[0].topic, None, 0, len(topics[0].batch))])
         orders, shares = [], []
         at = 0
         for rows in topics:
-            order, parts = self._of_topic(rows, faults)
+            order, parts = self._of_topic(rows, bad_rows)
             orders.append(order)
             shares += [Share(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
             at += len(order)
         return Plan(np.concatenate(orders) if orders else None, shares)
 
     def _of_topic(
-        self, rows: Rows, faults: Faults
+        self, rows: Rows, bad_rows: BadRows
     ) -> tuple[npt.NDArray[np.intp], list[tuple[MessageQueue | None, int, int]]]:
         numbers = rows.numbers()
         if self._selector is None:
             return numbers, [(None, 0, len(numbers))]
-        queues, chosen = self._choose(rows, faults)
+        queues, chosen = self._choose(rows, bad_rows)
         narrow = chosen.astype(np.int16) if len(queues) < 1 << 15 else chosen  # sorted by digits, which is quick
         order = np.argsort(narrow, kind="stable")
         counts = np.bincount(chosen, minlength=len(queues))
@@ -143,15 +143,15 @@ class Router:
         ]
         return numbers[order], parts
 
-    def _choose(self, rows: Rows, faults: Faults) -> tuple[Queues, npt.NDArray[np.int64]]:
+    def _choose(self, rows: Rows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:
         assert self._selector is not None
         queues = self._queues.get(rows.topic)
         if queues is None:
             queues = self._queues[rows.topic] = self._ask(rows.topic, False)
         if isinstance(self._selector, ByColumn):
-            trial = Faults()
+            trial = BadRows()
             chosen = self._selector(rows, queues, trial)
             if not trial.found():
                 return queues, chosen
             queues = self._queues[rows.topic] = self._ask(rows.topic, True)  # it may have more queues by now
-        return queues, self._selector(rows, queues, faults)
+        return queues, self._selector(rows, queues, bad_rows)

@@ -1,7 +1,7 @@
 """Which queue each row goes to, for the selectors that look at rows: a whole column at once where that is possible. Pure.
 
 A choice is an index into the topic's queues, for each of the rows asked for. Rows for which there is none go to the
-faults and get the first queue, which nobody will see.
+bad rows and get the first queue, which nobody will see.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import Ints
+from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.errors import SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.queues.hash_columns import hash_codes
 from rocketmq_spark.queues.selection import Select, custom
-from rocketmq_spark.sink import arrow
-from rocketmq_spark.sink.arrow import Ints
-from rocketmq_spark.sink.faults import Faults
 
 UNKNOWN, AMBIGUOUS = -1, -2
 
@@ -46,7 +46,7 @@ class RowSelector(Protocol):
 
     loops: bool
 
-    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], faults: Faults) -> Ints:
+    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         """An index into ``queues`` per row."""
 
 
@@ -58,11 +58,11 @@ class ByHash:
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._column = columns["shardingkey"]
 
-    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], faults: Faults) -> Ints:
+    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         keys = rows.column(self._column)
         missing = arrow.nulls(keys)
         if missing is not None:
-            faults.rows(rows.numbers()[missing], f"{self._column} is null, and queueSelector 'hash' needs a key")
+            bad_rows.rows(rows.numbers()[missing], f"{self._column} is null, and queueSelector 'hash' needs a key")
             keys = pc.fill_null(keys, "")
         chosen: Ints = np.abs(hash_codes(keys).astype(np.int64)) % len(queues)
         return chosen
@@ -77,7 +77,7 @@ class ByColumn:
         self._id = columns["queueid"]
         self._broker = columns.get("brokername")
 
-    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], faults: Faults) -> Ints:
+    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         ids = pc.fill_null(rows.column(self._id).cast(pa.int64()), -1).to_numpy()
         brokers = rows.column(self._broker) if self._broker is not None else None
         chosen = self._look_up(ids, brokers, queues)
@@ -89,7 +89,7 @@ class ByColumn:
                 reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == AMBIGUOUS)
                 if brokers is not None and broker is None:
                     reason = f"{self._broker} is null"
-                faults.rows(numbers[at : at + 1], reason)
+                bad_rows.rows(numbers[at : at + 1], reason)
             chosen = np.maximum(chosen, 0)
         return chosen
 
@@ -133,7 +133,7 @@ class ByCallable:
         self._columns = columns
         self._function = function
 
-    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], faults: Faults) -> Ints:
+    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         places = {queue: at for at, queue in enumerate(queues)}
         chosen = np.empty(len(values["body"]), np.int64)

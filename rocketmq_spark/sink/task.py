@@ -18,6 +18,9 @@ import pyarrow as pa
 
 from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.encode.bad_rows import BadRows
+from rocketmq_spark.encode.encoder import Chunk, Encoded, Encoder
+from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.options import Options
@@ -27,9 +30,6 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.sink import checks, routing
-from rocketmq_spark.sink.encode import Chunk, Encoded, Encoder
-from rocketmq_spark.sink.faults import Faults
-from rocketmq_spark.sink.identifiers import UniqueIds
 from rocketmq_spark.sink.report import Tally, Written
 from rocketmq_spark.wire.messages import decode_batch
 
@@ -103,7 +103,7 @@ class TaskWriter:
             self._fresh = Deadline.after(ROUTE_S)
             for topic in self._topics_seen:  # it may be on other brokers by now
                 self._check_timers(topic)
-        faults = Faults(self._row)
+        faults = BadRows(self._row)
         checked = self._encoder.check(batch, faults)
         topics = self._router.topics(batch, faults, self._row)
         if self._router.loops:

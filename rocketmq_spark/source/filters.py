@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerError, OptionError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.session import NO_FILTER, Client, Filter
+from rocketmq_spark.session import Client
 from rocketmq_spark.wire.subscription import parse_subscription
 
 

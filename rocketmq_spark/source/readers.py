@@ -21,18 +21,19 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from rocketmq_spark.client.pull import Cause
+from rocketmq_spark import runner
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import allocation, filters, loss, planner, positions, pushdown, runner, tasks
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.source import allocation, filters, loss, planner, positions, pushdown, tasks
 from rocketmq_spark.source.admission import Wanted
 from rocketmq_spark.source.catalog import Bounds, Catalog
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.patience import patiently, whole
-from rocketmq_spark.source.schema import Column
 from rocketmq_spark.source.stream import Stream
+from rocketmq_spark.source.waiting import patiently, whole
 
 logger = logging.getLogger(__name__)
 

@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import allocation, filters, loss, planner, positions, recreation, tasks
-from rocketmq_spark.source.absence import Absence
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.source import allocation, filters, loss, planner, positions, tasks
 from rocketmq_spark.source.admission import Admission, Wanted
 from rocketmq_spark.source.catalog import Catalog, View
 from rocketmq_spark.source.offsets import Offsets, Positions
-from rocketmq_spark.source.patience import patiently, whole
 from rocketmq_spark.source.publish import Publisher
 from rocketmq_spark.source.tasks import RangePartition
+from rocketmq_spark.source.waiting import Absence, patiently, whole
 
 T = TypeVar("T")
 
@@ -232,11 +231,9 @@ class Stream:
 
     def _same_topics(self, start: Offsets, view: View, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """Without the ranges of topics that were made again while the query was down: their offsets mean other messages."""
-        suspected = recreation.suspects(start, _of_masters(view), {r.queue for r in ranges})
+        suspected = loss.suspects(start, _of_masters(view), {r.queue for r in ranges})
         group, client = self._options.group, self._catalog.client
-        gone = set(
-            self._patiently(lambda: recreation.recreated(client, group, start.positions, suspected, self._deadline()))
-        )
+        gone = set(self._patiently(lambda: loss.recreated(client, group, start.positions, suspected, self._deadline())))
         lost = [(r, Cause.WENT_BACK) for r in ranges if r.queue in gone]
         loss.report(self._options.fail_on_data_loss, lost)
         return [r for r in ranges if r.queue not in gone]
@@ -327,12 +324,12 @@ class Stream:
 
     def _recreated(self, found: Offsets, view: View) -> Iterable[MessageQueue]:
         moving = {q for q, b in view.bounds.items() if b.max_offset > found.positions.get(q, b.max_offset)}
-        suspected = recreation.suspects(found, _of_masters(view), moving)
+        suspected = loss.suspects(found, _of_masters(view), moving)
         first, self._compared = not self._compared, True
         if len(suspected) > _CHECKED_QUEUES and not (first and self._initial is None):
             return []
         group = self._options.group
-        return recreation.recreated(self._catalog.client, group, found.positions, suspected, self._deadline())
+        return loss.recreated(self._catalog.client, group, found.positions, suspected, self._deadline())
 
     def _sample(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
         offset = max(begin.positions.get(queue, minimum), minimum)

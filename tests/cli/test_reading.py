@@ -7,10 +7,10 @@ import pytest
 from rocketmq_spark import Message, options
 from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
-from rocketmq_spark.client.window import Piece, Window
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.pull.window import Piece, Window
 from rocketmq_spark.session import Producer
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.cli.conftest import eventually

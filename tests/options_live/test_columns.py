@@ -10,10 +10,10 @@ from pyspark.sql.types import LongType, StringType, StructField
 
 from rocketmq_spark import Producer, session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.decode.schema import BASIC, FULL
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, SendRequest
 from rocketmq_spark.options import parse
-from rocketmq_spark.source.schema import BASIC, FULL
 from tests.mockbroker import eventually
 from tests.reading import data_source, names, post, read
 

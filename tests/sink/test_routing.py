@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.errors import OptionError, SelectorError
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.routing import Plan, Router, Share, candidates, row_selector, selector_of
 from tests.queues import qs
 from tests.sink.live import frame, sink_options
@@ -30,9 +30,9 @@ def router(columns, asked=None, **given):
 
 
 def planned(made, batch):
-    faults = Faults()
-    plan = made.plan(made.topics(batch, faults, 0), faults)
-    return plan, dict(faults.found())
+    bad_rows = BadRows()
+    plan = made.plan(made.topics(batch, bad_rows, 0), bad_rows)
+    return plan, dict(bad_rows.found())
 
 
 def test_without_a_look_at_rows_there_is_one_share():
@@ -44,8 +44,8 @@ def test_without_a_look_at_rows_there_is_one_share():
 @given(st.lists(st.tuples(st.sampled_from("TU"), st.text("abcdef", max_size=2)), min_size=1, max_size=40))
 def test_rows_of_a_queue_keep_their_order(rows):
     batch = frame(t=[topic for topic, _ in rows], k=[key for _, key in rows])
-    plan, faults = planned(router(KEYED, queueSelector="hash"), batch)
-    assert faults == {}
+    plan, bad_rows = planned(router(KEYED, queueSelector="hash"), batch)
+    assert bad_rows == {}
     assert sorted(plan.order.tolist()) == list(range(len(rows)))
     at = 0
     for topic, queue, start, end in plan.shares:
@@ -63,8 +63,8 @@ def test_11_26_more_queues_than_two_bytes_can_number(count):
     queues = qs(f"a:0-{count - 1}")
     ids = [count - 1, 0, count - 1, 5, count - 2, 0]
     made = Router(options(topic="T"), {"queueid": "i"}, lambda topic, refresh: queues)
-    plan, faults = planned(made, frame(i=pa.array(ids, pa.int32())))
-    assert faults == {}
+    plan, bad_rows = planned(made, frame(i=pa.array(ids, pa.int32())))
+    assert bad_rows == {}
     rows = plan.order.tolist()
     found = {share.queue.queue_id: rows[share.start : share.end] for share in plan.shares}
     assert found == {0: [1, 5], 5: [3], count - 2: [4], count - 1: [0, 2]}
@@ -85,10 +85,10 @@ def test_a_topics_queues_are_asked_for_once_per_task_and_again_when_a_row_names_
 
 def test_bad_topics_are_faults():
     batch = frame(t=["T", None, "", "no/slash", "SELF_TEST_TOPIC"])
-    faults = planned(router({"topic": "t"}), batch)[1]
-    assert faults[1] == faults[2] == "there is no topic"
-    assert "contains illegal characters" in faults[3]
-    assert "is forbidden" in faults[4]
+    bad_rows = planned(router({"topic": "t"}), batch)[1]
+    assert bad_rows[1] == bad_rows[2] == "there is no topic"
+    assert "contains illegal characters" in bad_rows[3]
+    assert "is forbidden" in bad_rows[4]
 
 
 def test_the_selector_in_force():

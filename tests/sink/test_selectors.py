@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.errors import SelectorError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.sink.faults import Faults
 from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows
 from tests.queues import qs
 from tests.sink.live import frame
@@ -18,23 +18,23 @@ QUEUES = qs("a:0-3 b:0-1 c:7")
 
 
 def chosen(selector, batch, which=None):
-    faults = Faults()
-    found = selector(Rows(batch, "T", which, 100), QUEUES, faults).tolist()
-    return [QUEUES[i] for i in found], dict(faults.found())
+    bad_rows = BadRows()
+    found = selector(Rows(batch, "T", which, 100), QUEUES, bad_rows).tolist()
+    return [QUEUES[i] for i in found], dict(bad_rows.found())
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=30))
 def test_hash_is_what_one_message_gets(keys):
-    found, faults = chosen(ByHash({"shardingkey": "k"}), frame(k=keys))
+    found, bad_rows = chosen(ByHash({"shardingkey": "k"}), frame(k=keys))
     assert found == [select("hash", QUEUES, None, key) for key in keys]
-    assert faults == {}
+    assert bad_rows == {}
 
 
 def test_hash_of_some_rows_names_those_without_a_key():
     rows = frame(k=["x", None, "y", None])
-    found, faults = chosen(ByHash({"shardingkey": "k"}), rows, np.array([0, 3]))
+    found, bad_rows = chosen(ByHash({"shardingkey": "k"}), rows, np.array([0, 3]))
     assert found[0] == select("hash", QUEUES, None, "x")
-    assert faults == {3: "k is null, and queueSelector 'hash' needs a key"}
+    assert bad_rows == {3: "k is null, and queueSelector 'hash' needs a key"}
 
 
 @given(
@@ -45,18 +45,18 @@ def test_hash_of_some_rows_names_those_without_a_key():
 )
 def test_column_with_brokers(rows):
     batch = frame(q=pa.array([i for i, _ in rows], pa.int32()), b=[b for _, b in rows])
-    found, faults = chosen(ByColumn({"queueid": "q", "brokername": "b"}), batch)
+    found, bad_rows = chosen(ByColumn({"queueid": "q", "brokername": "b"}), batch)
     for at, (queue_id, broker) in enumerate(rows):
         wanted = MessageQueue("T", broker, queue_id) if broker is not None and queue_id is not None else None
-        assert (at in faults) == (wanted not in QUEUES)
+        assert (at in bad_rows) == (wanted not in QUEUES)
         if wanted in QUEUES:
             assert found[at] == wanted
 
 
 def test_column_without_brokers():
-    found, faults = chosen(ByColumn({"queueid": "q"}), frame(q=pa.array([2, 7, 0, 99, None], pa.int16())))
+    found, bad_rows = chosen(ByColumn({"queueid": "q"}), frame(q=pa.array([2, 7, 0, 99, None], pa.int16())))
     assert found[:2] == [MessageQueue("T", "a", 2), MessageQueue("T", "c", 7)]
-    assert faults == {
+    assert bad_rows == {
         2: "queue 0 of topic 'T' is on several brokers; name the broker too",
         3: "topic 'T' has no queue 99 that takes messages",
         4: "queueId is null or negative, and queueSelector 'column' needs one",

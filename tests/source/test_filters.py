@@ -7,8 +7,8 @@ import pytest
 from rocketmq_spark import options as options_table
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session import NO_FILTER, Filter, client
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from rocketmq_spark.session import client
 from rocketmq_spark.source import filters
 
 

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source import loss
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.source.loss import recreated, suspects
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.recreation import recreated, suspects
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 

@@ -8,10 +8,11 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.decode.schema import BASIC
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.heads import Heads
 from rocketmq_spark.source import tasks
-from rocketmq_spark.source.schema import BASIC
 from rocketmq_spark.source.tasks import RangePartition
 from tests.reading import bodies, feed
 
@@ -105,7 +106,7 @@ def test_a_filtered_read_asks_whether_its_first_message_is_still_there(rocketmq,
     wanted = feed(rocketmq, topic, 3, tags="b")
     whole = OffsetRange(MessageQueue(topic, "broker-a", 0), 0, 6)
     assert sorted(bodies(read(options(rocketmq, topic, tags="b"), whole))) == sorted(wanted)
-    monkeypatch.setattr(tasks.Heads, "__call__", lambda self, places: [None] * len(places))
+    monkeypatch.setattr(Heads, "__call__", lambda self, places: [None] * len(places))
     with pytest.raises(DataLossError, match=f"{topic}/broker-a/0 offsets 0 to 3 \\(truncated by retention\\)"):
         read(options(rocketmq, topic, tags="b"), whole)
     assert sorted(bodies(read(options(rocketmq, topic), whole)))

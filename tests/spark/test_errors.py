@@ -154,7 +154,7 @@ def test_a_sink_needs_a_body_and_a_topic(spark, orders):
     ids=["null", "reserved"],
 )
 def test_a_bad_row_is_named_and_nothing_of_its_batch_is_sent(spark, broker_cluster, topic, row, expected):
-    """All reasons are in tests/sink/test_encode.py."""
+    """All reasons are in tests/encode/test_encoder.py."""
     frame = spark.range(0, 10, 1, 1).selectExpr(*row)
     text = text_of(lambda: write(frame, broker_cluster.name_server, topic=topic))
     assert text.startswith("[ROCKETMQ_MESSAGE_REFUSED] 1 rows")

@@ -1,0 +1,93 @@
+"""Property texts to typed columns. A text that is not of the type becomes null: unknown, never zero.
+
+Which text is of which type is written down once, as a pattern per type (docs/options.md has the table), and does not
+depend on the texts beside it: Arrow's own cast, which takes more, only gets texts on which both agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.decode.schema import EARLIEST_MS, LATEST_MS, TIMESTAMP
+
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+_BLANKS = " \t\r\n"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|NaN|[+-]?(Infinity|inf)", re.IGNORECASE)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,6})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+
+# Texts that Arrow casts all at once to what the patterns above mean; shorter than any that could overflow.
+_PLAIN = {
+    pa.int32(): "^-?[0-9]{1,9}$",
+    pa.int64(): "^-?[0-9]{1,18}$",
+    pa.float64(): r"^-?[0-9]{1,30}(\.[0-9]{1,30})?$",
+}
+
+
+def cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """``texts`` as ``kind``: all at once where every text is a plain one, else one by one."""
+    if pa.types.is_string(kind):
+        return texts
+    if pa.types.is_binary(kind):
+        return texts.cast(pa.binary())
+    if kind == pa.float32():  # the way of both paths, for a text rounded twice differs from one rounded once
+        return cast(texts, pa.float64()).cast(kind, safe=False)
+    plain = _PLAIN.get(kind)
+    if plain is not None and pc.all(pc.match_substring_regex(texts, plain)).as_py() is not False:
+        return pc.cast(texts, kind)
+    parse = _PARSERS[kind]
+    return pa.array([None if text is None else parse(text.strip(_BLANKS)) for text in texts.to_pylist()], kind)
+
+
+def _integer(bits: int) -> Callable[[str], int | None]:
+    def parse(text: str) -> int | None:
+        value = int(text) if _INTEGER.fullmatch(text) else None
+        return value if value is not None and -(1 << bits) <= value < 1 << bits else None
+
+    return parse
+
+
+def _number(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _date(text: str) -> date | None:
+    try:
+        return date.fromisoformat(text) if _DATE.fullmatch(text) else None
+    except ValueError:
+        return None
+
+
+def _moment(text: str) -> int | None:
+    """Microseconds. ISO-8601, without a zone in UTC, or epoch milliseconds."""
+    if _INTEGER.fullmatch(text):
+        ms = int(text)
+        return ms * 1000 if EARLIEST_MS <= ms <= LATEST_MS else None
+    if not _MOMENT.fullmatch(text):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return micros if EARLIEST_MS <= micros // 1000 <= LATEST_MS else None
+
+
+_PARSERS: dict[pa.DataType, Callable[[str], Any]] = {
+    pa.bool_(): lambda text: _BOOLEANS.get(text.lower()) if text.isascii() else None,
+    pa.int32(): _integer(31),
+    pa.int64(): _integer(63),
+    pa.float64(): _number,
+    pa.date32(): _date,
+    TIMESTAMP: _moment,
+}

@@ -1,0 +1,148 @@
+"""Which offsets are still to be had: to be asked for, waiting for their next try, or under way. Pure.
+
+Every offset of the ranges that was neither received nor lost stands in exactly one place here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from typing import NamedTuple
+
+from rocketmq_spark.model import OffsetRange
+
+
+class Slot(NamedTuple):
+    """Offsets ``[start, end)`` of the range with number ``number``."""
+
+    number: int
+    start: int
+    end: int
+
+
+class Missing:
+    """Slots of all ranges, given out lowest first. False when nothing is missing any more."""
+
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+        self._ranges = len(ranges)
+        self._todo = [Slot(i, r.start, r.end) for i, r in enumerate(ranges) if r.size > 0]
+        self._parked: list[tuple[float, Slot]] = []
+        self._in_flight: dict[int, Slot] = {}
+        self._asked = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._todo or self._parked or self._in_flight)
+
+    @property
+    def todo(self) -> bool:
+        """Whether something may be asked for at once."""
+        return bool(self._todo)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def asked(self) -> int:
+        """How many offsets are under way."""
+        return self._asked
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first parked slot may be tried again."""
+        return self._parked[0][0] if self._parked else None
+
+    def send(self, opaque: int, count: int, most: int = 1) -> list[Slot]:
+        """Take the lowest offsets of what is to be asked for, as ``most`` slots of ``count`` or as many as there are;
+        they are under way with the numbers from ``opaque`` on."""
+        slots: list[Slot] = []
+        while self._todo and len(slots) < most:
+            number, start, end = self._todo[0]
+            limit = start + count * (most - len(slots))
+            if limit < end:
+                heapq.heapreplace(self._todo, Slot(number, limit, end))
+            else:
+                limit = end
+                heapq.heappop(self._todo)
+            ends = chain(range(start + count, limit, count), (limit,))
+            slots += map(Slot._make, zip(repeat(number), range(start, limit, count), ends, strict=False))
+            self._asked += limit - start
+        self._in_flight.update(zip(range(opaque, opaque + len(slots)), slots, strict=True))
+        return slots
+
+    def answered(self, opaque: int) -> Slot | None:
+        """What was asked with this number; None when nobody waits for it."""
+        slot = self._in_flight.pop(opaque, None)
+        if slot is not None:
+            self._asked -= slot.end - slot.start
+        return slot
+
+    def put(self, slot: Slot) -> None:
+        """To be asked for at once. An empty slot is nothing."""
+        if slot.start < slot.end:
+            heapq.heappush(self._todo, slot)
+
+    def park(self, slot: Slot, due: float) -> None:
+        heapq.heappush(self._parked, (due, slot))
+
+    def unpark(self, now: float) -> None:
+        while self._parked and self._parked[0][0] <= now:
+            self.put(heapq.heappop(self._parked)[1])
+
+    def recall(self) -> None:
+        """Nothing is under way any more: the connection is gone."""
+        for slot in self._in_flight.values():
+            self.put(slot)
+        self._in_flight.clear()
+        self._asked = 0
+
+    def cut(self, gone: Slot) -> list[Slot]:
+        """Give up what is missing within ``gone``; the parts that were, in order, neighbours joined."""
+        cut: list[Slot] = []
+
+        def rest(slot: Slot) -> Iterator[Slot]:
+            if slot.number != gone.number or slot.end <= gone.start or gone.end <= slot.start:
+                yield slot
+                return
+            cut.append(Slot(slot.number, max(slot.start, gone.start), min(slot.end, gone.end)))
+            if slot.start < gone.start:
+                yield slot._replace(end=gone.start)
+            if gone.end < slot.end:
+                yield slot._replace(start=gone.end)
+
+        self._todo = [part for slot in self._todo for part in rest(slot)]
+        self._parked = [(due, part) for due, slot in self._parked for part in rest(slot)]
+        for opaque, slot in list(self._in_flight.items()):
+            left = list(rest(slot))
+            if left != [slot]:
+                self.answered(opaque)
+                self._todo += left
+        heapq.heapify(self._todo)
+        heapq.heapify(self._parked)
+        return _joined(cut)
+
+    def misses_before(self, slot: Slot) -> bool:
+        """Whether something of the same range and below ``slot`` is missing."""
+        at = slot[:2]
+        return any(other[0] == at[0] and other[:2] < at for other in (*self._todo, *self._lowest()))
+
+    def frontier(self) -> tuple[int, int]:
+        """Range and offset of the first that is missing; everything before it is there or lost."""
+        return min((slot[:2] for slot in self._lowest()), default=(self._ranges, 0))
+
+    def _lowest(self) -> Iterator[Slot]:
+        """Of what is to be asked for only the lowest: enough to find the first of all."""
+        yield from self._todo[:1]
+        yield from self._in_flight.values()
+        yield from (slot for _, slot in self._parked)
+
+
+def _joined(slots: list[Slot]) -> list[Slot]:
+    joined: list[Slot] = []
+    for slot in sorted(slots):
+        if joined and joined[-1].end == slot.start:
+            joined[-1] = joined[-1]._replace(end=slot.end)
+        else:
+            joined.append(slot)
+    return joined

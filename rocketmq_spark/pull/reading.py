@@ -1,0 +1,72 @@
+"""The one way to read ranges, for tasks and for the command line: so both agree which messages belong to an answer.
+
+Who decodes a window sees what an answer jumps over and what it has beyond its end; what that means is said here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
+from rocketmq_spark.pull.heads import Edge, Heads, bounded
+from rocketmq_spark.pull.puller import Puller
+from rocketmq_spark.pull.verdict import OnLoss
+from rocketmq_spark.pull.window import Hole, Piece, Window
+
+
+def read(
+    puller: Puller,
+    ranges: Sequence[OffsetRange],
+    on_loss: OnLoss,
+    filtered: Filter = NO_FILTER,
+    known: str | None = None,
+) -> Reading:
+    """A read of ``ranges``, all of one broker and in their order; ``known`` is the address that the plan knew.
+
+    ``on_loss`` is told of offsets that cannot be read any more; it may raise.
+    """
+    return Reading(puller, ranges, on_loss, filtered, known)
+
+
+class Reading:
+    """Ranges that are being read."""
+
+    def __init__(
+        self, puller: Puller, ranges: Sequence[OffsetRange], on_loss: OnLoss, filtered: Filter, known: str | None
+    ) -> None:
+        self.queues = [r.queue for r in ranges]
+        self._compacted = puller.compacted
+        self._heads: Heads | None = None
+        self._edge: Edge | None = None
+        if filtered:
+            self._heads = Heads(functools.partial(puller.reader, known=known), puller.compacted)
+            self._edge = Edge(ranges, self._heads, on_loss)
+            on_loss = self._edge.lost
+        self._reader = puller.reader(ranges, on_loss, filtered, known)
+
+    def windows(self) -> Iterator[Window]:
+        """All messages of the ranges, window by window. A dropped iterator closes the connection too."""
+        for window in self._reader.windows():
+            if self._edge is not None:
+                self._edge.read(window)
+            yield window
+        if self._edge is not None:
+            self._edge.end()
+
+    def usable(self, pieces: Sequence[Piece], holes: Sequence[Hole]) -> int:
+        """How many answers of the window at hand may be used, where some jump over offsets: the others come again.
+
+        A filter makes holes, and so does compaction; otherwise they are doubted, and lost in the end.
+        """
+        if self._heads is not None:
+            return len(pieces)
+        doubted = [hole for hole in holes if not self._compacted(self.queues[pieces[hole.piece].number])]
+        return self._reader.doubt(doubted) if doubted else len(pieces)
+
+    def bounded(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Answers that went beyond their ends, with ends that are true of the offsets inside of their messages.
+
+        Only a filter hides that; without one the ends are true.
+        """
+        return pieces if self._heads is None else bounded(pieces, self.queues, self._heads)

@@ -1,0 +1,60 @@
+"""Which replica of a broker one read pulls from: where the plan knew its master, then where the route leads, then where
+the broker itself suggests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.route import Routes
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import BrokerNotFound
+from rocketmq_spark.model import MASTER_ID
+from rocketmq_spark.remoting.bulk import BulkStream
+
+
+@dataclass(slots=True)
+class Replica:
+    """Opens streams to a replica of a broker; follows what brokers suggest when it may. ``known`` is a master's address."""
+
+    calls: Calls
+    routes: Routes
+    broker_name: str
+    topic: str
+    read_from: str = "master"
+    known: str | None = None
+    suggested: int = MASTER_ID
+    doubted: bool = False
+    at_master: bool = False
+
+    def __call__(self, deadline: Deadline) -> BulkStream:
+        address, self.known = self.known if self.read_from != "slave" else None, None
+        self.at_master = address is not None  # a plan knows masters only
+        dialling = self.calls.pool.dialling
+        return BulkStream(
+            dialling.reachable(address or self._from_route(deadline)),
+            deadline.within(dialling.connect_timeout_s),
+            dialling.tls,
+        )
+
+    def hint(self, broker_id: int | None) -> bool:
+        """A broker suggests a replica, or (None) a replica's word is doubted; whether to connect anew."""
+        if broker_id is None:
+            self.suggested, self.doubted = MASTER_ID, not self.at_master
+            return self.doubted
+        if self.read_from != "hint" or broker_id == self.suggested:
+            return False
+        self.suggested, self.doubted = broker_id, False
+        return True
+
+    def _from_route(self, deadline: Deadline) -> str:
+        route = self.routes.get(self.topic, 0.0, deadline.within(self.calls.request_timeout_s))
+        data = route.brokers.get(self.broker_name)
+        address = data.replica(self.read_from, self.suggested) if data is not None else None
+        if data is None or address is None:
+            raise BrokerNotFound(f"no address of broker {self.broker_name!r} is registered", topic=self.topic)
+        if self.doubted and data.master is not None:
+            address = data.master
+        self.at_master = address == data.master
+        return address

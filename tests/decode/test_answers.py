@@ -1,0 +1,131 @@
+"""Which messages of an answer belong to what was asked for, where each answer is looked at alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.decode import answers
+from rocketmq_spark.decode.answers import Look
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.pull.window import Hole, Piece
+from rocketmq_spark.wire.messages import BatchItem, decode_leniently, encode_batch
+from tests.decode.windows import QUEUES, Answer, stored, window
+
+
+def numbered(*offsets, **asked):
+    return Answer([stored(b"%d" % n, queue_offset=n) for n in offsets], **asked)
+
+
+def damaged(*offsets, **asked):
+    first, *rest = numbered(*offsets).messages
+    return Answer([first[:4] + bytes(4) + first[8:], *rest], **asked)
+
+
+def inner(base, **asked):
+    return Answer([stored(encode_batch([BatchItem(b"x")] * 5), sys_flag=0xC0, queue_offset=base)], **asked)
+
+
+@pytest.mark.parametrize(
+    ("answer", "whole", "beyond", "holes"),
+    [
+        (numbered(0, 1, 2), True, False, []),
+        (numbered(0, 2, start=0, next_offset=3), True, False, [(1, 2)]),
+        (numbered(0, 1, 2, start=0, limit=2, next_offset=3), True, True, []),
+        # The broker went on, but what it found there the filter did not want.
+        (numbered(0, 1, start=0, limit=2, next_offset=9), True, False, []),
+        (damaged(0, 1, start=0, limit=2, next_offset=2), False, False, []),
+        (damaged(0, 1, start=0, limit=2, next_offset=3), False, True, []),
+        (inner(10, start=10, limit=12, next_offset=15), True, True, []),
+    ],
+)
+def test_a_look_at_an_answer(answer, whole, beyond, holes):
+    first, found = answers.apart(window(numbered(7), answer))
+    assert first == Look(True, False, [])
+
+    assert found == Look(whole, beyond, [Hole(1, start, end) for start, end in holes])
+
+
+def placed(win, pieces):
+    return [
+        (piece.number, message.queue_offset)
+        for piece in pieces
+        for message in answers.placed(decode_leniently(win.buffer[piece.begin : piece.end].tobytes(), "b"), piece)
+    ]
+
+
+def test_objects_and_columns_agree():
+    """An answer that went beyond its end on a shifted queue, one on a healthy queue, one with a hole that is doubted."""
+    win = window(
+        numbered(0, 1, 3, 4, 5, number=0, start=0, limit=3, next_offset=5),
+        numbered(0, 1, 2, 3, 4, number=1, start=0, limit=3, next_offset=5),
+        numbered(0, 2, number=2, start=0, limit=3, next_offset=3),
+    )
+    told = []
+
+    def on_holes(pieces, holes):
+        told.append(list(holes))
+        return 2
+
+    def on_beyond(pieces):
+        return [piece._replace(limit=4 if piece.number == 0 else 3) for piece in pieces]
+
+    wanted = [*((0, n) for n in (0, 1, 3)), *((1, n) for n in range(3))]
+    assert placed(win, answers.usable(win, on_holes, on_beyond)) == wanted
+    (batch,) = Decoder(QUEUES, on_holes=on_holes, on_beyond=on_beyond).batches(win, None)
+    assert batch.column("queueOffset").to_pylist() == [offset for _, offset in wanted]
+    assert told[0] == told[1] == [Hole(2, 1, 2)]
+
+
+def test_only_answers_that_went_beyond_are_asked_about():
+    win = window(numbered(0, 1), numbered(2, 3, start=2, limit=3, next_offset=4))
+    asked = []
+    found = answers.usable(win, lambda pieces, holes: len(pieces), lambda pieces: asked.extend(pieces) or pieces)
+    assert asked == [win.pieces[1]]
+    assert found == win.pieces
+
+
+# --- messages as objects
+
+
+def message(offset: int, sys_flag: int = 0, error: str | None = None) -> ReceivedMessage:
+    return ReceivedMessage("t", "b", 0, offset, 0, b"", {}, 0, sys_flag, 0, 0, "", "", 0, 0, 0, "", error)
+
+
+def offsets(found: Iterable[ReceivedMessage]) -> list[int]:
+    return [one.queue_offset for one in found]
+
+
+def test_what_lies_before_the_start_belongs_to_others_only_inside_of_a_batch() -> None:
+    """The index of a queue may be shifted: then messages have lower offsets than their places."""
+    piece = Piece(0, 10, 13, 13, 0, 0)
+    assert offsets(answers.placed([message(8), message(9), message(10)], piece)) == [8, 9, 10]
+    inner = [message(offset, SysFlag.INNER_BATCH) for offset in (8, 9, 10)]
+    assert offsets(answers.placed(inner, piece)) == [10]
+
+
+def test_what_lies_behind_the_end_belongs_to_others_where_the_broker_went_beyond_it() -> None:
+    given = [message(offset) for offset in (11, 12, 13, 14)]
+    assert offsets(answers.placed(given, Piece(0, 10, 13, 13, 0, 0))) == [11, 12, 13, 14]
+    assert offsets(answers.placed(given, Piece(0, 10, 13, 15, 0, 0))) == [11, 12]
+
+
+@pytest.mark.parametrize(("dense", "expected"), [(True, [10, 11, 12, 13, 14, 15]), (False, [10, 11, 13, 14])])
+def test_what_cannot_be_decoded_stands_between_its_neighbours(dense: bool, expected: list[int]) -> None:
+    garbled = message(-1, error="why")
+    given = [message(10), garbled, garbled, message(13), garbled]
+    found = list(answers.placed(given, Piece(0, 10, 16, 16, 0, 0), dense))
+    assert offsets(found) == expected
+    assert [one.queue_offset for one in found if one.decode_error is None] == [10, 13]
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("before", [1 << 56, 15])
+def test_what_cannot_be_decoded_is_told_whatever_its_neighbours_say(before: int, dense: bool) -> None:
+    garbled = message(-1, error="why")
+    for given in ([message(before), garbled], [message(before), garbled, message(11)]):
+        found = list(answers.placed(given, Piece(0, 10, 16, 16, 0, 0), dense))
+        assert [one for one in found if one.decode_error is not None]

@@ -1,0 +1,162 @@
+"""What is done about messages that cannot be decoded: one function, three policies, both paths."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.decode.bad import Bad, error
+from rocketmq_spark.decode.careful import Careful
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from tests.decode.windows import QUEUES, Answer, stored, text, window
+
+COLUMNS = (*BASIC, *FULL, DECODE_ERROR)
+INNER = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
+
+
+def good(offset: int) -> bytes:
+    return stored(b"%d" % offset, text(TAGS="a"), queue_offset=offset)
+
+
+def unpackable(offset: int, flag: int = SysFlag.COMPRESSED) -> bytes:
+    return stored(b"no zlib", text(TAGS="a"), queue_offset=offset, sys_flag=flag)
+
+
+# Each stands at offset 12 in an answer of the offsets 10 to 14.
+BAD = {
+    "not compressed": unpackable(12),
+    "unknown compression": unpackable(12, SysFlag.COMPRESSED | 0x700),
+    "an inner batch of garbage": unpackable(12, INNER),
+    "body too long": good(12)[:84] + b"\x00\x00\x10\x00" + good(12)[88:],
+    "body negative": good(12)[:84] + b"\xff\xff\xff\xf0" + good(12)[88:],
+    "properties too long": good(12)[:-9] + b"\x7f\xff" + good(12)[-7:],
+    "no magic": good(12)[:4] + b"abcd" + good(12)[8:],
+    "size too small": b"\x00\x00\x00\x05" + good(12)[4:],
+    "size too large": b"\x00\x01\x00\x00" + good(12)[4:],
+}
+
+
+def damaged(bad: bytes, **around: int):
+    answers = [Answer([good(20 * i + n) for n in range(5)], number=0) for i in range(around.get("before", 0))]
+    here = Answer([good(10), good(11), bad, good(13), good(14)], number=1, start=10, limit=15, next_offset=15)
+    return window(*answers, here, Answer([good(n) for n in range(3)], number=2))
+
+
+def rows(policy: str, bad: bytes, columns=COLUMNS, portion: int | None = None, **around: int):
+    decoder = Decoder(QUEUES, columns, "user", bad=Bad(policy))
+    return [row for batch in decoder.batches(damaged(bad, **around), portion) for row in batch.to_pylist()]
+
+
+def places(found) -> list[tuple[str, int]]:
+    return [(f"{row['topic']}/{row['brokerName']}", row["queueOffset"]) for row in found]
+
+
+ALL = [*(("t/broker-b", n) for n in range(10, 15)), *(("u/b", n) for n in range(3))]
+
+
+@pytest.mark.parametrize("portion", [None, 1, 1 << 20])
+@pytest.mark.parametrize("what", BAD)
+def test_null_makes_a_row_without_body_and_with_the_cause(what, portion):
+    found = rows("null", BAD[what], portion=portion)
+    assert places(found) == ALL
+    bad = found.pop(2)
+    assert bad["body"] is None
+    assert bad["decodeError"]
+    assert all(row["decodeError"] is None and row["body"] == b"%d" % row["queueOffset"] for row in found)
+
+
+@pytest.mark.parametrize("before", [0, 30])
+@pytest.mark.parametrize("what", BAD)
+def test_skip_leaves_it_out_and_says_where(what, before, caplog):
+    caplog.set_level(logging.WARNING)
+    found = rows("skip", BAD[what], before=before)
+    assert places(found)[5 * before :] == [place for place in ALL if place != ("t/broker-b", 12)]
+    assert len(found) == 5 * before + 7
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("t/broker-b/3: the message at offset 12 cannot be decoded, left out: ")
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_fail_names_the_ways_out(what):
+    with pytest.raises(DecodeError) as caught:
+        rows("fail", BAD[what])
+    for part in ("t/broker-b/3", "rocketmq-spark tail", "option 'badMessage' to 'null'", "'skip'", "offset 1"):
+        assert part in str(caught.value)
+
+
+def test_what_is_stored_with_a_bad_body_is_shown():
+    (bad,) = [row for row in rows("null", BAD["unknown compression"]) if row["decodeError"]]
+    assert bad["decodeError"] == "Unknown compression type 0x700"
+    assert (bad["tags"], bad["sysFlag"]) == ("a", SysFlag.COMPRESSED | 0x700)
+
+
+@pytest.mark.parametrize("what", ["not compressed", "unknown compression"])
+def test_a_body_that_nobody_wants_need_not_be_readable(what):
+    columns = tuple(column for column in COLUMNS if column.name != "body")
+    fast = Decoder(QUEUES, columns)(damaged(BAD[what])).to_pylist()
+    assert places(fast) == ALL
+    assert fast == Careful(QUEUES, columns, "user")(damaged(BAD[what])).to_pylist()
+
+
+@pytest.mark.parametrize("policy", ["null", "skip"])
+@pytest.mark.parametrize(("one", "two"), list(itertools.combinations(BAD, 2)))
+def test_both_paths_agree_where_several_are_bad(policy, one, two):
+    here = Answer([good(10), BAD[one], good(13)], number=1, start=10, limit=14, next_offset=14)
+    win = window(here, Answer([BAD[two], good(13)], number=2, start=12, limit=14, next_offset=14))
+    found = [row for b in Decoder(QUEUES, COLUMNS, bad=Bad(policy)).batches(win, None) for row in b.to_pylist()]
+    assert found == Careful(QUEUES, COLUMNS, "user", bad=Bad(policy))(win).to_pylist()
+
+
+def test_an_unreadable_rest_of_an_answer_has_a_row_for_each_offset():
+    rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
+    win = window(Answer([good(10), rest], start=10, limit=14, next_offset=14))
+    found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(win, None)
+    assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11, 12, 13]
+
+
+def test_with_a_filter_nobody_knows_how_many_there_were():
+    rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
+    win = window(Answer([good(10), rest], start=10, limit=14, next_offset=14))
+    found = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG"), bad=Bad("null")).batches(win, None)
+    assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11]
+
+
+def test_bad_messages_with_another_tag_are_none_of_ours():
+    win = window(Answer([good(10), stored(b"x", text(TAGS="b"), queue_offset=11, sys_flag=SysFlag.COMPRESSED)]))
+    (batch,) = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG")).batches(win, None)
+    assert batch.column("queueOffset").to_pylist() == [10]
+
+
+def test_inner_batches_among_bad_messages():
+    items = [BatchItem(b"%d" % i, text(n=str(i)).decode()) for i in range(3)]
+    inner = stored(encode_batch(items), sys_flag=INNER, queue_offset=11)
+    win = window(Answer([good(10), inner, unpackable(14), good(15)], start=10, limit=16, next_offset=16))
+    found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(win, None)
+    assert [row["body"] for batch in found for row in batch.to_pylist()] == [b"10", b"0", b"1", b"2", None, b"15"]
+
+
+def test_the_first_are_logged_each_and_all_are_counted(caplog):
+    caplog.set_level(logging.WARNING)
+    bad, queue = Bad("skip"), MessageQueue("t", "b", 0)
+    for offset in range(10):
+        bad.met(queue, offset, "why")
+    bad.summary()
+    assert len(caplog.records) == 10
+    for offset in range(10, 25):
+        bad.met(queue, offset, "why")
+    assert len(caplog.records) == 10
+    bad.summary()
+    assert caplog.records[-1].getMessage() == "25 messages in all cannot be decoded; badMessage=skip"
+
+
+def test_an_error_has_queue_and_topic():
+    made = error(MessageQueue("t", "b", 0), "the message at offset 7", "why")
+    assert (made.topic, made.queue) == ("t", "t/b/0")
+    assert "the message at offset 7 cannot be decoded: why" in str(made)

@@ -1,0 +1,74 @@
+"""Columns of the fixed fields, against what Java's decoder found in the same bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.decode import frames
+from rocketmq_spark.decode import properties as props
+from rocketmq_spark.decode.header import offset_message_ids
+from rocketmq_spark.decode.rows import Located
+from rocketmq_spark.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
+from rocketmq_spark.wire.identifiers import host_text
+from tests.decode.windows import QUEUES, one, stored
+from tests.harness import unhex, vectors
+
+CASES = vectors("stored_messages")
+COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
+
+
+def values(messages, name):
+    win = one(*messages)
+    located = Located(frames.read(win.buffer, win.pieces), props.Columns(), QUEUES)
+    made = COLUMNS[name].fast(located, COLUMNS[name].arrow)
+    made.validate(full=True)
+    assert made.type == COLUMNS[name].arrow
+    return made.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("queueId", "queue_id"),
+        ("queueOffset", "queue_offset"),
+        ("flag", "flag"),
+        ("reconsumeTimes", "reconsume_times"),
+        ("commitLogOffset", "physical_offset"),
+        ("storeSize", "store_size"),
+        ("offsetMsgId", "offset_msg_id"),
+    ],
+)
+def test_as_java_says(name, field):
+    messages = [unhex(case["stored"]) for case in CASES]
+    assert values(messages, name) == [case["decoded"][field] for case in CASES]
+
+
+def test_system_flags_are_those_that_java_shows_for_a_body_that_was_decompressed():
+    shown = values([unhex(case["stored"]) for case in CASES], "sysFlag")
+    assert shown == [case["decoded"]["sys_flag_after_decode"] for case in CASES]
+
+
+@pytest.mark.parametrize("kind", ["born", "store"])
+def test_hosts(kind):
+    expected = [host_text(unhex(case["decoded"][f"{kind}_host"]), case["decoded"][f"{kind}_port"]) for case in CASES]
+    assert values([unhex(case["stored"]) for case in CASES], f"{kind}Host") == expected
+
+
+@pytest.mark.parametrize("kind", ["born", "store"])
+def test_times(kind):
+    found = values([unhex(case["stored"]) for case in CASES], f"{kind}Timestamp")
+    assert [round(time.timestamp() * 1000) for time in found] == [
+        case["decoded"][f"{kind}_timestamp"] for case in CASES
+    ]
+
+
+def test_times_beyond_the_calendar_become_its_ends():
+    low, high = values([stored(born_ms=-(1 << 63)), stored(born_ms=(1 << 63) - 1)], "bornTimestamp")
+    assert (low.year, high.year) == (1, 9999)
+    assert EARLIEST_MS < 0 < LATEST_MS
+
+
+def test_no_messages():
+    win = one()
+    assert offset_message_ids(frames.read(win.buffer, win.pieces)).to_pylist() == []
+    assert values([], "bornHost") == []

@@ -1,0 +1,48 @@
+"""Every row of the table of columns: both of its ways, on the same messages, alone."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.decode import frames, rows
+from rocketmq_spark.decode import properties as props
+from rocketmq_spark.decode.rows import Located
+from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.wire.messages import decode_messages
+from tests.decode.windows import QUEUES, Answer, stored, text, window
+
+ALL = (*BASIC, *FULL, DECODE_ERROR)
+MESSAGES = [
+    stored(b"one", text(TAGS="a", KEYS="k1 k2", UNIQ_KEY="7F", n="1"), queue_offset=5, log_offset=9, flag=3),
+    stored(b"two", b"", queue_offset=6, sys_flag=4, born_ms=-(1 << 63), born=(bytes(range(16)), 1)),
+]
+
+
+@pytest.mark.parametrize("include", ["none", "user", "all"])
+@pytest.mark.parametrize("column", ALL, ids=lambda column: column.name)
+def test_both_ways_give_the_same(column, include):
+    win = window(Answer(MESSAGES[:1], 0), Answer(MESSAGES[1:], 2))
+    found = frames.read(win.buffer, win.pieces)
+    made = props.Columns()
+    if found:
+        pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
+        made = props.columns(pairs, props.Wanted(properties=include))
+    pairs_of_objects = zip((QUEUES[0], QUEUES[2]), map(one_message, MESSAGES), strict=True)
+    wanted = pa.array([column.reference(queue, m, include) for queue, m in pairs_of_objects], column.arrow)
+    if column.fast is None:
+        assert column.name == "body"
+        return
+    assert column.fast(Located(found, made, QUEUES), column.arrow).to_pylist() == wanted.to_pylist()
+
+
+def one_message(data):
+    (message,) = decode_messages(data)
+    return message
+
+
+def test_a_column_of_the_queue_is_one_constant_where_all_queues_agree(monkeypatch):
+    win = window(Answer(MESSAGES, 0))
+    located = Located(frames.read(win.buffer, win.pieces), props.Columns(), QUEUES[:2])
+    monkeypatch.setattr(rows.slices, "integers", lambda *a: pytest.fail("looked at rows"))
+    assert located.of_queue("topic").to_pylist() == ["t", "t"]

@@ -1,0 +1,83 @@
+"""Portions of compressed bodies, cut by what the bodies become."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.decode import frames, unpack
+from rocketmq_spark.decode.careful import Careful
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.wire import compression
+from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from tests.decode.windows import QUEUES, one, stored
+
+KINDS = [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD]
+
+
+def zeros(size: int, offset: int, kind: int = SysFlag.ZSTD) -> bytes:
+    body = compression.compress(bytes(size), kind)
+    return stored(body, queue_offset=offset, sys_flag=SysFlag.COMPRESSED | kind)
+
+
+def sizes(win, rows: slice, portion: int | None) -> list[list[int | None]]:
+    found = frames.read(win.buffer, win.pieces)
+    return [[None if b is None else len(b) for b in part.bodies] for part in unpack.parts(found, rows, portion)]
+
+
+@pytest.mark.parametrize(
+    ("portion", "expected"),
+    [
+        (None, [[100, 200, 300, 400]]),
+        (300, [[100, 200], [300], [400]]),
+        (301, [[100, 200, 300], [400]]),
+        (1, [[100], [200], [300], [400]]),
+        (1000, [[100, 200, 300, 400]]),
+        (1001, [[100, 200, 300, 400]]),
+    ],
+)
+def test_a_part_ends_as_soon_as_it_is_full(portion, expected):
+    win = one(*(zeros(100 * i, i) for i in range(1, 5)))
+    assert sizes(win, slice(0, 4), portion) == expected
+
+
+def test_nothing_is_one_part():
+    assert sizes(one(zeros(1, 0)), slice(1, 1), 100) == [[]]
+
+
+def test_what_is_bad_is_told_by_its_place_in_the_part():
+    bad = stored(b"x", sys_flag=SysFlag.COMPRESSED, queue_offset=2)
+    win = one(zeros(50, 0), zeros(50, 1), bad, stored(b"plain", queue_offset=3))
+    found = frames.read(win.buffer, win.pieces)
+    first, second = unpack.parts(found, slice(0, 4), 100)
+    assert (first.begin, second.begin, second.bodies) == (0, 2, [None, b"plain"])
+    assert list(second.reasons) == [0]
+    assert "zlib" in second.reasons[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("decode", [Decoder(QUEUES), Careful(QUEUES, BASIC, "user")], ids=["fast", "careful"])
+def test_megabytes_of_zeros_come_in_many_batches(kind, decode):
+    """Of a window of some kilobytes."""
+    win = one(*(zeros(1 << 20, i, kind) for i in range(16)))
+    batches = list(decode.batches(win, 1 << 20))
+    assert [len(batch) for batch in batches] == [1] * 16
+    assert pa.Table.from_batches(batches).column("queueOffset").to_pylist() == list(range(16))
+
+
+def test_compressed_inner_batches_come_in_many_batches():
+    inner = encode_batch([BatchItem(bytes(1 << 19), "") for _ in range(4)])
+    packed = compression.compress(inner, SysFlag.ZSTD)
+    flags = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH | SysFlag.COMPRESSED | SysFlag.ZSTD
+    win = one(*(stored(packed, queue_offset=4 * i, sys_flag=flags) for i in range(4)))
+    assert [len(batch) for batch in Decoder(QUEUES).batches(win, 1 << 20)] == [2] * 8
+
+
+def test_the_columns_tell_what_is_bad():
+    arrays = [pa.array([1, 2]), pa.nulls(2, pa.string()), pa.array([b"x", None], pa.binary())]
+    columns = [next(c for c in FULL if c.name == "sysFlag"), DECODE_ERROR, BASIC[4]]
+    told = unpack.told(arrays, columns, {1: "why"}, np.array([1, 3], np.int32))
+    assert [array.to_pylist() for array in told] == [[1, 3], [None, "why"], [b"x", None]]

@@ -1,0 +1,144 @@
+"""What is still missing: every offset stands in one place, is given out in order, and is lost or received once."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.missing import Missing, Slot
+
+
+def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
+    return [OffsetRange(MessageQueue("t", "b", i), start, end) for i, (start, end) in enumerate(bounds)]
+
+
+def test_lowest_first_and_cut_to_the_count() -> None:
+    missing = Missing(ranges((5, 20), (0, 3), (7, 7)))
+    assert missing.send(0, 8, 2) == [Slot(0, 5, 13), Slot(0, 13, 20)]
+    assert missing.send(2, 8, 5) == [Slot(1, 0, 3)]
+    assert (missing.todo, missing.in_flight, bool(missing)) == (False, 3, True)
+    assert missing.answered(0) == Slot(0, 5, 13)
+    assert missing.answered(0) is None
+    assert missing.frontier() == (0, 13)
+
+
+def test_nothing_to_read_is_nothing_missing() -> None:
+    missing = Missing(ranges((7, 7), (9, 3)))
+    assert not missing
+    assert missing.frontier() == (2, 0)
+
+
+def test_parked_slots_come_back_when_they_are_due() -> None:
+    missing = Missing(ranges((0, 20)))
+    late, soon = missing.send(1, 10, 2)
+    for opaque in (1, 2):
+        missing.answered(opaque)
+    missing.park(late, 5.0)
+    missing.park(soon, 3.0)
+    assert (missing.next_due, missing.todo) == (3.0, False)
+    missing.unpark(4.0)
+    assert (missing.next_due, missing.send(3, 10)) == (5.0, [soon])
+    missing.unpark(5.0)
+    assert (missing.next_due, missing.send(4, 10)) == (None, [late])
+
+
+def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
+    missing = Missing(ranges((0, 100), (0, 100)))
+    for i in range(4):
+        missing.send(i, 10)  # 0-40 under way, 40-100 to do
+    missing.answered(1)  # 10-20 is there
+    parked = missing.answered(2)
+    assert parked is not None
+    missing.park(parked, 9.0)
+    assert missing.cut(Slot(0, 5, 60)) == [Slot(0, 5, 10), Slot(0, 20, 60)]
+    assert missing.answered(0) is None  # was cut: its answer is of no use
+    assert missing.answered(3) is None
+    assert missing.send(9, 1000, 3) == [Slot(0, 0, 5), Slot(0, 60, 100), Slot(1, 0, 100)]
+    assert missing.next_due is None
+    assert missing.cut(Slot(0, 5, 60)) == []
+
+
+class AgainstASet(RuleBasedStateMachine):
+    """Against a set of (range, offset) pairs."""
+
+    @initialize(bounds=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), min_size=1, max_size=3))
+    def start(self, bounds: list[tuple[int, int]]) -> None:
+        self.missing = Missing(ranges(*bounds))
+        self.wanted = {(i, n) for i, (start, end) in enumerate(bounds) for n in range(start, end)}
+        self.opaque = 0
+        self.out: dict[int, Slot] = {}
+        self.now = 0.0
+
+    @rule(count=st.integers(1, 20), most=st.integers(1, 4))
+    @precondition(lambda self: self.missing.todo)
+    def send(self, count: int, most: int) -> None:
+        slots = self.missing.send(self.opaque + 1, count, most)
+        assert 1 <= len(slots) <= most
+        for slot in slots:
+            assert 0 < slot.end - slot.start <= count
+            for other in self.out.values():
+                assert slot[0] != other[0] or slot.end <= other.start or other.end <= slot.start
+            self.opaque += 1
+            self.out[self.opaque] = slot
+
+    def pick(self, data: st.DataObject) -> Slot:
+        opaque = data.draw(st.sampled_from(sorted(self.out)))
+        slot = self.missing.answered(opaque)
+        assert slot == self.out.pop(opaque)
+        return slot
+
+    @rule(data=st.data(), share=st.floats(0, 1))
+    @precondition(lambda self: self.out)
+    def receive(self, data: st.DataObject, share: float) -> None:
+        slot = self.pick(data)
+        until = slot.start + int((slot.end - slot.start) * share)
+        received = {(slot[0], n) for n in range(slot.start, until)}
+        assert received <= self.wanted
+        self.wanted -= received
+        self.missing.put(slot._replace(start=until))
+
+    @rule(data=st.data(), pause=st.floats(0, 5))
+    @precondition(lambda self: self.out)
+    def refuse(self, data: st.DataObject, pause: float) -> None:
+        self.missing.park(self.pick(data), self.now + pause)
+
+    @rule(step=st.floats(0, 5))
+    def time_goes_on(self, step: float) -> None:
+        self.now += step
+        self.missing.unpark(self.now)
+        assert self.missing.next_due is None or self.missing.next_due > self.now
+
+    @rule()
+    def connection_breaks(self) -> None:
+        self.missing.recall()
+        self.out.clear()
+
+    @rule(number=st.integers(0, 2), start=st.integers(0, 60), size=st.integers(0, 60))
+    def lose(self, number: int, start: int, size: int) -> None:
+        cut = self.missing.cut(Slot(number, start, start + size))
+        gone = {(slot[0], n) for slot in cut for n in range(slot.start, slot.end)}
+        assert gone == {(i, n) for i, n in self.wanted if i == number and start <= n < start + size}
+        assert all(a.end < b.start for a, b in itertools.pairwise(cut))
+        self.wanted -= gone
+        self.out = {
+            opaque: slot
+            for opaque, slot in self.out.items()
+            if slot[0] != number or slot.end <= start or start + size <= slot.start
+        }
+
+    @invariant()
+    def nothing_is_forgotten(self) -> None:
+        if not hasattr(self, "missing"):
+            return
+        assert bool(self.missing) == bool(self.wanted)
+        assert self.missing.in_flight == len(self.out)
+        if self.wanted:
+            assert self.missing.frontier() == min(self.wanted)
+
+
+AgainstASet.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMissing = AgainstASet.TestCase

@@ -1,0 +1,132 @@
+"""How much is asked for at once: follows what the broker gives, and keeps the bound of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.pull.pacing import DEPTH, Pacing, PullSettings
+
+Broker = Callable[[int], tuple[int, int]]
+
+
+def gives(most: int, size: int) -> Broker:
+    """A broker that answers with at most so many messages of one size."""
+    return lambda asked: (min(asked, most), min(asked, most) * size)
+
+
+def run(pacing: Pacing, broker: Broker, pulls: int) -> list[int]:
+    """What was asked for."""
+    asked = []
+    for _ in range(pulls):
+        count = pacing.next_count()
+        pacing.asked(count)
+        pacing.learn(count, *broker(count))
+        asked.append(count)
+    return asked
+
+
+def test_the_first_pull_is_small_and_alone() -> None:
+    pacing = Pacing(PullSettings())
+    assert (pacing.next_count(), pacing.depth()) == (8, 1)
+    assert Pacing(PullSettings(batch_size=3)).next_count() == 3
+    assert Pacing(PullSettings(depth=5)).depth() == 1
+
+
+def test_a_broker_as_shipped_is_asked_for_what_it_gives() -> None:
+    pacing = Pacing(PullSettings())
+    asked = run(pacing, gives(32, 100), 200)
+    assert asked[1] == 32
+    assert asked.count(32) > 190
+    assert max(asked) == 64  # a try now and then
+    assert pacing.depth() == DEPTH
+
+
+def test_raised_limits_are_found() -> None:
+    asked = run(Pacing(PullSettings()), gives(100_000, 100), 12)
+    assert asked[-1] == 1024
+
+
+def test_limits_that_are_raised_later_are_found() -> None:
+    pacing = Pacing(PullSettings())
+    run(pacing, gives(32, 100), 50)
+    assert run(pacing, gives(100_000, 100), 150)[-1] == 1024
+
+
+def test_cold_data_is_asked_for_in_eights_and_warm_again_in_more() -> None:
+    pacing = Pacing(PullSettings())
+    run(pacing, gives(32, 100), 10)
+    assert run(pacing, gives(8, 100), 3)[-1] == 8
+    assert max(run(pacing, gives(32, 100), 200)) >= 32
+
+
+def test_ends_of_ranges_do_not_stop_the_search_for_more() -> None:
+    """A try that met the end of a range was once waited for, for ever."""
+    pacing = Pacing(PullSettings())
+    run(pacing, gives(32, 100), 3)
+    for _ in range(200):
+        pacing.next_count()
+        pacing.asked(5)  # proposed were more
+        pacing.learn(5, 5, 500)
+    assert run(pacing, gives(100_000, 100), 200)[-1] == 1024
+
+
+def test_a_try_whose_answer_never_comes_is_forgotten() -> None:
+    pacing = Pacing(PullSettings())
+    run(pacing, gives(32, 100), 2)
+    assert pacing.next_count() == 64
+    pacing.asked(64)
+    assert pacing.next_count() == 32
+    pacing.forget()
+    assert pacing.next_count() == 64
+
+
+def test_one_large_message_does_not_change_the_count_for_good() -> None:
+    pacing = Pacing(PullSettings())
+    run(pacing, gives(1024, 100), 20)
+    pacing.learn(1, 1, 4 << 20)
+    assert pacing.next_count() == 1
+    assert pacing.depth() <= 2
+    assert run(pacing, gives(1024, 100), 100)[-1] > 500
+
+
+@pytest.mark.parametrize("depth", [None, 64])
+@given(sizes=st.lists(st.integers(1, 4 << 20), min_size=1, max_size=30))
+def test_bytes_under_way_follow_the_largest_answers_at_once(depth: int | None, sizes: list[int]) -> None:
+    settings = PullSettings(max_bytes_in_flight=8 << 20, depth=depth)
+    pacing = Pacing(settings)
+    for size in sizes:
+        count = pacing.next_count()
+        pacing.asked(count)
+        pacing.learn(count, count, size * count)
+        if size * count <= settings.max_bytes_in_flight:
+            assert pacing.depth() * size * count <= settings.max_bytes_in_flight
+        else:
+            assert pacing.depth() == 1
+
+
+def test_the_depth_that_is_set_is_kept_within_the_bound() -> None:
+    pacing = Pacing(PullSettings(depth=4))
+    run(pacing, gives(32, 100), 5)
+    assert pacing.depth() == 4
+    run(pacing, gives(32, 256 << 10), 5)
+    assert pacing.depth() < 4
+
+
+def test_filtered_pulls_always_ask_for_the_whole_window() -> None:
+    assert set(run(Pacing(PullSettings(filtered=True)), gives(3, 100), 50)) == {1024}
+
+
+@given(st.integers(1, 2000), st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 300_000)), max_size=60), st.data())
+def test_counts_stay_within_what_is_allowed(batch: int, answers: list[tuple[int, int]], data: st.DataObject) -> None:
+    pacing = Pacing(PullSettings(batch_size=batch))
+    for most, size in answers:
+        count = pacing.next_count()
+        assert 1 <= count <= batch
+        sent = min(count, data.draw(st.integers(1, 3000)))
+        pacing.asked(sent)
+        pacing.learn(sent, min(sent, most), size)
+        assert 1 <= pacing.depth() <= DEPTH

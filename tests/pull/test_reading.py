@@ -1,0 +1,108 @@
+"""The one way to read ranges, over a scripted broker: what holes and ends mean with a filter and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
+from rocketmq_spark.pull import heads as heads_module
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.reading import Reading, read
+from rocketmq_spark.pull.verdict import Cause, OnLoss
+from rocketmq_spark.pull.window import Hole, Piece
+from tests.pull.pull_model import Model, Queue, holes
+
+Q = MessageQueue("t", "b", 0)
+TAGS = Filter("a")
+
+
+@pytest.fixture(autouse=True)
+def offsets_as_the_model_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads_module, "_OFFSET_AT", 0)
+
+
+class Puller:
+    """Over a model; ``asked`` are the filters and known addresses of its readers."""
+
+    def __init__(self, model: Model, compacted: bool = False) -> None:
+        self.model = model
+        self.compacted = lambda queue: compacted
+        self.asked: list[tuple[Filter, str | None]] = []
+
+    def reader(
+        self,
+        ranges: Sequence[OffsetRange],
+        on_loss: OnLoss,
+        filtered: Filter = NO_FILTER,
+        known: str | None = None,
+    ) -> RangeReader:
+        self.asked.append((filtered, known))
+        return self.model.reader(ranges, PullSettings(filtered=bool(filtered)), on_loss)
+
+
+def reading(puller: Puller, end: int, filtered: Filter = NO_FILTER) -> tuple[Reading, list[Any]]:
+    lost: list[Any] = []
+    ranges = [OffsetRange(Q, 0, end)]
+    made = read(puller, ranges, lambda part, cause: lost.append((part.start, part.end, cause)), filtered, "h:1")  # type: ignore[arg-type]
+    assert made.queues == [Q]
+    return made, lost
+
+
+def offsets(found: Reading, model: Model) -> list[int]:
+    got = []
+    for window in found.windows():
+        usable = found.usable(window.pieces, holes(model, window))
+        for piece in window.pieces[:usable]:
+            for at in range(piece.begin, piece.end, 8):
+                offset = int.from_bytes(window.buffer[at : at + 8].tobytes(), "big")
+                if piece.next_offset <= piece.limit or offset < piece.limit:
+                    got.append(offset)
+    return got
+
+
+GAPPED = frozenset(range(3, 7))
+
+
+def test_holes_are_lost_in_the_end_where_every_offset_has_a_message() -> None:
+    model = Model([Queue(0, 20, GAPPED)])
+    found, lost = reading(Puller(model), 20)
+    assert offsets(found, model) == [0, 1, 2, *range(7, 20)]
+    assert lost == [(3, 7, Cause.TRUNCATED)]
+    assert model.time.now - 1000 >= 15
+
+
+def test_holes_of_a_compaction_topic_are_right() -> None:
+    model = Model([Queue(0, 20, GAPPED)])
+    found, lost = reading(Puller(model, compacted=True), 20)
+    assert offsets(found, model) == [0, 1, 2, *range(7, 20)]
+    assert (lost, model.time.now - 1000 < 1) == ([], True)
+
+
+def test_a_filter_makes_holes_and_its_first_message_is_looked_for() -> None:
+    model = Model([Queue(0, 20, GAPPED)])
+    puller = Puller(model)
+    found, lost = reading(puller, 20, TAGS)
+    assert offsets(found, model) == [0, 1, 2, *range(7, 20)]
+    assert (lost, puller.asked) == ([], [(TAGS, "h:1"), (NO_FILTER, "h:1")])
+
+
+def test_what_a_filter_hides_at_the_front_is_told() -> None:
+    model = Model([Queue(0, 20, frozenset(range(7)))])
+    found, lost = reading(Puller(model), 20, TAGS)
+    assert offsets(found, model) == [*range(7, 20)]
+    assert lost == [(0, 7, Cause.TRUNCATED)]
+
+
+def test_ends_are_asked_about_where_a_filter_hides_them() -> None:
+    model = Model([Queue(0, 20, frozenset({9}))])
+    beyond = [Piece(0, 0, 9, 12, 0, 8)]
+    whole, _ = reading(Puller(model), 20)
+    assert whole.bounded(beyond) is beyond
+    filtered, _ = reading(Puller(model, compacted=True), 20, TAGS)
+    assert filtered.bounded(beyond) == [beyond[0]._replace(limit=10)]
+    assert filtered.usable(beyond, [Hole(0, 3, 4)]) == 1
+    assert len(model.streams) == 1

@@ -1,0 +1,101 @@
+"""What is waited for, for how long, and what is an error at once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.source import waiting
+from rocketmq_spark.source.catalog import View
+from rocketmq_spark.source.waiting import patiently, whole
+
+QUEUE = MessageQueue("t", "a", 0)
+MASTERS = View({QUEUE: QueueBounds(5, 20, 0)})
+SLAVES = View({QUEUE: QueueBounds(7, 18, 0)}, orphans=frozenset({"a"}))
+
+
+class Catalog:
+    """Gives one answer after the other; the last one again and again."""
+
+    read_deadline_s = 60.0
+
+    def __init__(self, *answers, known=()):
+        self.answers, self.known, self.waited, self.routed = list(answers), known, [], 0
+
+    def sweep(self):
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def knew(self, topic):
+        return topic in self.known
+
+    def waits(self, error):
+        self.waited.append(error)
+
+    def reroute(self):
+        self.routed += 1
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
+
+
+LOST, GONE = ConnectionLost("refused", "a:1"), ConnectionLost("no name server answers", "n:1")
+ABSENT = RouteNotFound("no route", topic="t")
+
+
+def test_what_time_heals_is_asked_again_after_the_routes():
+    catalog = Catalog(LOST, GONE, MASTERS)
+    assert patiently(catalog, catalog.sweep) is MASTERS
+    assert (catalog.waited, catalog.routed) == ([LOST, GONE], 2)
+
+
+def test_what_time_does_not_heal_is_an_error_at_once():
+    for error in (OffsetError("behind the end"), ABSENT):
+        catalog = Catalog(error, MASTERS)
+        with pytest.raises(type(error)):
+            patiently(catalog, catalog.sweep)
+        assert not catalog.waited
+
+
+def test_a_topic_that_was_there_is_waited_for():
+    catalog = Catalog(ABSENT, MASTERS, known={"t"})
+    assert patiently(catalog, catalog.sweep) is MASTERS
+
+
+def test_the_first_cause_is_told_when_time_is_over():
+    catalog = Catalog(LOST, GONE)
+    expired = Deadline.after(0.02)
+
+    def ask():
+        while len(catalog.waited) and not expired.expired:
+            time.monotonic()
+        return catalog.sweep()
+
+    with pytest.raises(ConnectionLost, match=r"refused; tried 2 times.*at last: no name server answers"):
+        patiently(catalog, ask, expired)
+
+
+def test_bounds_are_those_of_masters():
+    catalog = Catalog(SLAVES, LOST, SLAVES, MASTERS)
+    assert whole(catalog) is MASTERS
+    assert [type(e) for e in catalog.waited] == [BrokerNotFound, ConnectionLost, BrokerNotFound]
+
+
+def test_a_start_that_reaches_nobody_fails_at_once():
+    with pytest.raises(ConnectionLost, match="refused"):
+        whole(Catalog(LOST, MASTERS))
+
+
+def test_a_master_that_stays_away_is_an_error():
+    catalog = Catalog(SLAVES)
+    catalog.read_deadline_s = 0.0
+    with pytest.raises(BrokerNotFound, match="only slaves of a are up"):
+        whole(catalog)

@@ -1,0 +1,27 @@
+"""How the process of a stream ends."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rocketmq_spark import runner
+
+
+@pytest.mark.parametrize(
+    ("name", "quiet"),
+    [(runner._RUNNER, True), ("pyspark.daemon", False), (None, False)],
+    ids=["runner", "worker", "script"],
+)
+def test_11_24_only_a_runner_stops_telling_that_nobody_listens(monkeypatch, capsys, name, quiet):
+    spec = SimpleNamespace(name=name) if name else None
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    runner.end_quietly()
+    for error in (BrokenPipeError(32, "Broken pipe"), ConnectionResetError(), ValueError("still told")):
+        sys.excepthook(type(error), error, None)
+    said = capsys.readouterr().err
+    assert "still told" in said
+    assert ("BrokenPipeError" not in said and "ConnectionResetError" not in said) is quiet
