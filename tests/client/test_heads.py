@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from rocketmq_spark.client import heads as heads_module
 from rocketmq_spark.client.heads import Edge, Heads, OnLoss, bounded
 from rocketmq_spark.client.pull import Cause
 from rocketmq_spark.client.ranges import PullSettings, RangeReader
-from rocketmq_spark.client.window import Piece
+from rocketmq_spark.client.window import Piece, Window
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from tests.client.pull_model import Model, Queue
 
@@ -169,3 +170,12 @@ def test_of_a_topic_that_was_deleted_nothing_more_is_asked() -> None:
     edge.lost(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)
     edge.end()
     assert (told, script.asked) == ([(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)], [])
+
+
+def test_what_was_read_before_it_was_removed_is_no_loss() -> None:
+    told: list[tuple[OffsetRange, Cause]] = []
+    edge = Edge([OffsetRange(Q, 0, 10)], lambda places: [None], lambda *loss: told.append(loss))  # type: ignore[arg-type]
+    buffer = np.zeros(64, np.uint8)  # a message whose offset is 0
+    edge.read(Window(buffer, [Piece(0, 0, 10, 10, 0, 64)]))
+    edge.end()
+    assert told == []
