@@ -10,12 +10,11 @@ PYTEST = $(BIN)/python -m pytest
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo
 
-# Tests of Spark, tests of brokers and those in memory run beside each other; make test WORKERS= runs one after the other.
-WORKERS = -n 2 --dist loadscope --no-loadscope-reorder
-
+# First what runs in memory, two files at a time, then what needs servers or Spark, which keep both cores busy.
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java check
-	@$(PYTEST) --complete $(WORKERS) $(OPTIONS)
+	@$(PYTEST) --complete -n 2 --dist loadfile -m "not live and not spark and not slow" $(OPTIONS)
+	@$(PYTEST) --complete -m "live or spark or slow" $(OPTIONS)
 
 # The source on the oldest PySpark that is supported, in an environment of its own.
 test-4.2: java

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import os
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,30 +94,6 @@ def marks_of(item: pytest.Item) -> set[str]:
     return found
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files stay together; those of Spark are for one worker, those that start servers or processes for one, too: brokers
-    that only wait take their share of a core each, and are not to be there twice."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return scope_of(config.rootpath / nodeid.partition("::")[0])
-
-    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
-
-
-@functools.cache
-def scope_of(path: Path) -> str:
-    """What runs on one worker, by the fixtures that the tests of a file ask for."""
-    functions = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef))
-    asked = {argument.arg for function in functions for argument in function.args.args}
-    if asked & SPARKS:
-        return "spark"
-    heavy = asked & CLUSTERS or not PROCESSES.isdisjoint(path.parts)
-    return "servers" if heavy else str(path)
-
-
 def _weight(item: pytest.Item) -> tuple[int, bool]:
     order = list(NEEDS.values())
     needs = max((order.index(what) + 1 for _, what in item.user_properties), default=0)
@@ -142,6 +115,8 @@ def _problems(config: pytest.Config) -> list[str]:
     if not config.getoption("complete") or hasattr(config, "workerinput"):
         return []
     seen = config.stash[_seen]
+    if config.getoption("numprocesses", None):  # what runs beside each other runs in memory: see the Makefile
+        return [f"{seen['skipped']} tests were skipped"] if seen["skipped"] else []
     found = [f"no test that needs a {what} has passed" for what in NEEDS.values() if not seen[what]]
     return [f"{seen['skipped']} tests were skipped", *found] if seen["skipped"] else found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
@@ -13,7 +14,7 @@ from rocketmq_spark.pull.heads import Edge, Heads, OnLoss, bounded
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.pull.window import Piece
+from rocketmq_spark.pull.window import Piece, Window
 from tests.pull.pull_model import Model, Queue
 
 Q = MessageQueue("t", "b", 0)
@@ -170,3 +171,12 @@ def test_of_a_topic_that_was_deleted_nothing_more_is_asked() -> None:
     edge.lost(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)
     edge.end()
     assert (told, script.asked) == ([(OffsetRange(Q, 4, 10), Cause.TOPIC_DELETED)], [])
+
+
+def test_what_was_read_before_it_was_removed_is_no_loss() -> None:
+    told: list[tuple[OffsetRange, Cause]] = []
+    edge = Edge([OffsetRange(Q, 0, 10)], lambda places: [None], lambda *loss: told.append(loss))  # type: ignore[arg-type]
+    buffer = np.zeros(64, np.uint8)  # a message whose offset is 0
+    edge.read(Window(buffer, [Piece(0, 0, 10, 10, 0, 64)]))
+    edge.end()
+    assert told == []
