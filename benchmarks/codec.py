@@ -14,8 +14,8 @@ from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.pull.window import Window
 
-ROWS = harness.sized(20_000, 500)
-TIMES = harness.sized(50, 1)
+ROWS = 20_000
+TIMES = 50
 PLAIN = ("topic", "brokerName", "queueId", "queueOffset", "body", "bornTimestamp", "storeTimestamp")
 
 
@@ -54,7 +54,7 @@ def _decode(decoder: Decoder, windows: list[Window]) -> Result:
 def _encodes(size: int) -> list[Case]:
     names = {name: name for name in ("body", "tags", "keys", "properties")}
     encoder = Encoder(names, 4 << 20, UniqueIds(b"benchmrk", lambda: 0))
-    batch = workload.frame(ROWS // 2, size)
+    batch = workload.frame(10_000, size)
 
     def run() -> Result:
         begin, rows = time.process_time(), 0

@@ -10,20 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 CORES = os.cpu_count()
-# Everything once and tiny, to see that it runs; the figures mean nothing. An environment variable, for some cases are
-# processes of their own.
-TRIAL_VARIABLE = "ROCKETMQ_SPARK_BENCH_TRIAL"
-TRIAL = bool(os.environ.get(TRIAL_VARIABLE))
 SIZES = (100, 1024)
-
-T = TypeVar("T")
 
 # Section of a size to case to figures: what the report prints, the targets judge and --json writes.
 Found = dict[str, dict[str, dict[str, Any]]]
@@ -113,11 +107,6 @@ class WrongCount(SystemExit):
     """A reader that reads a row twice is fast and wrong."""
 
 
-def sized(measured: T, trial: T) -> T:
-    """How much of something: to be measured, or to be tried."""
-    return trial if TRIAL else measured
-
-
 def expect(what: str, found: int, wanted: int) -> None:
     if found != wanted:
         raise WrongCount(f"{what}: {found} messages instead of {wanted}")
@@ -189,8 +178,8 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--no-kafka", action="store_true", help="without spark-sql-kafka and its broker")
     parser.add_argument("--json", metavar="FILE", help="where to write all figures")
     options = parser.parse_args()
-    options.messages = options.messages or sized(18_000_000 if options.full else 4_000_000, 3_000)
-    options.repeats = options.repeats or sized(7 if options.full else 3, 1)
+    options.messages = options.messages or (18_000_000 if options.full else 4_000_000)
+    options.repeats = options.repeats or (7 if options.full else 3)
     return options
 
 

@@ -23,9 +23,9 @@ from benchmarks.kafka import KafkaNode, connector_jars
 from rocketmq_spark import LocalBroker, Message, Producer, low_latency_conf
 
 RATE = 100
-SECONDS = harness.sized(15, 1)
+SECONDS = 15
 # What the JIT still has to do would be all that is measured.
-_WARM_UP_S = harness.sized(15.0, 0.0)
+_WARM_UP_S = 15.0
 _NUMBERS = itertools.count()
 Send = Callable[[bytes], object]
 

@@ -16,12 +16,12 @@ from rocketmq_spark.decode.schema import BASIC
 from rocketmq_spark.options import parse
 from rocketmq_spark.source.readers import RocketMQStreamReader
 
-TOPICS, QUEUES, BROKERS = harness.sized(1250, 20), 4, 2
+TOPICS, QUEUES, BROKERS = 1250, 4, 2
 # A message in every queue would take longer to write than to plan: a moved end is planned just the same.
 PER_QUEUE = 5
-IDLE_S = harness.sized(20.0, 0.5)
+IDLE_S = 20.0
 # A sweep that took half a second is not made again for five times as long.
-REST_S = harness.sized(5.0, 0.5)
+REST_S = 5.0
 # How often Spark asks an idle stream for its newest offset.
 POLLS_PER_S = 75
 

@@ -154,12 +154,6 @@ def test_11_29_a_local_broker_runs_from_the_wheel(installed, own_cache, tmp_path
     assert f"SENT 0 FROM {installed.parent}" in out
 
 
-def test_11_29_the_demo_runs_from_the_wheel(installed, own_cache, tmp_path):
-    """Its workers find the package in an environment that nobody activated."""
-    out = run(installed / "rocketmq-spark", "demo", "--seconds", "5", "--rate", "100", cwd=tmp_path, **own_cache)
-    assert "All agree." in out
-
-
 def test_what_spark_imports_needs_nothing_heavy(tmp_path):
     """With pyarrow and numpy broken the import still works: it would hide every other Python source."""
     code = """

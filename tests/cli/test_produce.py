@@ -34,11 +34,12 @@ def test_lines_of_standard_input(run, topic, stored):
 def test_a_file_with_tags_keys_and_properties(run, topic, tmp_path, stored):
     path = tmp_path / "lines.txt"
     path.write_text("a\nb\nc\n")
-    marks = ["--tags", "vip", "--key", "k1", "--key", "k2", "--property", "a=1=2", "--property", "b="]
+    marks = ["--tags", "vip", "--key", "k1", "--key", "k2", "--property", "a=1=2", "--property", "b=2"]
     assert run("produce", topic, "--file", str(path), "--count", "2", *marks).exit_code == 0
     found = stored(topic, 2)
     assert sorted(message["body"] for message in found) == ["a", "b"]
-    assert [(m["tags"], m["keys"], m["properties"]["a"]) for m in found] == [("vip", ["k1", "k2"], "1=2")] * 2
+    assert [(m["tags"], m["keys"]) for m in found] == [("vip", ["k1", "k2"])] * 2
+    assert [(m["properties"]["a"], m["properties"]["b"]) for m in found] == [("1=2", "2")] * 2
 
 
 def test_json_names_every_message(run, topic, stored):
@@ -89,10 +90,11 @@ def test_a_misspelt_topic_is_told_before_anything_is_read(run, topic):
     assert f"Did you mean {topic}" in done.stderr
 
 
-def test_what_a_broker_would_refuse_is_said_with_what_was_sent(run, topic):
-    done = run("produce", topic, "--property", "KEYS=x", input="a\n")
+@pytest.mark.parametrize(("given", "named"), [("KEYS=x", "KEYS"), ("b=", "Property 'b' is empty")])
+def test_what_a_broker_would_refuse_is_said_with_what_was_sent(run, topic, given, named):
+    done = run("produce", topic, "--property", given, input="a\n")
     assert done.exit_code == 1
-    assert re.search(r"Sent 0 messages.*\nError: \[ROCKETMQ_MESSAGE_REFUSED\]", done.stderr)
+    assert re.search(rf"Sent 0 messages.*\nError: \[ROCKETMQ_MESSAGE_REFUSED\].*{named}", done.stderr)
 
 
 class Answers:

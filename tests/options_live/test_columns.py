@@ -75,7 +75,7 @@ def test_property_columns__have_types_and_a_bad_value_is_null(rocketmq, make_top
         "at": "2026-02-03T04:05:06Z", "raw": "é",
     }  # fmt: skip
     bad = {name: "no such value" for name in good if name not in ("s", "raw")}
-    overflow = {"i": str(2**31), "l": str(2**63), "day": "2026-02-30", "at": "yesterday", "f": "", "b": "2"}
+    overflow = {"i": str(2**31), "l": str(2**63), "day": "2026-02-30", "at": "yesterday", "f": "0x1p3", "b": "2"}
     post(rocketmq, [Message(topic, b"x", properties=p) for p in (good, bad, overflow)])
     empty = dict.fromkeys(good)
     found = read(rocketmq, subscribe=topic, propertyColumns=kinds, columns=list(good))
