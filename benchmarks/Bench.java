@@ -48,7 +48,7 @@ public class Bench {
             if (counts) {
                 break;
             }
-            counts = System.nanoTime() - started > 6000000000L;
+            counts = System.nanoTime() - started > Long.getLong("warmUpMs") * 1000000L;
         }
         System.exit(0);
     }

@@ -41,6 +41,8 @@ def prepare(broker: LocalBroker, topic: str, path: Path) -> None:
     options = parse({"nameServer": broker.name_server, "subscribe": topic}).for_role("batch source")
     reader = RocketMQReader(options, BASIC)
     batch: pa.RecordBatch = max(reader.read(reader.partitions()[0]), key=len)
+    if not len(batch):  # its reader would hand it over for ever
+        raise SystemExit(f"{topic} has too few messages: its first task has none")
     with pa.ipc.new_stream(path, batch.schema) as writer:
         writer.write_batch(batch)
 

@@ -54,7 +54,7 @@ def _decode(decoder: Decoder, windows: list[Window]) -> Result:
 def _encodes(size: int) -> list[Case]:
     names = {name: name for name in ("body", "tags", "keys", "properties")}
     encoder = Encoder(names, 4 << 20, UniqueIds(b"benchmrk", lambda: 0))
-    batch = workload.frame(10_000, size)
+    batch = workload.frame(ROWS // 2, size)
 
     def run() -> Result:
         begin, rows = time.process_time(), 0

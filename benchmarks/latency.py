@@ -1,6 +1,6 @@
 """From a producer's clock to the hands of foreachBatch, at 100 messages a second; each run in a process of its own.
 
-``python -m benchmarks.latency CASE ADDRESS TOPIC SECONDS`` is one run; it prints its percentiles as JSON.
+``python -m benchmarks.latency CASE ADDRESS TOPIC WARM_UP SECONDS`` is one run; it prints its percentiles as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rocketmq_spark import LocalBroker, Message, Producer, low_latency_conf
 RATE = 100
 SECONDS = 15
 # What the JIT still has to do would be all that is measured.
-_WARM_UP_S = 15.0
+WARM_UP_S = 15.0
 _NUMBERS = itertools.count()
 Send = Callable[[bytes], object]
 
@@ -40,7 +40,7 @@ def run(broker: LocalBroker, kafka: KafkaNode | None, options: Any, found: Found
             topic = f"latency-{next(_NUMBERS)}"
             if case != targets.KAFKA_LATENCY:
                 broker.create_topic(topic, queues=workload.QUEUES)
-            command = [sys.executable, "-m", "benchmarks.latency", case, address, topic, str(SECONDS)]
+            command = [sys.executable, "-m", "benchmarks.latency", case, address, topic, str(WARM_UP_S), str(SECONDS)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
             if done.returncode:
                 raise SystemExit(f"{case}: {done.stderr[-3000:]}")
@@ -57,7 +57,7 @@ def run(broker: LocalBroker, kafka: KafkaNode | None, options: Any, found: Found
     harness.show(table)
 
 
-def main(case: str, address: str, topic: str, seconds: float) -> None:
+def main(case: str, address: str, topic: str, warm_up_s: float, seconds: float) -> None:
     kafka = case == targets.KAFKA_LATENCY
     session = spark.plain_session(connector_jars() if kafka else (), low_latency_conf() if case == targets.LOW else {})
     if kafka:
@@ -82,16 +82,16 @@ def main(case: str, address: str, topic: str, seconds: float) -> None:
         sent = 1 if kafka else 0
         begin = time.time()
         stop = threading.Event()
-        while (elapsed := time.time() - begin) < _WARM_UP_S + seconds:
+        while (elapsed := time.time() - begin) < warm_up_s + seconds:
             send(_stamp())
             sent += 1
             stop.wait(max(0.0, (sent / RATE) - elapsed))
-        while len(seen) < sent and time.time() < begin + _WARM_UP_S + seconds + 60:
+        while len(seen) < sent and time.time() < begin + warm_up_s + seconds + 60:
             stop.wait(0.05)
         query.stop()
     close()
     harness.expect("latency", len({born for born, _ in seen}), sent)
-    late = sorted(1000 * (now - born) for born, now in seen if born > begin + _WARM_UP_S)
+    late = sorted(1000 * (now - born) for born, now in seen if born > begin + warm_up_s)
     at = {name: late[min(len(late) - 1, int(part * len(late)))] for name, part in _PERCENTILES.items()}
     print(json.dumps({**at, "messages": len(late)}))
     session.stop()
@@ -126,4 +126,4 @@ def _kafka_producer(session: Any, address: str, topic: str) -> tuple[Send, Calla
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], seconds=float(sys.argv[4]))
+    main(*sys.argv[1:4], *map(float, sys.argv[4:6]))

@@ -153,7 +153,7 @@ def verdicts(found: Found, targets: Sequence[Target] = TARGETS) -> Iterator[Verd
             try:
                 value: float | None = target.value(found, size)
                 bound = target.bound(found, size) if target.bound else None
-            except KeyError:
+            except (KeyError, ZeroDivisionError):  # too short a run for the clock of CPU time
                 value = bound = None
             yield Verdict(target, size if len(target.wanted) > 1 else None, wanted, value, bound)
 

@@ -169,6 +169,14 @@ class ConnectionLost(RocketMQError):
     refresh_route = True
 
 
+class CertificateRefused(ConnectionLost):
+    """We do not trust the server's certificate: waiting does not help, as with Kafka's ``SslAuthenticationException``."""
+
+    code = "ROCKETMQ_CERTIFICATE_REFUSED"
+    retriable = False
+    refresh_route = False
+
+
 class CallTimeout(RocketMQError):
     """No answer in time; what was asked may have been done all the same."""
 

@@ -2,9 +2,9 @@
 
 pytest_plugins = [
     "pytester",
-    "tests.fix_house",
     "tests.fix_broker",
     "tests.fix_proxy",
     "tests.fix_spark",
     "tests.fix_clusters",
+    "tests.fix_house",
 ]

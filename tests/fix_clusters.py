@@ -1,4 +1,8 @@
-"""Clusters that several test files share because starting one costs seconds: with users, with TLS, with slaves."""
+"""Clusters that several test files share because starting one costs seconds: with users, with TLS, with slaves.
+
+Idle servers cost a tenth of a core each. So tests that share a cluster run one after the other (``fix_house`` sorts them),
+and the cluster ends with the last of them; it is started again when another test wants it later.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ import json
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +25,30 @@ from rocketmq_spark.options import DEFAULT_GROUP
 from rocketmq_spark.wire.header import Command
 from tests.fix_proxy import FaultyProxy
 from tests.reading import feed
+
+# By the names of their fixtures, in the order in which their tests run.
+SHARED = ("secured", "encrypted", "elsewhere", "slaved", "two_brokers")
+_running: dict[str, tuple[pytest.FixtureDef[Any], pytest.FixtureRequest]] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    made = yield
+    if fixturedef.argname in SHARED:
+        _running[fixturedef.argname] = (fixturedef, request)
+    return made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    yield
+    wanted = getattr(nextitem, "fixturenames", ())
+    for name in [name for name in _running if name not in wanted]:
+        fixture, request = _running.pop(name)
+        fixture.finish(request)
+
 
 _AUTH = "org.apache.rocketmq.auth"
 ADMIN = {"accessKey": "admin", "secretKey": "adminsecret"}

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, core, settings
 
+from tests.fix_clusters import SHARED
+
 # What a test needs, by the fixture that gives it; tests that need less come first.
 NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
 # Folders and files whose tests start processes of their own come after the quick ones too.
@@ -25,7 +27,7 @@ PROCESSES = {
     "test_fix_house.py",
 }
 # Fixtures that start servers, and those that start Spark.
-CLUSTERS = {"two_brokers", "make_cluster", "secured", "slaved", "encrypted", "elsewhere"}
+CLUSTERS = {*SHARED, "make_cluster", "forgetful", "growing", "rooms", "proxied"}
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.
 MARKS: dict[str, tuple[str, set[str]]] = {
@@ -94,10 +96,12 @@ def marks_of(item: pytest.Item) -> set[str]:
     return found
 
 
-def _weight(item: pytest.Item) -> tuple[int, bool]:
+def _weight(item: pytest.Item) -> tuple[int, bool, int]:
     order = list(NEEDS.values())
     needs = max((order.index(what) + 1 for _, what in item.user_properties), default=0)
-    return needs, not PROCESSES.isdisjoint(item.path.parts)
+    fixtures = getattr(item, "fixturenames", ())
+    shared = next((at for at, name in enumerate(SHARED, 1) if name in fixtures), 0)
+    return needs, not PROCESSES.isdisjoint(item.path.parts), shared
 
 
 class _Reports:

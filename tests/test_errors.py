@@ -52,6 +52,7 @@ def test_codes_are_stable():
         "BrokerError": "BROKER",
         "BrokerNotFound": "BROKER_NOT_FOUND",
         "CallTimeout": "TIMEOUT",
+        "CertificateRefused": "CERTIFICATE_REFUSED",
         "ClosedError": "CLOSED",
         "ConnectionLost": "CONNECTION_LOST",
         "DataLossError": "DATA_LOSS",

@@ -11,7 +11,14 @@ import ssl
 from dataclasses import dataclass
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, LocalProtocolError, OptionError, RocketMQError
+from rocketmq_spark.errors import (
+    CallTimeout,
+    CertificateRefused,
+    ConnectionLost,
+    LocalProtocolError,
+    OptionError,
+    RocketMQError,
+)
 
 # Bytes that the peer's machine has not confirmed for this long mean that the way there is gone. Without it the
 # operating system goes on trying for a quarter of an hour. Linux only; elsewhere the silence of the server tells.
@@ -82,7 +89,10 @@ def _stamp(path: str | None) -> tuple[int, int, int] | None:
 
 
 def connect(address: str, deadline: Deadline, tls: TlsSettings | None) -> socket.socket:
-    """A connected blocking socket, encrypted when ``tls`` is given. Raises ``ConnectionLost``, ``CallTimeout``."""
+    """A connected blocking socket, encrypted when ``tls`` is given.
+
+    Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
+    """
     host, port = parse_address(address)
     context = ssl_context(tls) if tls else None
     try:
@@ -109,7 +119,7 @@ def mapped(error: OSError, address: str, what: str, first: bool = False) -> Rock
     if isinstance(error, TimeoutError):
         return CallTimeout(f"{what}: no progress in time", address)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return ConnectionLost(
+        return CertificateRefused(
             f"{what}: {error.verify_message}",
             address,
             remedy="Name the authority with option 'tlsCaFile', or relax 'tlsCheckHostname' if just the name differs",

@@ -173,15 +173,17 @@ def test_tls__encrypts_all_connections(encrypted, private, certs, make_tap, writ
 
 
 def test_tls_ca_file__says_whom_to_trust(encrypted, private, certs, write):
-    assert "tlsCaFile" in failure(write, encrypted, over_tls(certs, tlsCaFile=None))
-    assert "tlsCaFile" in failure(write, encrypted, over_tls(certs, tlsCaFile=certs.cert("stranger")))
+    # A minute: what is not trusted is not waited for.
+    assert "tlsCaFile" in failure(write, encrypted, over_tls(certs, tlsCaFile=None, sendTimeout="1m"))
+    assert "tlsCaFile" in failure(write, encrypted, over_tls(certs, tlsCaFile=certs.cert("stranger"), sendTimeout="1m"))
     assert there(encrypted, private, write(encrypted, private, **over_tls(certs)))
 
 
 def test_tls_cert_file__is_shown_to_servers_that_ask(encrypted, certs, write):
-    failure(write, encrypted, over_tls(certs, tlsCertFile=None, tlsKeyFile=None, tlsKeyPassword=None))
+    none = {"tlsCertFile": None, "tlsKeyFile": None, "tlsKeyPassword": None}
     strange = {"tlsCertFile": certs.cert("stranger"), "tlsKeyFile": certs.key("stranger"), "tlsKeyPassword": None}
-    failure(write, encrypted, over_tls(certs, **strange))
+    for wrong in (none, strange):
+        failure(write, encrypted, over_tls(certs, **wrong, sendTimeout="1s"))
 
 
 def test_tls_key_file__belongs_to_the_certificate(encrypted, certs, write):

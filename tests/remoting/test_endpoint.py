@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, LocalProtocolError, OptionError, RocketMQError
+from rocketmq_spark.errors import (
+    CallTimeout,
+    CertificateRefused,
+    ConnectionLost,
+    LocalProtocolError,
+    OptionError,
+    RocketMQError,
+)
 from rocketmq_spark.remoting import endpoint
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.endpoint import TlsSettings, parse_address
@@ -116,13 +123,14 @@ class TestTls:
         assert isinstance(results[0], ConnectionLost)
 
     def test_an_unknown_authority_is_refused_with_a_remedy(self, server_tls: ssl.SSLContext) -> None:
-        with MockBroker(tls=server_tls) as broker, pytest.raises(ConnectionLost, match="tlsCaFile"):
+        with MockBroker(tls=server_tls) as broker, pytest.raises(CertificateRefused, match="tlsCaFile") as e:
             connect_to(broker.address, TlsSettings())
+        assert not e.value.retriable
 
     def test_the_name_is_checked_unless_told_otherwise(self, server_tls: ssl.SSLContext, trusting: TlsSettings) -> None:
         with MockBroker(tls=server_tls) as broker:
             by_name = broker.address.replace("127.0.0.1", "localhost")
-            with pytest.raises(ConnectionLost, match="tlsCheckHostname"):
+            with pytest.raises(CertificateRefused, match="tlsCheckHostname"):
                 connect_to(by_name, trusting)
             connect_to(by_name, replace(trusting, check_hostname=False))
 

@@ -1,0 +1,108 @@
+"""Each section of the benchmarks runs once, with everything tiny: what it measures means nothing, that it counts right does.
+
+A section counts what it read or wrote and ends the run when that is wrong; so ``run`` alone says a good deal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks import ceiling, codec, harness, java, latency, memory, planning, read, targets, workload, write
+from benchmarks.harness import Found
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.localbroker import LocalBroker
+
+SIZE = 100
+# Eight batches of 1 MiB: one for each queue.
+ONCE = Namespace(messages=30_000, repeats=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny():
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in (
+            (harness, "SIZES", (SIZE,)),
+            (codec, "ROWS", 500),
+            (codec, "TIMES", 1),
+            (java, "WARM_UP_S", 0.0),
+            (latency, "WARM_UP_S", 0.0),
+            (latency, "SECONDS", 1.0),
+            (planning, "TOPICS", 20),
+            (planning, "IDLE_S", 0.3),
+            (planning, "REST_S", 0.5),
+            (memory, "TOPICS", {"1 KiB": (1024, 500)}),
+            (memory, "COMPRESSED", {"4 MiB of zeros, zstd": (SysFlag.ZSTD, 3)}),
+        ):
+            patch.setattr(module, name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def brokers():
+    """Brokers of their own, for sections change what a broker gives; small ones, for nothing is measured."""
+    made: dict[int, LocalBroker] = {}
+    with contextlib.ExitStack() as stack:
+
+        def broker(brokers: int = 1) -> contextlib.AbstractContextManager[LocalBroker]:
+            if brokers not in made:
+                made[brokers] = stack.enter_context(LocalBroker(brokers=brokers, conf=workload.STORE, quiet=True))
+            return contextlib.nullcontext(made[brokers])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(workload, "broker", broker)
+            yield broker
+
+
+def figures(run: Callable[[Found], object], capsys: pytest.CaptureFixture[str]) -> Found:
+    """What a section found; every target can be judged and shown with it."""
+    found: Found = {}
+    run(found)
+    assert capsys.readouterr().out.strip()
+    harness.show(targets.table(list(targets.verdicts(found))))
+    assert "Targets (medians of this run)" in capsys.readouterr().out
+    return found
+
+
+def test_11_29_codec(brokers, capsys):
+    with brokers() as broker:
+        found = figures(lambda found: codec.run(broker, found, 1), capsys)
+    assert found.keys() == {f"codec {SIZE}"}
+    assert len(found[f"codec {SIZE}"]) == 3
+
+
+def test_11_29_read(brokers, spark, capsys):
+    ceiling.register(spark)
+    with brokers() as broker:
+        found = figures(lambda found: read.run(broker, spark, None, ONCE, found), capsys)
+    assert found.keys() == {f"{limits} {SIZE}" for limits in ("stock", "raised", "cold")}
+    assert {targets.SPARK, targets.STREAM, targets.PULL8, targets.LITE, targets.CEILING} <= found[
+        f"stock {SIZE}"
+    ].keys()
+
+
+def test_11_29_write(brokers, spark, capsys):
+    ceiling.register(spark)
+    found = figures(lambda found: write.run(spark, None, ONCE, found), capsys)
+    assert {targets.WRITE, targets.HASH, targets.DROP, *targets.JAVA_BATCH} <= found[f"write {SIZE}"].keys()
+
+
+def test_11_29_latency(brokers, capsys):
+    with brokers() as broker:
+        found = figures(lambda found: latency.run(broker, None, ONCE, found), capsys)
+    assert found["latency"].keys() == {targets.OURS, targets.LOW}
+    assert all(case["messages"] > 0 for case in found["latency"].values())
+
+
+def test_11_29_planning(brokers, capsys):
+    found = figures(lambda found: planning.run(ONCE, found), capsys)
+    assert found["planning"].keys() == {"cold", "warm", "idle"}
+
+
+def test_11_29_memory(brokers, capsys):
+    with brokers() as broker:
+        found = figures(lambda found: memory.run(broker, ONCE, found), capsys)
+    assert len(found["memory"]) == 4
