@@ -143,7 +143,7 @@ def test_credentials_provider__is_called_where_a_connection_is_made(secured, loc
 
 
 def over_tls(certs: Certificates, **more: object) -> dict[str, object]:
-    given = mutual(certs, sendTimeout="5s", **more)
+    given = mutual(certs, **{"sendTimeout": "5s", **more})
     return {name: value for name, value in given.items() if name != "subscribe" and value is not None}
 
 
