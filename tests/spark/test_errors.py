@@ -58,7 +58,7 @@ def test_unreachable_name_server(spark, tmp_path, kind):
         {
             "batch": lambda: read(spark, NOWHERE, "orders", numRetries=0).count(),
             "stream": lambda: stream(spark, tmp_path, subscribe="orders", **options),
-            "sink": lambda: write(spark.sql("select 'b' body"), NOWHERE, topic="orders", numRetries=0),
+            "sink": lambda: write(spark.sql("select 'b' body"), NOWHERE, topic="orders", sendTimeout="1s"),
         }[kind]
     )
     assert text.startswith("[ROCKETMQ_CONNECTION_LOST] no name server answers: ")
