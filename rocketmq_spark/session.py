@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from rocketmq_spark import codes
 from rocketmq_spark import options as options_table
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.calls import Calls, Credentials, RotatingCredentials
-from rocketmq_spark.client.route import NameServers, Retry, Routes
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
+from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import AccessDenied, NotSupported, OptionError
 from rocketmq_spark.model import MessageQueue
@@ -32,6 +32,7 @@ from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.retry import Retry
 
 logger = logging.getLogger(__name__)
 
@@ -115,40 +116,14 @@ def _credentials(options: Options) -> Credentials | RotatingCredentials | None:
     """Keys from the options, or from a file or function that is asked again now and then."""
     if options.credentials_provider is not None:
         provider = resolve(options.credentials_provider, "credentialsProvider")
-        return RotatingCredentials(lambda: _provided(provider()))
+        return RotatingCredentials(lambda: from_provider(provider()))
     if options.credentials_file is not None:
         path = Path(options.credentials_file).expanduser()
-        return RotatingCredentials(lambda: _from_file(path))
+        return RotatingCredentials(lambda: from_file(path))
     if options.access_key is None or options.secret_key is None:
         return None
     token = options.security_token
     return Credentials(options.access_key, options.secret_key.reveal(), token.reveal() if token else None)
-
-
-def _provided(found: object) -> Credentials:
-    if isinstance(found, Mapping):
-        found = (found.get("accessKey"), found.get("secretKey"), found.get("securityToken"))
-    parts = tuple(found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
-    access, secret, token = (*parts, None, None, None)[:3]
-    if not isinstance(access, str) or not isinstance(secret, str) or not isinstance(token, str | None):
-        raise OptionError(
-            "the function of option 'credentialsProvider' gave no credentials; "
-            "expected (access key, secret key) or (access key, secret key, token)"
-        )
-    return Credentials(access, secret, token)
-
-
-def _from_file(path: Path) -> Credentials:
-    try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
-    except OSError as e:
-        raise OptionError(f"option 'credentialsFile' is {str(path)!r}; it cannot be read: {e.strerror}") from e
-    found = dict(line.partition("=")[::2] for line in lines if line and not line.startswith("#"))
-    values = {name.strip(): value.strip() for name, value in found.items()}
-    access, secret = values.get("accessKey"), values.get("secretKey")
-    if not access or not secret:
-        raise OptionError(f"option 'credentialsFile' is {str(path)!r}; expected lines accessKey=… and secretKey=…")
-    return Credentials(access, secret, values.get("securityToken"))
 
 
 def _tls(options: Options) -> TlsSettings | None:

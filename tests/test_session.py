@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.client.calls import Credentials
+from rocketmq_spark.client.credentials import Credentials
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import Options

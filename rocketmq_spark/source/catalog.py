@@ -13,7 +13,6 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
 from rocketmq_spark.errors import (
@@ -25,6 +24,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.options import Options
+from rocketmq_spark.retry import Trouble
 from rocketmq_spark.session import Client, client, environment
 from rocketmq_spark.source import allocation
 from rocketmq_spark.source.offsets import Offsets
