@@ -150,43 +150,12 @@ def test_a_producer_needs_a_group():
         Producer(name_server=NOWHERE)
 
 
-def test_settings_of_a_producer_come_from_its_options():
-    given = {
-        "sendLatencyFault": "4.x",
-        "batchMaxDelay": "20ms",
-        "requireStoreOk": "ok",
-        "compression": "lz4",
-        "group": "g",
-    }
-    settings = session.producer_settings(parsed("producer", **given))
-    assert (settings.group, settings.send_timeout_s, settings.compression) == ("g", 3.0, "lz4")
-    assert (settings.send_latency_fault, settings.store_must_be_ok, settings.batch_max_delay_ms) == (True, True, 20)
-    plain = session.producer_settings(parsed("producer", group="g"))
-    assert (plain.send_latency_fault, plain.auto_batch, plain.batch_max_delay_ms) == (False, False, None)
-    assert plain.environment is None
-
-
-def test_an_environment_that_is_a_number_alone_warns_once(monkeypatch, caplog):
-    monkeypatch.setattr(session, "_warned", set())
-    for given in ({"environment": 3}, {"environment": 3}, {"environment": 1, "environments": 4}):
-        assert session.environment(parsed(**given)).number == given["environment"]
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "option 'environment' is 3 without option 'environments'" in line
-    assert "say how many there are with 'environments'" in line
-
-
 def test_a_producer_stays_in_the_environment_of_its_options(rocketmq, topic):
     given = {"name_server": rocketmq.name_server, "group": "g_environment"}
     with Producer(environment="2", environments="4", **given) as producer:
         assert {producer.send(Message(topic, b"x")).queue.queue_id for _ in range(8)} == {1, 5}
     with pytest.raises(OptionError, match="option 'environments' needs option 'environment'"):
         Producer(environments="4", **given)
-
-
-def test_settings_of_pulls_come_from_the_options():
-    settings = session.pull_settings(parsed(pullDepth="3", maxBytesInFlight="1m", readDeadline="5s", pullBatchSize="7"))
-    assert (settings.depth, settings.max_bytes_in_flight) == (3, 1 << 20)
-    assert (settings.read_deadline_s, settings.batch_size) == (5.0, 7)
 
 
 def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_property):

@@ -92,7 +92,10 @@ class NameServers:
 
 
 class Routes:
-    """Routes by topic with their age. Thread-safe; one thread asks for a topic while others may ask for other ones."""
+    """Routes by topic with their age. Thread-safe; one thread asks for a topic while others may ask for other ones.
+
+    Implements ``ports.RouteReader``.
+    """
 
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers

@@ -11,7 +11,7 @@ from rocketmq_spark.client.aside import Aside
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC, SENDABLE_SYS_FLAGS, Perm, Property, Response
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC, FIRST_WITH_TIMERS, SENDABLE_SYS_FLAGS, Perm, Property, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -81,8 +81,7 @@ class RemotingSender:
             logger.info("the route of %s is not fresh: %s", topic, e)
             return self._routes.get(topic, math.inf, deadline)
 
-    def versions(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
-        """The release (``MQVersion``) of each broker, all asked at once; those that do not answer are left out."""
+    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, bool]:
         addresses = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
         wire = self._calls.on_wire(topic)
         asked = [
@@ -90,7 +89,17 @@ class RemotingSender:
             for name, address in addresses.items()
         ]
         answers = zip(addresses, self._calls.exchange_each(asked, deadline), strict=True)
-        return {name: answer.version for name, answer in answers if not isinstance(answer, RocketMQError)}
+        return {
+            name: answer.version >= FIRST_WITH_TIMERS
+            for name, answer in answers
+            if not isinstance(answer, RocketMQError)
+        }
+
+    def any_broker(self) -> bool:
+        return self._routes.any_broker()
+
+    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+        return self._routes.missing_topic(error)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         command = self._command(queue, request)

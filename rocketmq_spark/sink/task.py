@@ -11,7 +11,6 @@ import functools
 import os
 import queue as queues
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -32,9 +31,6 @@ from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.report import Tally, Written
 from rocketmq_spark.wire.messages import decode_batch
-
-if TYPE_CHECKING:
-    from rocketmq_spark.session import Client
 
 # How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
 ROUTE_S = 30.0
@@ -60,9 +56,9 @@ class TaskWriter:
         self._options = options
         self._names = dict(names)
         self._partition = partition
-        self._client: Client = session.client(options)
+        self._sender = session.sender(options)
         self._settings = checks.settings(options)
-        self._engine = Engine(self._client.sender, self._settings, Clockwork("rocketmq-sink"), _faults(options))
+        self._engine = Engine(self._sender, self._settings, Clockwork("rocketmq-sink"), _faults(options))
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
@@ -99,7 +95,7 @@ class TaskWriter:
         if not len(batch):
             return
         if self._fresh.expired:
-            self._topics.refresh(Deadline.after(self._client.calls.request_timeout_s))
+            self._topics.refresh(Deadline.after(self._options.request_timeout))
             self._fresh = Deadline.after(ROUTE_S)
             for topic in self._topics_seen:  # it may be on other brokers by now
                 self._check_timers(topic)
@@ -127,13 +123,13 @@ class TaskWriter:
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics_seen:
-            checks.check_topic(self._client, topic, self._options, expected=topic == self._options.topic)
+            checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
             self._topics.queues(topic, Deadline.after(self._options.send_timeout))
             self._check_timers(topic)
             self._topics_seen.add(topic)
 
     def _check_timers(self, topic: str) -> None:
-        checks.check_timers(self._client, topic, self._options, self._names, self._topics.brokers_of(topic))
+        checks.check_timers(self._sender, topic, self._options, self._names, self._topics.brokers_of(topic))
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)

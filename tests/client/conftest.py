@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.committer import RemotingCommitter
+from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.retry import Retry
 from tests.mockbroker import MockBroker, route
 
 
@@ -28,6 +32,9 @@ class Parts:
         self.routes = Routes(self.name_servers)
         self.brokers = Brokers(self.calls, self.routes)
         self.sender = RemotingSender(self.calls, self.routes)
+        self.admin = Admin(name_server, self.calls)
+        self.committer = RemotingCommitter(self.brokers, self.admin)
+        self.pulls = RemotingPulls(self.calls, self.routes, self.admin, Retry(0))
 
     @property
     def soon(self) -> Deadline:
