@@ -10,6 +10,7 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.client.admin import Admin
@@ -25,12 +26,13 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.pull.pacing import PullSettings
-from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.puller import Puller
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,9 @@ class Producer(engine.Producer):
 
 def puller(options: Options, read_from: str | None = None) -> Puller:
     """What opens reads with these options; ``read_from`` instead of theirs."""
+    from rocketmq_spark.pull.pacing import PullSettings  # here, for reads need numpy, and a producer does not
+    from rocketmq_spark.pull.puller import Puller
+
     settings = PullSettings.of(options)
     return Puller(pulls(options), _dialling(options), options.group, settings, read_from or options.read_from)
 
