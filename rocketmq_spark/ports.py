@@ -59,11 +59,15 @@ class Sender(Protocol):
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         """Whether the master of ``broker_name`` answers (GET_MAX_OFFSET of queue 0); False when it has no address."""
 
-    def heartbeat(self, client_id: str, producer_groups: Sequence[str], deadline: Deadline) -> None:
-        """Tell every known master which producer groups live here; failures of single brokers are logged."""
+    @property
+    def client_id(self) -> str:
+        """How brokers know this process: all that share its connections have one id."""
 
-    def unregister(self, client_id: str, producer_group: str, deadline: Deadline) -> None:
-        """Leave; failures of single brokers are logged."""
+    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+        """Belong to a producer group, which brokers are told soon and then every ``heartbeat_s``, if that is not 0.
+
+        Gives what leaves again: with the last one of the group brokers are told. Failures of single brokers are logged.
+        """
 
     def refresh_routes(self, deadline: Deadline) -> None:
         """Ask the name server again for all known topics and forget brokers that no route names any more."""

@@ -18,6 +18,7 @@ from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
+from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
@@ -42,6 +43,7 @@ class Client:
     calls: Calls
     routes: Routes
     brokers: Brokers
+    instance: Instance
     sender: RemotingSender
     committer: RemotingCommitter
     pulls: RemotingPulls
@@ -78,16 +80,19 @@ def _connection_key(options: Options) -> object:
 
 
 def _wire(options: Options) -> Client:
-    pool = Pool(_dialling(options))
+    groups = Groups()
+    pool = Pool(_dialling(options), groups.asked)
     calls = Calls(pool, options.request_timeout, _credentials(options), options.namespace or "")
     routes = Routes(NameServers(calls, options.name_server))
+    instance = Instance(groups, calls, routes)
     brokers, admin = Brokers(calls, routes), Admin(options.name_server, calls)
     retry = Retry(options.num_retries, options.retry_interval)
     return Client(
         calls=calls,
         routes=routes,
         brokers=brokers,
-        sender=RemotingSender(calls, routes),
+        instance=instance,
+        sender=RemotingSender(calls, routes, instance),
         committer=RemotingCommitter(brokers, admin),
         pulls=RemotingPulls(calls, routes, admin, retry),
         admin=admin,
@@ -174,4 +179,5 @@ def close_all() -> None:
         mine = [key for key in _clients if isinstance(key, tuple) and key[0] == os.getpid()]
         gone = [_clients.pop(key) for key in mine]
     for one in gone:
+        one.instance.close()
         one.calls.pool.close()

@@ -21,7 +21,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 # A module imports from lines above its own only.
 RANKS = """
-    codes clock runner tuning workers
+    codes clock clockwork runner tuning workers
     errors model
     parsing retry
     options ports queues wire
@@ -43,12 +43,12 @@ ORDER = {
     "wire": "header frame properties identifiers subscription loose_json names compression acl rpc messages bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
-    "client": "credentials calls aside route broker sender admin committer pulls",
+    "client": "credentials calls aside route broker instance sender admin committer pulls",
     "columnar": "arrow slices",
     "decode": "schema property_names bad frames answers header unpack promoted properties rows careful decoder",
     "encode": "bad_rows identifiers maps properties encoder",
     "pull": "missing pacing verdict window reader replica puller heads reading",
-    "producer": "accumulator attempts faults results hooks lanes clockwork settings in_flight topics outgoing choice under_way"
+    "producer": "accumulator attempts faults results hooks lanes settings in_flight topics outgoing choice under_way"
     " pending encoding destination batching engine upkeep producer",
     "source": "offsets filters pushdown allocation admission planner loss positions catalog waiting publish listener tasks"
     " stream readers",
@@ -87,12 +87,12 @@ OUTSIDE = {
     "ssl": "remoting.endpoint remoting.connection",
     "select": "remoting.connection",
     "subprocess": "localbroker cli.background workers",
-    "threading": "remoting.connection remoting.pool client.aside client.calls client.route producer.batching producer.choice"
-    " producer.clockwork producer.faults producer.pending producer.producer producer.under_way session sink.checks"
-    " localbroker cli",
-    "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
+    "threading": "remoting.connection remoting.pool client.aside client.calls client.instance client.route"
+    " producer.batching producer.choice clockwork producer.faults producer.pending producer.producer"
+    " producer.under_way session sink.checks localbroker cli",
+    "concurrent": "clockwork producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.connection remoting.pool client.admin client.credentials client.route"
-    " producer.clockwork producer.producer source.admission source.catalog source.waiting source.stream localbroker cli",
+    " clockwork client.instance source.admission source.catalog source.waiting source.stream localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }

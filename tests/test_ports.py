@@ -135,7 +135,8 @@ def sender() -> Fake:
         timers=lambda topic, brokers, deadline: dict.fromkeys(brokers, True),
         send_async=send_async,
         send=send,
-        unregister=lambda client_id, group, deadline: None,
+        client_id="me",
+        join=lambda group, heartbeat_s: lambda deadline: None,
     )
 
 
@@ -154,7 +155,7 @@ def test_a_producer_sends_through_a_sender() -> None:
     fake = sender()
     with Producer(fake, ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)) as producer:  # type: ignore[arg-type]
         assert producer.send(Message("t", b"x")).queue in QUEUES
-    assert {"publish_queues", "send", "unregister"} == set(fake.asked)
+    assert {"publish_queues", "send", "join"} == set(fake.asked)
 
 
 def reading() -> dict[str, Fake]:

@@ -8,11 +8,13 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.client.credentials import Credentials
+from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import Producer
 from rocketmq_spark.wire import rpc
+from tests.mockbroker import MockBroker, ok, route
 
 # Nobody listens there; clients connect when they are used, not when they are made.
 NOWHERE = "127.0.0.1:1"
@@ -148,6 +150,26 @@ class TestCredentials:
 def test_a_producer_needs_a_group():
     with pytest.raises(OptionError, match="option 'group' is required"):
         Producer(name_server=NOWHERE)
+
+
+def test_producers_of_a_process_have_one_client_id_and_one_heartbeat():
+    with MockBroker({Request.HEART_BEAT: ok(), Request.UNREGISTER_CLIENT: ok()}) as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        with (
+            Producer(name_server=broker.address, group="g1") as one,
+            Producer(name_server=broker.address, group="g2") as two,
+        ):
+            assert one.client_id == two.client_id
+            assert one.queues("t") == two.queues("t")
+            broker.wait_for(lambda: bool(broker.seen(Request.HEART_BEAT)))
+        session.close_all()
+        (beat,) = [json.loads(bytes(command.body)) for command in broker.seen(Request.HEART_BEAT)]
+        assert (beat["clientID"], beat["producerDataSet"]) == (
+            one.client_id,
+            [{"groupName": "g1"}, {"groupName": "g2"}],
+        )
+        left = [command.ext["producerGroup"] for command in broker.seen(Request.UNREGISTER_CLIENT)]
+        assert left == ["g2", "g1"]
 
 
 def test_a_producer_stays_in_the_environment_of_its_options(rocketmq, topic):

@@ -177,11 +177,15 @@ class Routes:
 
     def masters(self) -> dict[str, str]:
         """Broker name to address of all masters in the routes at hand."""
+        return {data.broker_name: data.master for data in self.brokers() if data.master}
+
+    def brokers(self) -> list[BrokerData]:
+        """All brokers of the routes at hand, by name."""
         newest: dict[str, BrokerData] = {}
         for route in self._newest_first(gone=False):
             for name, data in route.brokers.items():
                 newest.setdefault(name, data)
-        return {name: data.master for name, data in sorted(newest.items()) if data.master}
+        return [data for _, data in sorted(newest.items())]
 
     def _newest_first(self, gone: bool = True) -> list[TopicRoute]:
         with self._lock:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.encode.encoder import Chunk, Encoded, Encoder
 from rocketmq_spark.encode.identifiers import UniqueIds
@@ -24,7 +25,6 @@ from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Ended, Outgoing

@@ -9,6 +9,7 @@ unless they are told otherwise, can do without it.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import Any
 
@@ -47,6 +48,7 @@ def decompress(body: Bytes, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYT
     return _stream(body, codec, max_bytes)
 
 
+@functools.cache
 def _arrow(codec: str) -> Any:
     try:
         import pyarrow  # here, for it is large, and few need it

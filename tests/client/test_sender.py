@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -254,32 +253,6 @@ class TestOtherVerbs:
         answers = [routed.sender.probe(name, "t", routed.soon) for name in ("broker-a", "broker-a", "unknown")]
         assert answers == [True, False, False]
 
-    def test_heartbeats_go_to_every_master_and_one_that_fails_does_not_matter(
-        self, broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        broker.on(ROUTE, route(1, {"a": "127.0.0.1:1", "b": broker.address, "c": ""}))
-        broker.on(Request.HEART_BEAT, ok())
-        broker.on(Request.UNREGISTER_CLIENT, refuse(3, "not supported"))
-        parts.routes.get("t")
-        caplog.set_level("INFO")
-        parts.sender.heartbeat("client", ["g"], parts.soon)
-        parts.sender.unregister("client", "g", parts.soon)
-        (beat,) = broker.seen(Request.HEART_BEAT)
-        assert b'"groupName":"g"' in bytes(beat.body)
-        assert broker.seen(Request.UNREGISTER_CLIENT)[0].ext == {
-            "clientID": "client", "producerGroup": "g", "bname": "b",
-        }  # fmt: skip
-        assert "127.0.0.1:1" in caplog.text
-
-    def test_a_master_that_hangs_costs_one_request_s_time(self, broker: MockBroker) -> None:
-        parts = Parts(broker.address, request_timeout_s=0.05)
-        broker.on(Request.HEART_BEAT, mb.never)
-        parts.routes.get("t")
-        start = time.monotonic()
-        parts.sender.heartbeat("client", ["g"], parts.soon)
-        assert time.monotonic() - start < 2.0
-        parts.pool.close()
-
     def test_routes_are_refreshed_and_those_that_are_gone_forgotten(self, broker: MockBroker, parts: Parts) -> None:
         parts.routes.get("t")
         parts.routes.get("u")
@@ -435,13 +408,6 @@ class TestRealBroker:
             real.sender.send(queue, SendRequest("g", bytes(4 << 20) + b"x"), real.soon)
         with pytest.raises(RocketMQError, match="queueId"):
             real.sender.send(MessageQueue(topic, queue.broker_name, 99), SendRequest("g", b"x"), real.soon)
-
-    def test_heartbeats_and_leaving(self, real: Parts, topic: str, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level("DEBUG", "rocketmq_spark.client.sender")
-        real.sender.publish_queues(topic, real.soon)
-        real.sender.heartbeat("client-1", ["group-1"], real.soon)
-        real.sender.unregister("client-1", "group-1", real.soon)
-        assert caplog.text == ""
 
     def test_through_a_mapped_address_and_a_network_that_breaks(
         self, broker_cluster: LocalBroker, real: Parts, topic: str, make_proxy: Callable[[str], FaultyProxy]

@@ -58,8 +58,9 @@ def test_11_26_topic_and_group_of_everything_else(broker: MockBroker, tenant: Pa
     sender.recall("t", "broker-a", "handle", "g", soon)
     assert sender.probe("broker-a", "t", soon)
     assert sender.timers("t", ["broker-a"], soon) == {"broker-a": ANSWER.version >= FIRST_WITH_TIMERS}
-    sender.heartbeat("client", ["g"], soon)
-    sender.unregister("client", "g", soon)
+    leave = sender.join("g", 0.0)
+    tenant.instance.heartbeat(soon)
+    leave(soon)
     (recall,) = broker.seen(Request.RECALL_MESSAGE)
     assert (recall.ext["topic"], recall.ext["producerGroup"]) == ("ns%t", "ns%g")
     assert [command.ext["topic"] for command in broker.seen(Request.GET_MAX_OFFSET)] == ["ns%t"] * 2

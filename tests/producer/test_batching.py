@@ -122,11 +122,13 @@ def test_2_4_what_is_turned_away_is_never_counted(bench: Bench) -> None:
     assert bench.sender.requests[-1].batch
 
 
-def test_2_5_equal_client_ids_share_and_the_last_one_ends_it(bench: Bench) -> None:
+def test_2_5_equal_names_share_and_the_last_one_ends_it(bench: Bench) -> None:
     one = bench.producer("same", auto_batch=True, group="g1")
     two = bench.producer("same", auto_batch=True, group="g2", batch_max_delay_ms=50)
     other = bench.producer("other", auto_batch=True)
     assert batcher_of(one) is batcher_of(two) is not batcher_of(other)
+    unnamed = [batcher_of(bench.producer(auto_batch=True)) for _ in range(2)]
+    assert unnamed[0] is not unnamed[1]
     one.send_async(message("from one"))
     joined = two.send_async(message("from two"))
     assert one.close() == []  # sends at once what waits, whoever added it
