@@ -1,18 +1,17 @@
 """Options to wired ports: the only room that knows everything below, and the only place that picks a transport.
 
-Clients are shared by all readers, writers and tasks of a process that have the same connection options. The cache is
-keyed by process id: a forked worker makes its own connections and never touches those of its parent.
+Clients are shared by all readers, writers and tasks of a process that have the same connection options, and kept in
+``process``: a forked worker makes its own connections and never touches those of its parent.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark import process
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
@@ -51,18 +50,12 @@ class Client:
     retry: Retry
 
 
-_clients: dict[object, Client] = {}
-_lock = threading.Lock()
+_CLIENTS = "clients"
 
 
 def client(options: Options) -> Client:
     """The client of these connection options in this process, made on first use."""
-    key = (os.getpid(), _connection_key(options))
-    with _lock:
-        made = _clients.get(key)
-        if made is None:
-            made = _clients[key] = _wire(options)
-        return made
+    return process.once(_CLIENTS, _connection_key(options), lambda: _wire(options))
 
 
 def _connection_key(options: Options) -> object:
@@ -174,10 +167,8 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 
 
 def close_all() -> None:
-    """Close the clients of this process: for tests and commands that end."""
-    with _lock:
-        mine = [key for key in _clients if isinstance(key, tuple) and key[0] == os.getpid()]
-        gone = [_clients.pop(key) for key in mine]
-    for one in gone:
+    """Close the clients of this process and forget all that it keeps: for tests and commands that end."""
+    gone: dict[object, Client] = process.forget().get(_CLIENTS, {})
+    for one in gone.values():
         one.instance.close()
         one.calls.pool.close()

@@ -21,7 +21,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 # A module imports from lines above its own only.
 RANKS = """
-    codes clock clockwork runner tuning workers
+    codes clock clockwork process runner tuning workers
     errors model
     parsing retry
     options ports queues wire
@@ -89,7 +89,7 @@ OUTSIDE = {
     "subprocess": "localbroker cli.background workers",
     "threading": "remoting.connection remoting.pool client.aside client.calls client.instance client.route"
     " producer.batching producer.choice clockwork producer.faults producer.pending producer.producer"
-    " producer.under_way session sink.checks localbroker cli",
+    " producer.under_way process sink.checks localbroker cli",
     "concurrent": "clockwork producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.connection remoting.pool client.admin client.credentials client.route"
     " clockwork client.instance source.admission source.catalog source.waiting source.stream localbroker cli",

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from rocketmq_spark import codes
+from rocketmq_spark import codes, process
 from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import MessageQueue, SendResult
@@ -185,17 +184,13 @@ def _shares(outcome: Outcome, count: int) -> list[Outcome]:
     return shares
 
 
-_shared: dict[tuple[int, str], Batcher] = {}
-_shared_lock = threading.Lock()
+_ACCUMULATORS = "accumulators"
 
 
 def share(name: str, settings: ProducerSettings, make: Callable[[], Clockwork]) -> Batcher:
     """The accumulator of ``name`` in this process, made by the first producer that asks."""
-    key = (os.getpid(), name)
-    with _shared_lock:
-        batcher = _shared.get(key)
-        if batcher is None:
-            batcher = _shared[key] = Batcher(make())
+    with process.lock():
+        batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))
         batcher.join(settings)
         return batcher
 
@@ -203,7 +198,7 @@ def share(name: str, settings: ProducerSettings, make: Callable[[], Clockwork]) 
 def unshare(name: str, batcher: Batcher) -> None:
     """A producer leaves; the last one closes the accumulator."""
     batcher.leave()
-    with _shared_lock:
+    with process.lock():
         if batcher.members == 0:
-            _shared.pop((os.getpid(), name), None)
+            process.kept(_ACCUMULATORS).pop(name, None)
             batcher.close()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 
 from pyspark.sql.types import StructType
 
-from rocketmq_spark import session
+from rocketmq_spark import process, session
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.options import Options
@@ -32,8 +31,7 @@ _ATTEMPTS = 6
 SILENT_S = 30.0
 
 _NOW = Deadline(0.0)
-_ask_again: dict[tuple[int, object, str], Deadline] = {}
-_checked: set[tuple[int, tuple[str, ...], str, str]] = set()
+_ASKED, _CHECKED = "brokers asked for timers", "topics checked"
 
 
 def settings(options: Options) -> ProducerSettings:
@@ -148,15 +146,16 @@ def check_timers(
     deadline = Deadline.after(options.request_timeout)
     if brokers is None:
         brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
-    process = os.getpid(), options.name_server
-    due = [name for name in sorted(brokers) if _ask_again.get((*process, name), _NOW).expired]
+    again: dict[tuple[object, str], Deadline] = process.kept(_ASKED)
+    server = options.name_server
+    due = [name for name in sorted(brokers) if again.get((server, name), _NOW).expired]
     knowing = sender.timers(topic, due, deadline) if due else {}
     for name in due:
         if name not in knowing:
             logger.info("broker %s does not say whether it knows timers", name)
-            _ask_again[*process, name] = Deadline.after(SILENT_S)
+            again[server, name] = Deadline.after(SILENT_S)
         elif knowing[name]:
-            _ask_again[*process, name] = Deadline(math.inf)
+            again[server, name] = Deadline(math.inf)
     old = sorted(broker for broker, knows in knowing.items() if not knows)
     if old:
         raise OptionError(
@@ -175,8 +174,9 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
     """
     if options.topic is None:
         return
-    key = (os.getpid(), options.name_server, options.topic, repr(sorted(names)))
-    if once and key in _checked:
+    key = (options.name_server, options.topic, repr(sorted(names)))
+    checked = process.kept(_CHECKED)
+    if once and key in checked:
         return
     sender = session.sender(options)
     try:
@@ -190,7 +190,7 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return
-    _checked.add(key)
+    checked[key] = True
 
 
 def _check_now(sender: Sender, topic: str, within_s: float) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark import session
+from rocketmq_spark import process, session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.encode.bad_rows import BadRows
@@ -39,14 +39,11 @@ ROUTE_S = 30.0
 LAST_RESORT_S = 60.0
 
 
-_known_faults: dict[object, FaultTable] = {}
-
-
 def _faults(options: Options) -> FaultTable:
     """What this process knows of slow and failing brokers: tasks are short, and each would have to find out anew."""
     settings = checks.settings(options)
-    key = (os.getpid(), options.name_server, settings.send_latency_fault, settings.fault_tables)
-    return _known_faults.setdefault(key, FaultTable(settings.fault_tables, settings.send_latency_fault))
+    how = settings.fault_tables, settings.send_latency_fault
+    return process.once("fault tables", (options.name_server, *how), lambda: FaultTable(*how))
 
 
 class TaskWriter:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import codes, session
+from rocketmq_spark import codes, process, session
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -131,8 +131,8 @@ class Asked:
 
 @pytest.fixture
 def use(monkeypatch):
-    monkeypatch.setattr(checks, "_checked", set())
-    monkeypatch.setattr(checks, "_ask_again", {})
+    process.kept(checks._CHECKED).clear()
+    process.kept(checks._ASKED).clear()
 
     def patch(client):
         monkeypatch.setattr(session, "sender", lambda options: client)
@@ -194,7 +194,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
     for _ in range(3):
         assert timers(client, {"a", "b"}) == [["a", "b"]]
     monkeypatch.setattr(checks, "SILENT_S", 0.0)
-    checks._ask_again.clear()
+    process.kept(checks._ASKED).clear()
     timers(client, {"a", "b"})
     client.versions["b"] = OLD
     with pytest.raises(OptionError, match="b is older"):
