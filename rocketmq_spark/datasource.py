@@ -68,7 +68,7 @@ class RocketMQDataSource(DataSource):
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
         from rocketmq_spark.decode.schema import chosen, columns_of
-        from rocketmq_spark.session import environment
+        from rocketmq_spark.queues.environment import environment_of
         from rocketmq_spark.source import filters, positions
 
         found = self._parsed.for_role(role)
@@ -80,7 +80,7 @@ class RocketMQDataSource(DataSource):
             )
         filters.check(found)
         positions.check(found, role)
-        environment(found)
+        environment_of(found.environment, found.environments)
         least, most = found.min_offsets_per_trigger, found.max_offsets_per_trigger
         if least is not None and most is not None and least > most:
             raise OptionError(f"option 'minOffsetsPerTrigger' is {least}, more than 'maxOffsetsPerTrigger' {most}")

@@ -1,29 +1,42 @@
-"""What the producer and others need of a transport, as small Protocols: the seam is at verbs, not at frames.
+"""What upper rooms may ask of a transport, as small Protocols: the seam is at verbs, not at frames.
 
-The remoting client implements them; another transport implements those it can offer.
+``producer/``, ``sink/``, ``source/`` and ``pull/`` know these and nothing else of a client. The remoting client implements
+them; another transport implements those it can offer. All raise ``RocketMQError`` subclasses only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
+from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, SendRequest, SendResult, TopicRoute
 
 
 class Sender(Protocol):
-    """Verbs of a producer. Each raises ``RocketMQError`` subclasses only, and honours the deadline it is given."""
+    """Verbs of a producer. Each honours the deadline it is given."""
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        """Queues that accept sends, in Java's publish order; raises ``RouteNotFound``.
+        """Queues that accept sends, in Java's publish order: whether a topic can be written to.
+
+        Raises ``RouteNotFound``, with the server's code when there is no such topic and without one when it takes no
+        writes, and ``BrokerNotFound`` while it has no master.
 
         The sequence object stays identical while the route is unchanged, so that callers may cache by identity.
         """
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """Queues that are there to be read, sorted; some of them may take no sends now."""
+
+    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+        """The same error with the names that come nearest, as far as the transport can tell them."""
+
+    def any_broker(self) -> bool:
+        """Whether any broker is up, so that a topic without a route does not exist."""
+
+    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, bool]:
+        """Whether each broker knows timer messages, all asked at once; those that do not answer are left out."""
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """One attempt on one queue. ``SendResult.msg_id`` is left empty: ids are the producer's business."""
@@ -46,11 +59,122 @@ class Sender(Protocol):
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         """Whether the master of ``broker_name`` answers (GET_MAX_OFFSET of queue 0); False when it has no address."""
 
-    def heartbeat(self, client_id: str, producer_groups: Sequence[str], deadline: Deadline) -> None:
-        """Tell every known master which producer groups live here; failures of single brokers are logged."""
+    @property
+    def client_id(self) -> str:
+        """How brokers know this process: all that share its connections have one id."""
 
-    def unregister(self, client_id: str, producer_group: str, deadline: Deadline) -> None:
-        """Leave; failures of single brokers are logged."""
+    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+        """Belong to a producer group, which brokers are told soon and then every ``heartbeat_s``, if that is not 0.
+
+        Gives what leaves again: with the last one of the group brokers are told. Failures of single brokers are logged.
+        """
 
     def refresh_routes(self, deadline: Deadline) -> None:
         """Ask the name server again for all known topics and forget brokers that no route names any more."""
+
+
+class RouteReader(Protocol):
+    """Which topics there are, and which brokers have them."""
+
+    def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
+        """The route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
+
+    def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> None:
+        """Ask for all routes that are older, at once. What cannot be had so is left to ``get``."""
+
+    def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
+        """Ask now, and keep nothing; raises ``RouteNotFound``."""
+
+    def address(self, broker_name: str, read_from: str = "master") -> str:
+        """Where a broker is, by the routes at hand. Raises ``BrokerNotFound``."""
+
+    def topics(self, deadline: Deadline | None = None) -> list[str]:
+        """All topics, system ones too; raises ``NotSupported`` where they cannot be listed."""
+
+    def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
+        """Brokers by name; raises ``NotSupported`` where they cannot be listed."""
+
+    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+        """The same error with the names that come nearest."""
+
+
+class OffsetReader(Protocol):
+    """Which offsets queues have, and what brokers say about messages there."""
+
+    @property
+    def late(self) -> bool:
+        """Whether a broker keeps a question of ``bounds`` or of a commit waiting that others were not held up by."""
+
+    def bounds(
+        self,
+        queues: Iterable[MessageQueue],
+        deadline: Deadline,
+        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
+        read_from: str = "master",
+        grace_s: float | None = None,
+    ) -> dict[MessageQueue, QueueBounds]:
+        """Minimum and maximum offset of each queue; those that brokers do not report are left out.
+
+        With ``on_error`` so are those whose question failed. A broker that keeps the others waiting for ``grace_s`` is not
+        waited for: what it said before holds.
+        """
+
+    def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
+        """The end of each queue, also of those that are not read any more."""
+
+    def search_offsets(self, times_ms: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, int]:
+        """First offset stored at or after each queue's time. It may lie below the minimum: callers clamp it."""
+
+    def committed(
+        self, group: str, queues: Sequence[MessageQueue], deadline: Deadline
+    ) -> dict[MessageQueue, int | None]:
+        """The group's offset of each queue, None where there is none."""
+
+    def store_time_ms(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> int | None:
+        """When the message at ``offset`` was stored; None when there is none at exactly that offset."""
+
+    def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
+        """Bytes and number of some messages from ``offset`` on."""
+
+    def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
+        """Whether a Proxy answers for a broker: it compiles no filters."""
+
+    def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> None:
+        """Let a broker compile an SQL expression; raises ``BrokerError`` with its words."""
+
+
+class OffsetCommitter(Protocol):
+    """Stores a group's offsets."""
+
+    def commit_each(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None = None
+    ) -> dict[MessageQueue, RocketMQError]:
+        """Store the next offsets to read where they can be; the errors of the others. ``grace_s`` as in ``bounds``."""
+
+    def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
+        """Ids of clients that consume as ``group`` now, as one broker knows them."""
+
+    def create_group(self, group: str) -> None:
+        """Make the group on all brokers."""
+
+    def create_retry_topic(self, group: str, timeout_s: float) -> None:
+        """Make the topic by which tools look a group up; returns when it can be seen."""
+
+
+class PullSource(Protocol):
+    """What reads of offset ranges ask beside their pulls, which have connections of their own."""
+
+    def on_wire(self, name: str) -> str:
+        """A topic or group as brokers know it."""
+
+    def keys(self) -> tuple[str, str, str | None] | None:
+        """Access key, secret key and token that sign pulls from now on; None where nobody signs."""
+
+    def route(self, topic: str, deadline: Deadline) -> TopicRoute:
+        """The route as it is now; one question takes no longer than the time of a request."""
+
+    def attributes(self, topic: str, broker_name: str) -> Mapping[str, str]:
+        """The attributes of a topic's configuration on a broker."""
+
+    def compacted(self, queue: MessageQueue) -> bool:
+        """Whether the queue's topic keeps the last message of a key only, so that offsets without one are right."""

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.client.calls import Credentials
+from rocketmq_spark.client.credentials import Credentials
+from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import Producer
 from rocketmq_spark.wire import rpc
+from tests.mockbroker import MockBroker, ok, route
 
 # Nobody listens there; clients connect when they are used, not when they are made.
 NOWHERE = "127.0.0.1:1"
@@ -150,29 +152,24 @@ def test_a_producer_needs_a_group():
         Producer(name_server=NOWHERE)
 
 
-def test_settings_of_a_producer_come_from_its_options():
-    given = {
-        "sendLatencyFault": "4.x",
-        "batchMaxDelay": "20ms",
-        "requireStoreOk": "ok",
-        "compression": "lz4",
-        "group": "g",
-    }
-    settings = session.producer_settings(parsed("producer", **given))
-    assert (settings.group, settings.send_timeout_s, settings.compression) == ("g", 3.0, "lz4")
-    assert (settings.send_latency_fault, settings.store_must_be_ok, settings.batch_max_delay_ms) == (True, True, 20)
-    plain = session.producer_settings(parsed("producer", group="g"))
-    assert (plain.send_latency_fault, plain.auto_batch, plain.batch_max_delay_ms) == (False, False, None)
-    assert plain.environment is None
-
-
-def test_an_environment_that_is_a_number_alone_warns_once(monkeypatch, caplog):
-    monkeypatch.setattr(session, "_warned", set())
-    for given in ({"environment": 3}, {"environment": 3}, {"environment": 1, "environments": 4}):
-        assert session.environment(parsed(**given)).number == given["environment"]
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "option 'environment' is 3 without option 'environments'" in line
-    assert "say how many there are with 'environments'" in line
+def test_producers_of_a_process_have_one_client_id_and_one_heartbeat():
+    with MockBroker({Request.HEART_BEAT: ok(), Request.UNREGISTER_CLIENT: ok()}) as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        with (
+            Producer(name_server=broker.address, group="g1") as one,
+            Producer(name_server=broker.address, group="g2") as two,
+        ):
+            assert one.client_id == two.client_id
+            assert one.queues("t") == two.queues("t")
+            broker.wait_for(lambda: bool(broker.seen(Request.HEART_BEAT)))
+        session.close_all()
+        (beat,) = [json.loads(bytes(command.body)) for command in broker.seen(Request.HEART_BEAT)]
+        assert (beat["clientID"], beat["producerDataSet"]) == (
+            one.client_id,
+            [{"groupName": "g1"}, {"groupName": "g2"}],
+        )
+        left = [command.ext["producerGroup"] for command in broker.seen(Request.UNREGISTER_CLIENT)]
+        assert left == ["g2", "g1"]
 
 
 def test_a_producer_stays_in_the_environment_of_its_options(rocketmq, topic):
@@ -181,12 +178,6 @@ def test_a_producer_stays_in_the_environment_of_its_options(rocketmq, topic):
         assert {producer.send(Message(topic, b"x")).queue.queue_id for _ in range(8)} == {1, 5}
     with pytest.raises(OptionError, match="option 'environments' needs option 'environment'"):
         Producer(environments="4", **given)
-
-
-def test_settings_of_pulls_come_from_the_options():
-    settings = session.pull_settings(parsed(pullDepth="3", maxBytesInFlight="1m", readDeadline="5s", pullBatchSize="7"))
-    assert (settings.depth, settings.max_bytes_in_flight) == (3, 1 << 20)
-    assert (settings.read_deadline_s, settings.batch_size) == (5.0, 7)
 
 
 def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_property):

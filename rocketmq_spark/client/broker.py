@@ -32,12 +32,16 @@ class Question:
 
 
 class Brokers:
-    """Questions about queues, asked of the masters."""
+    """Questions about queues, asked of the masters. Implements ``ports.OffsetReader``."""
 
     def __init__(self, calls: Calls, routes: Routes) -> None:
         self.calls = calls
         self.routes = routes
         self._stats: dict[tuple[str, str], tuple[bytes, dict[MessageQueue, QueueBounds]]] = {}
+
+    @property
+    def late(self) -> bool:
+        return bool(self.calls.late)
 
     def bounds(
         self,

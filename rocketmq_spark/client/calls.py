@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rocketmq_spark.client.credentials import Credentials, RotatingCredentials
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import UNREADABLE, Response
 from rocketmq_spark.errors import (
     AccessDenied,
-    LocalProtocolError,
     NotReadable,
-    OptionError,
     RocketMQError,
     ServerFault,
     ServiceNotAvailable,
@@ -22,7 +20,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool
-from rocketmq_spark.wire import acl, names
+from rocketmq_spark.wire import names
 from rocketmq_spark.wire.header import Command
 
 # A broker that takes no sends before a configured time says so with the code of its own exceptions.
@@ -31,56 +29,6 @@ _DENIED = (
     "Access denied: check options 'accessKey' and 'secretKey' and the user's policies "
     "(source: Sub and Get on the topic, Sub on the group; sink: Pub on the topic)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Who signs the requests. Never shown."""
-
-    access_key: str
-    secret_key: str
-    security_token: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Credentials(access_key={self.access_key!r})"
-
-    def current(self) -> Credentials:
-        return self
-
-    def sign(self, command: Command) -> Command:
-        try:
-            return acl.sign(command, self.access_key, self.secret_key, self.security_token)
-        except UnicodeEncodeError as e:
-            raise LocalProtocolError(f"request {command.code} cannot be signed: {e}") from e
-
-
-class RotatingCredentials:
-    """Credentials that are fetched again when they are a minute old: they may be temporary."""
-
-    def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:
-        self._fetch = fetch
-        self._max_age_s = max_age_s
-        self._known: tuple[float, Credentials] | None = None
-
-    def current(self) -> Credentials:
-        known = self._known
-        if known is None or time.monotonic() - known[0] > self._max_age_s:
-            known = self._known = (time.monotonic(), self._fetched())
-        return known[1]
-
-    def _fetched(self) -> Credentials:
-        try:
-            return self._fetch()
-        except RocketMQError:
-            raise
-        except Exception as e:  # somebody else's code; callers are told errors of ours only
-            raise OptionError(
-                f"credentials cannot be had: {type(e).__name__}",
-                remedy="Look at option 'credentialsProvider' or 'credentialsFile'",
-            ) from e
-
-    def sign(self, command: Command) -> Command:
-        return self.current().sign(command)
 
 
 class _Answers:

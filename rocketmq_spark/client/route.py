@@ -8,12 +8,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
 
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.trouble import Trouble
-from rocketmq_spark.clock import Deadline, backoff
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -29,31 +26,6 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import BrokerData, TopicRoute
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How a metadata question is repeated: ``times`` more tries, pauses that double from ``interval_s``."""
-
-    times: int = 3
-    interval_s: float = 0.5
-
-    def run(self, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
-        """The first success; the last error when tries are over, the first one when time is, others at once."""
-        pauses, trouble = backoff(self.interval_s, 10.0), Trouble()
-        for left in range(self.times, -1, -1):
-            try:
-                return ask()
-            except RocketMQError as e:
-                trouble.note(e, time.monotonic())
-                if deadline is not None and deadline.expired and e.retriable:
-                    raise trouble.cause(e, time.monotonic()) from e
-                if not e.retriable or left == 0:
-                    raise
-                time.sleep(min(next(pauses), deadline.remaining() if deadline else 60.0))
-        raise AssertionError("unreachable")
 
 
 class NameServers:
@@ -120,7 +92,10 @@ class NameServers:
 
 
 class Routes:
-    """Routes by topic with their age. Thread-safe; one thread asks for a topic while others may ask for other ones."""
+    """Routes by topic with their age. Thread-safe; one thread asks for a topic while others may ask for other ones.
+
+    Implements ``ports.RouteReader``.
+    """
 
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
@@ -202,11 +177,15 @@ class Routes:
 
     def masters(self) -> dict[str, str]:
         """Broker name to address of all masters in the routes at hand."""
+        return {data.broker_name: data.master for data in self.brokers() if data.master}
+
+    def brokers(self) -> list[BrokerData]:
+        """All brokers of the routes at hand, by name."""
         newest: dict[str, BrokerData] = {}
         for route in self._newest_first(gone=False):
             for name, data in route.brokers.items():
                 newest.setdefault(name, data)
-        return {name: data.master for name, data in sorted(newest.items()) if data.master}
+        return [data for _, data in sorted(newest.items())]
 
     def _newest_first(self, gone: bool = True) -> list[TopicRoute]:
         with self._lock:

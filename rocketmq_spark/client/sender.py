@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rocketmq_spark.client.aside import Aside
 from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC, SENDABLE_SYS_FLAGS, Perm, Property, Response
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC, FIRST_WITH_TIMERS, SENDABLE_SYS_FLAGS, Perm, Property, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
     ConnectionLost,
     LocalProtocolError,
-    NotSupported,
     RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, TopicRoute
-from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,10 @@ _DELAYING = tuple(
 class RemotingSender:
     """Implements ``ports.Sender``."""
 
-    def __init__(self, calls: Calls, routes: Routes, route_age_s: float = 30.0) -> None:
+    def __init__(self, calls: Calls, routes: Routes, instance: Instance, route_age_s: float = 30.0) -> None:
         self._calls = calls
         self._routes = routes
+        self._instance = instance
         self._route_age_s = route_age_s
         self._aside = Aside()
         self._published: dict[str, tuple[object, tuple[MessageQueue, ...]]] = {}
@@ -81,8 +82,7 @@ class RemotingSender:
             logger.info("the route of %s is not fresh: %s", topic, e)
             return self._routes.get(topic, math.inf, deadline)
 
-    def versions(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
-        """The release (``MQVersion``) of each broker, all asked at once; those that do not answer are left out."""
+    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, bool]:
         addresses = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
         wire = self._calls.on_wire(topic)
         asked = [
@@ -90,7 +90,17 @@ class RemotingSender:
             for name, address in addresses.items()
         ]
         answers = zip(addresses, self._calls.exchange_each(asked, deadline), strict=True)
-        return {name: answer.version for name, answer in answers if not isinstance(answer, RocketMQError)}
+        return {
+            name: answer.version >= FIRST_WITH_TIMERS
+            for name, answer in answers
+            if not isinstance(answer, RocketMQError)
+        }
+
+    def any_broker(self) -> bool:
+        return self._routes.any_broker()
+
+    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+        return self._routes.missing_topic(error)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         command = self._command(queue, request)
@@ -170,17 +180,14 @@ class RemotingSender:
             return False
         return True
 
-    def heartbeat(self, client_id: str, producer_groups: Sequence[str], deadline: Deadline) -> None:
-        body = bodies.heartbeat(client_id, [self._calls.on_wire(group) for group in producer_groups])
-        for name, address in self._routes.masters().items():
-            self._quietly(address, rpc.HEART_BEAT.request(body, bname=name), deadline)
+    @property
+    def client_id(self) -> str:
+        return self._instance.client_id
 
-    def unregister(self, client_id: str, producer_group: str, deadline: Deadline) -> None:
-        for name, address in self._routes.masters().items():
-            command = rpc.UNREGISTER_CLIENT.request(
-                clientID=client_id, producerGroup=self._calls.on_wire(producer_group), bname=name
-            )
-            self._quietly(address, command, deadline)
+    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+        member = Member(group, heartbeat_s)
+        self._instance.join(member)
+        return functools.partial(self._instance.leave, member)
 
     def refresh_routes(self, deadline: Deadline) -> None:
         for topic in self._routes.known():
@@ -223,14 +230,6 @@ class RemotingSender:
         except BrokerNotFound:
             self._routes.get(queue.topic, ASKED_S, deadline)
             return self._routes.address(queue.broker_name)
-
-    def _quietly(self, address: str, command: Command, deadline: Deadline) -> None:
-        try:
-            self._calls.ask(address, command, deadline.within(self._calls.request_timeout_s))
-        except NotSupported:
-            logger.debug("%s takes no heartbeats", address)
-        except RocketMQError as e:
-            logger.info("request %s to %s failed: %s", command.code, address, e)
 
 
 def _writable(route: TopicRoute) -> tuple[MessageQueue, ...]:

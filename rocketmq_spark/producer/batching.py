@@ -1,6 +1,7 @@
-"""Automatic batching at work: one accumulator per client id, its timer, and the results handed back one by one.
+"""Automatic batching at work: one accumulator per name, its timer, and the results handed back one by one.
 
-Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``. A driver: it owns the lock round the accumulator.
+Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. A driver: it owns
+the lock round the accumulator.
 Java polls with two guard threads; here each batch sets one timer when it is started, and a synchronous sender that
 waits longer than the batch may take sends it itself, so that nobody depends on the timer's thread. Java's accumulator
 dies with the first of the producers that share it; this one lives until the last has left, and all that waits is sent
@@ -11,18 +12,17 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from rocketmq_spark import codes
+from rocketmq_spark import codes, process
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, Batch, Entry, Key
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.producer.pending import Callback, Pending
@@ -46,7 +46,7 @@ class Owner(Protocol):
 
 
 class Batcher:
-    """The accumulator of one client id."""
+    """The accumulator of one name."""
 
     def __init__(self, clockwork: Clockwork) -> None:
         self.accumulator = Accumulator()
@@ -184,25 +184,21 @@ def _shares(outcome: Outcome, count: int) -> list[Outcome]:
     return shares
 
 
-_shared: dict[tuple[int, str], Batcher] = {}
-_shared_lock = threading.Lock()
+_ACCUMULATORS = "accumulators"
 
 
-def share(client_id: str, settings: ProducerSettings, make: Callable[[], Clockwork]) -> Batcher:
-    """The accumulator of ``client_id`` in this process, made by the first producer that asks."""
-    key = (os.getpid(), client_id)
-    with _shared_lock:
-        batcher = _shared.get(key)
-        if batcher is None:
-            batcher = _shared[key] = Batcher(make())
+def share(name: str, settings: ProducerSettings, make: Callable[[], Clockwork]) -> Batcher:
+    """The accumulator of ``name`` in this process, made by the first producer that asks."""
+    with process.lock():
+        batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))
         batcher.join(settings)
         return batcher
 
 
-def unshare(client_id: str, batcher: Batcher) -> None:
+def unshare(name: str, batcher: Batcher) -> None:
     """A producer leaves; the last one closes the accumulator."""
     batcher.leave()
-    with _shared_lock:
+    with process.lock():
         if batcher.members == 0:
-            _shared.pop((os.getpid(), client_id), None)
+            process.kept(_ACCUMULATORS).pop(name, None)
             batcher.close()

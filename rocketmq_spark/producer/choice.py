@@ -10,10 +10,10 @@ import logging
 import threading
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.producer.attempts import Attempts, OutOfTime
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Outgoing, Queues
 from rocketmq_spark.producer.topics import Topics

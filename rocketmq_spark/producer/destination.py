@@ -10,10 +10,10 @@ import copy
 from collections.abc import Sequence
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import CallTimeout, MessageRefused, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment

@@ -16,12 +16,12 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.attempts import Again, Attempts, report_of
 from rocketmq_spark.producer.choice import Choice
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.hooks import Hooks, SendContext
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import SendResult
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.outgoing import Outcome
 
 Callback = Callable[[Outcome], None]

@@ -10,10 +10,8 @@ import atexit
 import itertools
 import logging
 import os
-import platform
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -21,13 +19,13 @@ from types import TracebackType
 from typing import Unpack
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import batching, encoding
 from rocketmq_spark.producer.accumulator import Batch
 from rocketmq_spark.producer.batching import Membership
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.destination import Destinations
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
@@ -47,18 +45,21 @@ _numbers = itertools.count()
 
 
 class Producer:
-    """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager."""
+    """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
+
+    Producers with the same ``shared_as`` fill one accumulator together.
+    """
 
     def __init__(
         self,
         sender: Sender,
         settings: ProducerSettings,
-        client_id: str | None = None,
+        shared_as: str | None = None,
         make_clockwork: Callable[[str], Clockwork] = Clockwork,
     ) -> None:
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self.settings = settings
-        self.client_id = client_id or f"{platform.node()}@{os.getpid()}#{time.monotonic_ns()}"
+        self.client_id = sender.client_id
         self._sender = sender
         self._pid = os.getpid()
         self._engine = Engine(sender, settings, make_clockwork(f"{name}-send"))
@@ -68,10 +69,12 @@ class Producer:
         self._destinations = Destinations(self._engine.topics, self._engine.clockwork, settings.environment)
         self._membership: Membership | None = None
         if settings.auto_batch:
-            batcher = batching.share(self.client_id, settings, lambda: make_clockwork(f"{name}-batch"))
+            self._shared_as = shared_as or name
+            batcher = batching.share(self._shared_as, settings, lambda: make_clockwork(f"{name}-batch"))
             self._membership = Membership(batcher, self, self._pending, settings.send_timeout_s)
         _open.add(self)
-        Upkeep(sender, self._engine, settings).start(self._chores, self.client_id)
+        Upkeep(sender, self._engine, settings).start(self._chores)
+        self._leave = sender.join(settings.group, settings.heartbeat_s)
 
     def __enter__(self) -> Producer:
         return self
@@ -177,7 +180,7 @@ class Producer:
             return []
         deadline = self._deadline(timeout_s)
         if self._membership is not None:
-            batching.unshare(self.client_id, self._membership.batcher)
+            batching.unshare(self._shared_as, self._membership.batcher)
         self._pending.none_left(deadline)
         unsent = self._engine.close(deadline)
         if unsent:
@@ -185,7 +188,7 @@ class Producer:
             logger.warning("producer of %s closed: %d sends have no answer, among them %s", group, count, unsent[:10])
         self._chores.close()
         self._pending.close()
-        self._sender.unregister(self.client_id, self.settings.group, Deadline.after(self.settings.send_timeout_s))
+        self._leave(Deadline.after(self.settings.send_timeout_s))
         return unsent
 
     def at_exit(self) -> dict[str, RocketMQError]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from rocketmq_spark import codes
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options
 from rocketmq_spark.producer.accumulator import BatchLimits
 from rocketmq_spark.producer.attempts import RETRY_CODES, RetryPolicy
-from rocketmq_spark.producer.faults import CURRENT, FaultTables
-from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.producer.faults import CURRENT, FaultTables, tables
+from rocketmq_spark.queues.environment import Environment, environment_of
 from rocketmq_spark.wire.names import group_problem
 
 COMPRESSIONS = {"none": None, "zlib": codes.SysFlag.ZLIB, "lz4": codes.SysFlag.LZ4, "zstd": codes.SysFlag.ZSTD}
@@ -57,6 +58,27 @@ class ProducerSettings:
     max_async_bytes: int = 100 * 1024 * 1024
     heartbeat_s: float = 30.0
     route_refresh_s: float = 30.0
+
+    @classmethod
+    def of(cls, options: Options) -> ProducerSettings:
+        """Those of a producer with these options."""
+        return cls(
+            group=options.group,
+            send_timeout_s=options.send_timeout,
+            store_must_be_ok=options.require_store_ok == "ok",
+            max_message_size=options.max_message_size,
+            compress_above=options.compress_above,
+            compression=options.compression,
+            send_latency_fault=bool(options.send_latency_fault),
+            fault_tables=tables(
+                options.send_latency_fault or "current", options.latency_max, options.not_available_duration
+            ),
+            environment=environment_of(options.environment, options.environments),
+            auto_batch=options.auto_batch,
+            batch_max_bytes=options.batch_max_bytes,
+            batch_max_delay_ms=None if options.batch_max_delay is None else round(1000 * options.batch_max_delay),
+            total_batch_max_bytes=options.total_batch_max_bytes,
+        )
 
     def __post_init__(self) -> None:
         problems = [f"{what} is {value!r}; expected {expected}" for what, value, expected in self._problems()]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer.attempts import Again, Attempts
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.lanes import Lanes
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing

@@ -1,6 +1,6 @@
-"""What a producer does beside sending: heartbeats, fresh routes, probes of brokers that could not be reached.
+"""What a producer does beside sending: fresh routes, probes of brokers that could not be reached.
 
-Mirrors the scheduled tasks of ``MQClientInstance`` (producer side) and the detector of ``LatencyFaultToleranceImpl``.
+Mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of ``LatencyFaultToleranceImpl``.
 A driver, on a clockwork of its own: these calls may block, and sends must not wait for them.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-FIRST_HEARTBEAT_S = 1.0
 FIRST_ROUTES_S = 0.01
 DETECTOR_S = 3.0
 TIMEOUT_S = 3.0
@@ -32,21 +31,13 @@ class Upkeep:
         self._faults = engine.faults
         self._settings = settings
 
-    def start(self, clockwork: Clockwork, client_id: str) -> None:
-        """Begin: a heartbeat soon and every 30 s, routes every 30 s, the detector every 3 s while it is on."""
+    def start(self, clockwork: Clockwork) -> None:
+        """Begin: routes every 30 s, the detector every 3 s while it is on."""
         settings = self._settings
         if settings.route_refresh_s:
             clockwork.every(settings.route_refresh_s, self.routes, FIRST_ROUTES_S)
         if settings.heartbeat_s:
-            clockwork.every(settings.heartbeat_s, lambda: self.heartbeat(client_id), FIRST_HEARTBEAT_S)
             clockwork.every(DETECTOR_S, lambda: self.detect(clockwork.now_ms()), DETECTOR_S)
-
-    def heartbeat(self, client_id: str) -> None:
-        """Tell the masters that a member of the group lives here; nothing else is uploaded."""
-        try:
-            self._sender.heartbeat(client_id, [self._settings.group], Deadline.after(TIMEOUT_S))
-        except RocketMQError as e:
-            logger.info("no heartbeat was sent: %s", e)
 
     def routes(self) -> None:
         """Refresh the routes and forget what is known of brokers that left."""

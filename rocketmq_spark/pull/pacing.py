@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rocketmq_spark.options import Options
+
 FIRST_PULL = 8
 STOCK_PULL = 32
 STOCK_BYTES = 256 << 10
@@ -32,6 +34,11 @@ class PullSettings:
     window_rows: int = 32_768
     filtered: bool = False
     grace_s: float = GRACE_S
+
+    @classmethod
+    def of(cls, options: Options) -> PullSettings:
+        """Those of a read with these options."""
+        return cls(options.max_bytes_in_flight, options.pull_depth, options.pull_batch_size, options.read_deadline)
 
 
 class Pacing:

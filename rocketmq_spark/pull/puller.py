@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rocketmq_spark import codes
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.route import Routes
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
+from rocketmq_spark.ports import PullSource
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.replica import Replica
 from rocketmq_spark.pull.verdict import OnLoss
 from rocketmq_spark.remoting.bulk import Keys, PullTemplate
+from rocketmq_spark.remoting.pool import Dialling
 from rocketmq_spark.wire import rpc
 
 
 @dataclass(frozen=True, slots=True)
 class Puller:
-    """Opens reads. ``compacted`` says whether offsets without a message are right in a queue."""
+    """Opens reads."""
 
-    calls: Calls
-    routes: Routes
-    compacted: Callable[[MessageQueue], bool]
+    source: PullSource
+    dialling: Dialling
     group: str
     settings: PullSettings
     read_from: str = "master"
+
+    def compacted(self, queue: MessageQueue) -> bool:
+        """Whether offsets without a message are right in a queue."""
+        return self.source.compacted(queue)
 
     def reader(
         self,
@@ -42,13 +45,13 @@ class Puller:
         return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint)
 
     def replica(self, queue: MessageQueue, known: str | None = None) -> Replica:
-        return Replica(self.calls, self.routes, queue.broker_name, queue.topic, self.read_from, known)
+        return Replica(self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, known)
 
     def template(self, queue: MessageQueue, filtered: Filter = NO_FILTER) -> PullTemplate:
         """Pulls of one queue that leave nothing behind on the broker."""
         pull = rpc.PULL_MESSAGE.request(
-            consumerGroup=self.calls.on_wire(self.group),
-            topic=self.calls.on_wire(queue.topic),
+            consumerGroup=self.source.on_wire(self.group),
+            topic=self.source.on_wire(queue.topic),
             queueId=queue.queue_id,
             queueOffset=0,
             maxMsgNums=1,
@@ -60,9 +63,9 @@ class Puller:
             expressionType=filtered.kind,
             bname=queue.broker_name,
         )
-        return PullTemplate(pull, self._keys if self.calls.credentials else None)
+        return PullTemplate(pull, self._keys if self.source.keys() else None)
 
     def _keys(self) -> Keys:
-        assert self.calls.credentials is not None
-        keys = self.calls.credentials.current()
-        return keys.access_key, keys.secret_key, keys.security_token
+        keys = self.source.keys()
+        assert keys is not None
+        return keys

@@ -12,7 +12,6 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
-from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MASTER_ID, OffsetRange
@@ -21,6 +20,7 @@ from rocketmq_spark.pull.pacing import Pacing, PullSettings
 from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, OnLoss, Reconnect, Suspect, judge
 from rocketmq_spark.pull.window import Doubts, Hole, Piece, Trial, Window, covered, lasting, undoubted
 from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, BulkStream, Found, PullTemplate
+from rocketmq_spark.retry import Trouble
 
 logger = logging.getLogger(__name__)
 

@@ -6,20 +6,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound
 from rocketmq_spark.model import MASTER_ID
+from rocketmq_spark.ports import PullSource
 from rocketmq_spark.remoting.bulk import BulkStream
+from rocketmq_spark.remoting.pool import Dialling
 
 
 @dataclass(slots=True)
 class Replica:
     """Opens streams to a replica of a broker; follows what brokers suggest when it may. ``known`` is a master's address."""
 
-    calls: Calls
-    routes: Routes
+    source: PullSource
+    dialling: Dialling
     broker_name: str
     topic: str
     read_from: str = "master"
@@ -31,11 +31,10 @@ class Replica:
     def __call__(self, deadline: Deadline) -> BulkStream:
         address, self.known = self.known if self.read_from != "slave" else None, None
         self.at_master = address is not None  # a plan knows masters only
-        dialling = self.calls.pool.dialling
         return BulkStream(
-            dialling.reachable(address or self._from_route(deadline)),
-            deadline.within(dialling.connect_timeout_s),
-            dialling.tls,
+            self.dialling.reachable(address or self._from_route(deadline)),
+            deadline.within(self.dialling.connect_timeout_s),
+            self.dialling.tls,
         )
 
     def hint(self, broker_id: int | None) -> bool:
@@ -49,7 +48,7 @@ class Replica:
         return True
 
     def _from_route(self, deadline: Deadline) -> str:
-        route = self.routes.get(self.topic, 0.0, deadline.within(self.calls.request_timeout_s))
+        route = self.source.route(self.topic, deadline)
         data = route.brokers.get(self.broker_name)
         address = data.replica(self.read_from, self.suggested) if data is not None else None
         if data is None or address is None:

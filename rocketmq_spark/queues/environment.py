@@ -13,7 +13,9 @@ environment's queue.
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,6 +27,9 @@ from rocketmq_spark.queues.java_hash import string_order
 
 _LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
 ANY_BROKER = ""
+
+
+logger = logging.getLogger(__name__)
 
 
 def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
@@ -125,6 +130,27 @@ class Environment:
             f"option 'environment' is {self.number}; expected a whole number from 1 to {len(queues)}, "
             f"the number of queues of topic {topic!r}"
         )
+
+
+def environment_of(environment: object, environments: object) -> Environment | None:
+    """The environment whose queues alone are used, if the options of these values name one."""
+    if environment is None:
+        if environments is not None:
+            raise OptionError("option 'environments' needs option 'environment', the one to use")
+        return None
+    found = Environment.of(environment, environments)
+    if found.by_position:
+        _warn_of_position(found.name)
+    return found
+
+
+@functools.cache
+def _warn_of_position(name: str) -> None:
+    logger.warning(
+        "option 'environment' is %s without option 'environments': it counts the queues that a topic has when this starts. "
+        "While a broker is away that may be a queue of another environment; say how many there are with 'environments'",
+        name,
+    )
 
 
 def _number(value: object) -> int | None:

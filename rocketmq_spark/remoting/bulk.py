@@ -16,9 +16,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from rocketmq_spark import codes
 from rocketmq_spark.clock import Deadline
@@ -26,6 +24,10 @@ from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _LENGTHS = struct.Struct(">II")
 _PREFIX_BYTES = 8
@@ -116,6 +118,12 @@ class PullTemplate:
 Found = tuple[int, int, int, int, int, bytes]
 
 
+def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
+    import numpy as np  # here, for of this room only a bulk read needs it
+
+    return np.empty(size, np.uint8)
+
+
 class BulkStream:
     """The connection with its receive buffer. ``bytes`` is what was received so far."""
 
@@ -128,7 +136,7 @@ class BulkStream:
         # Encrypted sockets take no flags.
         self._eager = bool(_NO_WAIT) and tls is None
         self._window_bytes = window_bytes
-        self.buffer: npt.NDArray[np.uint8] = np.empty(window_bytes + SLACK_BYTES, np.uint8)
+        self.buffer: npt.NDArray[np.uint8] = _uninitialised(window_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
         self._filled = 0
         self._scanned = 0
@@ -244,7 +252,7 @@ class BulkStream:
         size = max(self._window_bytes, need + (self._window_bytes >> 2))
         old = self._view
         if len(old) != size + SLACK_BYTES:  # larger for once, or back to what is usual
-            self.buffer = np.empty(size + SLACK_BYTES, np.uint8)
+            self.buffer = _uninitialised(size + SLACK_BYTES)
             self._view = memoryview(self.buffer.data)
         new = self._view
         at = 0

@@ -16,8 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Flag
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
 from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of
@@ -35,9 +37,31 @@ SILENCE_S = 10.0
 CLOSING_S = 1.0
 
 Done = Callable[[Command | RocketMQError], None]
-OnRequest = Callable[[Command], Command | None]
 
 _NO_WAIT = Deadline(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRequest:
+    """What a server asks, and the way back to it, on any thread. Nothing is sent for a one-way request."""
+
+    address: str
+    command: Command
+    send: Callable[[Command], None]
+    refusal: Command | None
+
+    def answer(self, reply: Command) -> None:
+        if self.refusal is not None:
+            self.send(replace(reply, opaque=self.command.opaque, flag=Flag.RESPONSE))
+
+    def refuse(self) -> None:
+        """Say that nobody here can say anything to that."""
+        if self.refusal is not None:
+            self.send(self.refusal)
+
+
+# Whether the request was taken: then who took it answers, now or later. It is called on the reader's thread.
+OnRequest = Callable[[ServerRequest], bool]
 
 
 class _Waiter:
@@ -265,17 +289,18 @@ class Connection:
                 self._answer(event)
 
     def _answer(self, asked: Asked) -> None:
-        reply = asked.reply
+        request = ServerRequest(self.address, asked.command, self._reply, asked.reply)
         try:
-            if self._on_request is not None:
-                reply = self._on_request(asked.command) or reply
-            if reply is None or asked.command.is_oneway:
-                return
-            with self._lock:
-                self._conversation.send_oneway(reply)
+            if self._on_request is None or not self._on_request(request):
+                request.refuse()
         except Exception:  # somebody else's code, see ``_Waiter.tell``
             logger.exception("the request %s of %s could not be handled", asked.command.code, self.address)
-            return
+
+    def _reply(self, reply: Command) -> None:
+        with self._lock:
+            if self._error is not None:  # nobody is there any more to be told
+                return
+            self._conversation.send_oneway(reply)
         self._flush(_NO_WAIT)
 
     def _tick(self) -> None:

@@ -7,14 +7,15 @@ attempt that failed gets its error.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
-from rocketmq_spark.remoting.connection import Connection, OnRequest
+from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.protocol import copy_of
 
@@ -113,7 +114,7 @@ class Pool:
                 self.dialling.reachable(address),
                 deadline.within(self.dialling.connect_timeout_s),
                 self.dialling.tls,
-                self._on_request,
+                None if self._on_request is None else functools.partial(_asked, self._on_request, address),
             )
         except RocketMQError as e:
             slot.attempts, slot.failure = slot.attempts + 1, e
@@ -159,6 +160,11 @@ class Pool:
             self._retired = []
         for connection in open_ones:
             connection.close()
+
+
+def _asked(on_request: OnRequest, address: str, request: ServerRequest) -> bool:
+    """Who asks is told by the address that it is known by, which may be another one than was dialled."""
+    return on_request(replace(request, address=address))
 
 
 def _closed(address: str) -> ClosedError:

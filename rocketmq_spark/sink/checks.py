@@ -5,24 +5,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
-from rocketmq_spark import codes, session
+from rocketmq_spark import process, session
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.sink import columns
-
-if TYPE_CHECKING:
-    from rocketmq_spark.session import Client
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +31,13 @@ _ATTEMPTS = 6
 SILENT_S = 30.0
 
 _NOW = Deadline(0.0)
-_ask_again: dict[tuple[int, object, str], Deadline] = {}
-_checked: set[tuple[int, tuple[str, ...], str, str]] = set()
+_ASKED, _CHECKED = "brokers asked for timers", "topics checked"
 
 
 def settings(options: Options) -> ProducerSettings:
     """How the sink sends: until the send timeout, whatever the cause, and to topics that exist."""
     return dataclasses.replace(
-        session.producer_settings(options),
+        ProducerSettings.of(options),
         group=GROUP,
         attempt_timeout_s=min(ATTEMPT_S, options.send_timeout / _ATTEMPTS),
         retries=None,
@@ -99,7 +94,7 @@ def _problems_of(make: Callable[[], object]) -> list[str]:
     return []
 
 
-def check_topic(one: Client, topic: str, options: Options, expected: bool = False) -> None:
+def check_topic(sender: Sender, topic: str, options: Options, expected: bool = False) -> None:
     """That rows can be sent to ``topic``: it exists and has a queue that takes writes.
 
     While no name server answers, no broker at all is up or the topic has no master, the answer is not known, and is
@@ -107,12 +102,12 @@ def check_topic(one: Client, topic: str, options: Options, expected: bool = Fals
     ``numRetries`` times while brokers were registered; one that is ``expected``, since it was there before, is waited
     for: after a restart of the name server its brokers register one by one.
     """
-    deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, one.retry.interval_s), 2.0)
+    deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
     first: RocketMQError | None = None
     unknown, registered = 0, False
     while True:
         try:
-            one.sender.publish_queues(topic, deadline, refresh=first is not None)
+            sender.publish_queues(topic, deadline, refresh=first is not None)
             return
         except RocketMQError as error:
             e = error
@@ -123,23 +118,23 @@ def check_topic(one: Client, topic: str, options: Options, expected: bool = Fals
             first = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
         unknown += missing and registered  # brokers that register between two questions prove nothing
-        registered = registered or (missing and _known(one))
-        final = unknown >= max(1, one.retry.times) and not expected
+        registered = registered or (missing and _known(sender))
+        final = unknown >= max(1, options.num_retries) and not expected
         if final or deadline.expired:
-            raise _given_up(one, e if final else first, None if final else options.send_timeout)
+            raise _given_up(sender, e if final else first, None if final else options.send_timeout)
         threading.Event().wait(min(next(pauses), deadline.remaining()))
 
 
-def _given_up(one: Client, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
+def _given_up(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
     if isinstance(cause, RouteNotFound):
-        cause = one.routes.missing_topic(cause)
+        cause = sender.missing_topic(cause)
     waited = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
     message, topic = f"{cause.message}{waited}", cause.topic
     return type(cause)(message, cause.addr, cause.broker_code, topic, remark=cause.remark, remedy=cause.remedy)
 
 
 def check_timers(
-    one: Client, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
+    sender: Sender, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
 ) -> None:
     """That the topic's brokers know timers, if rows may have some: older ones would deliver at once.
 
@@ -148,19 +143,20 @@ def check_timers(
     timers = [names[name] for name in columns.TIMERS if name in names]
     if not timers:
         return
-    deadline = Deadline.after(one.calls.request_timeout_s)
+    deadline = Deadline.after(options.request_timeout)
     if brokers is None:
-        brokers = {queue.broker_name for queue in one.sender.publish_queues(topic, deadline)}
-    process = os.getpid(), options.name_server
-    due = [name for name in sorted(brokers) if _ask_again.get((*process, name), _NOW).expired]
-    versions = one.sender.versions(topic, due, deadline) if due else {}
+        brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
+    again: dict[tuple[object, str], Deadline] = process.kept(_ASKED)
+    server = options.name_server
+    due = [name for name in sorted(brokers) if again.get((server, name), _NOW).expired]
+    knowing = sender.timers(topic, due, deadline) if due else {}
     for name in due:
-        if name not in versions:
+        if name not in knowing:
             logger.info("broker %s does not say whether it knows timers", name)
-            _ask_again[*process, name] = Deadline.after(SILENT_S)
-        elif versions[name] >= codes.FIRST_WITH_TIMERS:
-            _ask_again[*process, name] = Deadline(math.inf)
-    old = sorted(broker for broker, version in versions.items() if version < codes.FIRST_WITH_TIMERS)
+            again[server, name] = Deadline.after(SILENT_S)
+        elif knowing[name]:
+            again[server, name] = Deadline(math.inf)
+    old = sorted(broker for broker, knows in knowing.items() if not knows)
     if old:
         raise OptionError(
             f"column {' and '.join(map(repr, timers))} cannot be used: {', '.join(old)} is older than RocketMQ 5.0 and "
@@ -178,42 +174,43 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
     """
     if options.topic is None:
         return
-    key = (os.getpid(), options.name_server, options.topic, repr(sorted(names)))
-    if once and key in _checked:
+    key = (options.name_server, options.topic, repr(sorted(names)))
+    checked = process.kept(_CHECKED)
+    if once and key in checked:
         return
-    one = session.client(options)
+    sender = session.sender(options)
     try:
         if once:
-            _check_now(one, options.topic)
+            _check_now(sender, options.topic, options.request_timeout)
         else:
-            check_topic(one, options.topic, options)
-        check_timers(one, options.topic, options, names)
+            check_topic(sender, options.topic, options)
+        check_timers(sender, options.topic, options, names)
     except RocketMQError as e:
-        if not once or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _known(one)):
+        if not once or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _known(sender)):
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return
-    _checked.add(key)
+    checked[key] = True
 
 
-def _check_now(one: Client, topic: str) -> None:
-    deadline = Deadline.after(one.calls.request_timeout_s)
+def _check_now(sender: Sender, topic: str, within_s: float) -> None:
+    deadline = Deadline.after(within_s)
     try:
         try:
-            one.sender.publish_queues(topic, deadline)
+            sender.publish_queues(topic, deadline)
         except RouteNotFound as e:
-            if e.broker_code is None or not _known(one):
+            if e.broker_code is None or not _known(sender):
                 raise
-            one.sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered in between
+            sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered in between
     except RouteNotFound as e:
         if e.broker_code is None:
             raise
-        raise one.routes.missing_topic(e) from e
+        raise sender.missing_topic(e) from e
 
 
-def _known(one: Client) -> bool:
+def _known(sender: Sender) -> bool:
     """Whether there are brokers, so that a topic without a route does not exist."""
     try:
-        return one.routes.any_broker()
+        return sender.any_broker()
     except RocketMQError:
         return False

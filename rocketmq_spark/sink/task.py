@@ -11,13 +11,13 @@ import functools
 import os
 import queue as queues
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark import session
+from rocketmq_spark import process, session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.encode.encoder import Chunk, Encoded, Encoder
 from rocketmq_spark.encode.identifiers import UniqueIds
@@ -25,16 +25,12 @@ from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.report import Tally, Written
 from rocketmq_spark.wire.messages import decode_batch
-
-if TYPE_CHECKING:
-    from rocketmq_spark.session import Client
 
 # How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
 ROUTE_S = 30.0
@@ -43,14 +39,11 @@ ROUTE_S = 30.0
 LAST_RESORT_S = 60.0
 
 
-_known_faults: dict[object, FaultTable] = {}
-
-
 def _faults(options: Options) -> FaultTable:
     """What this process knows of slow and failing brokers: tasks are short, and each would have to find out anew."""
     settings = checks.settings(options)
-    key = (os.getpid(), options.name_server, settings.send_latency_fault, settings.fault_tables)
-    return _known_faults.setdefault(key, FaultTable(settings.fault_tables, settings.send_latency_fault))
+    how = settings.fault_tables, settings.send_latency_fault
+    return process.once("fault tables", (options.name_server, *how), lambda: FaultTable(*how))
 
 
 class TaskWriter:
@@ -60,9 +53,9 @@ class TaskWriter:
         self._options = options
         self._names = dict(names)
         self._partition = partition
-        self._client: Client = session.client(options)
+        self._sender = session.sender(options)
         self._settings = checks.settings(options)
-        self._engine = Engine(self._client.sender, self._settings, Clockwork("rocketmq-sink"), _faults(options))
+        self._engine = Engine(self._sender, self._settings, Clockwork("rocketmq-sink"), _faults(options))
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
@@ -99,7 +92,7 @@ class TaskWriter:
         if not len(batch):
             return
         if self._fresh.expired:
-            self._topics.refresh(Deadline.after(self._client.calls.request_timeout_s))
+            self._topics.refresh(Deadline.after(self._options.request_timeout))
             self._fresh = Deadline.after(ROUTE_S)
             for topic in self._topics_seen:  # it may be on other brokers by now
                 self._check_timers(topic)
@@ -127,13 +120,13 @@ class TaskWriter:
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics_seen:
-            checks.check_topic(self._client, topic, self._options, expected=topic == self._options.topic)
+            checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
             self._topics.queues(topic, Deadline.after(self._options.send_timeout))
             self._check_timers(topic)
             self._topics_seen.add(topic)
 
     def _check_timers(self, topic: str) -> None:
-        checks.check_timers(self._client, topic, self._options, self._names, self._topics.brokers_of(topic))
+        checks.check_timers(self._sender, topic, self._options, self._names, self._topics.brokers_of(topic))
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)

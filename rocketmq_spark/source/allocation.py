@@ -15,7 +15,7 @@ from typing import Any
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate_all
-from rocketmq_spark.session import environment
+from rocketmq_spark.queues.environment import environment_of
 
 Task = list[OffsetRange]
 
@@ -39,7 +39,7 @@ def covered(
 
     ``kept`` are those that its environment had before, ``may_lack`` topics of which it may have none at the moment.
     """
-    mine = environment(options)
+    mine = environment_of(options.environment, options.environments)
     if mine is not None:
         owned = mine.owned(queues, kept, may_lack)
         left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocketmq_spark.client.trouble import Trouble
+from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
 from rocketmq_spark.errors import (
@@ -25,7 +25,9 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.options import Options
-from rocketmq_spark.session import Client, client, environment
+from rocketmq_spark.ports import OffsetReader, RouteReader
+from rocketmq_spark.queues.environment import environment_of
+from rocketmq_spark.retry import Retry, Trouble
 from rocketmq_spark.source import allocation
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.positions import listed
@@ -112,12 +114,16 @@ class Catalog:
     @property
     def environment(self) -> dict[MessageQueue, int]:
         """The queues that the environment of the options owns by its number alone, with the number."""
-        mine = environment(self._options)
+        mine = environment_of(self._options.environment, self._options.environments)
         return dict.fromkeys(self._owned, mine.number) if mine is not None and mine.by_position else {}
 
     @property
-    def client(self) -> Client:
-        return client(self._options)
+    def routes(self) -> RouteReader:
+        return session.routes(self._options)
+
+    @property
+    def offsets(self) -> OffsetReader:
+        return session.offsets(self._options)
 
     def topics(self) -> tuple[str, ...]:
         """The topics that are read: named, assigned, or matched by the pattern now."""
@@ -140,10 +146,9 @@ class Catalog:
         return (*found, *sorted(mine))
 
     def _matching(self, pattern: str) -> tuple[str, ...]:
-        routes = self.client.routes
         try:
-            cluster = routes.cluster()
-            found = routes.topics()
+            cluster = self.routes.cluster()
+            found = self.routes.topics()
         except NotSupported as e:
             raise OptionError(
                 "option 'subscribePattern' cannot be used here: the server does not list topics",
@@ -160,12 +165,13 @@ class Catalog:
     def sweep(self) -> View:
         """Everything now, with retries; all that is missing is an error. For starts and for batches."""
         deadline = Deadline.after(self._options.topic_wait)
+        retry = Retry(self._options.num_retries, self._options.retry_interval)
         while True:
             try:
-                return self._note(self.client.retry.run(self._ask))
+                return self._note(retry.run(self._ask))
             except RouteNotFound as e:
                 if deadline.expired or e.topic is None:
-                    raise self.client.routes.missing_topic(e) if e.topic else e from e
+                    raise self.routes.missing_topic(e) if e.topic else e from e
                 logger.info("waiting for topic %s", e.topic)
                 time.sleep(min(1.0, max(0.05, deadline.remaining())))
 
@@ -179,10 +185,10 @@ class Catalog:
         deleted = set()
         routes = {}
         age, self._doubt = 0.0 if self._doubt else self._options.route_refresh, False
-        self.client.routes.refresh(topics, age)
+        self.routes.refresh(topics, age)
         for topic in topics:
             try:
-                routes[topic] = self.client.routes.get(topic, age)
+                routes[topic] = self.routes.get(topic, age)
             except RouteNotFound:
                 if topic not in self._had or not self._is_deleted(topic):
                     raise
@@ -206,7 +212,7 @@ class Catalog:
             self.trouble.clear()
             self._said.clear()
         # Time spent on who does not answer says nothing about how long asking takes.
-        took_s = time.monotonic() - begun if quiet and not self.client.calls.late else 0.0
+        took_s = time.monotonic() - begun if quiet and not self.offsets.late else 0.0
         return self._note(replace(view, deleted=frozenset(deleted)), took_s)
 
     def _routed(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
@@ -218,10 +224,10 @@ class Catalog:
         age = float("inf") if resting else 0.0 if self._doubt else self._options.route_refresh
         if not resting:
             self._doubt = False
-            self.client.routes.refresh(topics, age)
+            self.routes.refresh(topics, age)
         for topic in topics:
             try:
-                routes[topic] = self.client.routes.get(topic, age)
+                routes[topic] = self.routes.get(topic, age)
             except RouteNotFound:
                 if self._is_deleted(topic):
                     deleted.add(topic)
@@ -274,14 +280,14 @@ class Catalog:
         """
         known = self._routes.get(topic)
         try:
-            cluster = self.client.routes.cluster()
+            cluster = self.routes.cluster()
         except RocketMQError:
             return False
         had = set(known.brokers) if known is not None else self._had.get(topic) or set(cluster)
         if not had or not all(name in cluster and cluster[name].master for name in had):
             return False
         try:
-            self.client.routes.fetch(topic)
+            self.routes.fetch(topic)
         except RouteNotFound:
             return True
         except RocketMQError:
@@ -307,7 +313,7 @@ class Catalog:
             else:
                 raise error
 
-        bounds = self.client.brokers.bounds(wanted, deadline, note, read_from, grace_s)
+        bounds = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
         brokers = (data for route in routes.values() for data in route.brokers.values())
         orphans = frozenset(data.broker_name for data in brokers if not data.master)
         left = {queue.topic for queue in bounds}
@@ -370,7 +376,7 @@ class Catalog:
         if not gone:
             return {}
         try:
-            return self.client.brokers.max_offsets(gone, Deadline.after(self._options.request_timeout))
+            return self.offsets.max_offsets(gone, Deadline.after(self._options.request_timeout))
         except RocketMQError as e:
             self.waits(e)
             return {}

@@ -13,7 +13,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerError, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.session import Client
+from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.wire.subscription import parse_subscription
 
 
@@ -44,7 +44,7 @@ def _tags(expression: str) -> Sequence[str]:
         return ()
 
 
-def validate(client: Client, options: Options, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
+def validate(offsets: OffsetReader, options: Options, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
     """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's words."""
     if options.sql is None:
         return
@@ -52,14 +52,14 @@ def validate(client: Client, options: Options, queues: Iterable[MessageQueue], d
         sql = of_topic(options, topic)
         if not sql:
             continue
-        if client.brokers.is_proxy(topic, broker, deadline):
+        if offsets.is_proxy(topic, broker, deadline):
             raise OptionError(
                 "option 'sql' cannot be used here: a Proxy does not compile the expression, and an invalid one would "
                 "be answered with every message",
                 remedy="Connect to the brokers, or filter with option 'tags'",
             )
         try:
-            client.brokers.check_filter(broker, options.group, topic, sql.expression, deadline)
+            offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
         except BrokerError as e:
             if e.retriable:
                 raise

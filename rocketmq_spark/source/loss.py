@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.session import Client
 from rocketmq_spark.source.offsets import Offsets, Positions
 from rocketmq_spark.source.planner import Bounds
 
@@ -50,19 +50,19 @@ def suspects(offsets: Offsets, bounds: Bounds, queues: set[MessageQueue] | None 
 
 
 def recreated(
-    client: Client, group: str, positions: Positions, suspected: Positions, deadline: Deadline
+    offsets: OffsetReader, group: str, positions: Positions, suspected: Positions, deadline: Deadline
 ) -> list[MessageQueue]:
     """Those of ``suspected`` (queue to mark) that were made again since."""
     if not suspected:
         return []
     times = {queue: mark + 1 for queue, mark in suspected.items()}
-    younger = client.brokers.search_offsets(times, deadline)
+    younger = offsets.search_offsets(times, deadline)
     found = []
     for queue in sorted(suspected):
         if younger[queue] >= positions[queue]:
             continue
         # Clocks of masters differ, so the message before the position has the last word.
-        stored_ms = client.brokers.store_time_ms(group, queue, positions[queue] - 1, deadline)
+        stored_ms = offsets.store_time_ms(group, queue, positions[queue] - 1, deadline)
         if stored_ms is not None and stored_ms > suspected[queue]:
             found.append(queue)
     return found

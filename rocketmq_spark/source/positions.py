@@ -13,7 +13,7 @@ from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.options import Options
 from rocketmq_spark.parsing import EARLIEST, LATEST
-from rocketmq_spark.session import Client
+from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.source.offsets import Positions
 
 Bounds = Mapping[MessageQueue, QueueBounds]
@@ -44,49 +44,49 @@ def check(options: Options, role: str) -> None:
         raise OptionError.of(problems)
 
 
-def start(client: Client, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+def start(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
     """Positions to start from. A time beats times by queue, which beat offsets, as in Spark's Kafka source."""
     if options.starting_timestamp is not None:
         times = dict.fromkeys(bounds, options.starting_timestamp)
-        return _started_at(client, options, bounds, times, "startingTimestamp", deadline)
+        return _started_at(offsets, options, bounds, times, "startingTimestamp", deadline)
     if options.starting_offsets_by_timestamp is not None:
         times = options.starting_offsets_by_timestamp
         same_queues(times, bounds, "startingOffsetsByTimestamp")
-        return _started_at(client, options, bounds, times, "startingOffsetsByTimestamp", deadline)
+        return _started_at(offsets, options, bounds, times, "startingOffsetsByTimestamp", deadline)
     if options.starting_offsets == "committed":
-        return _committed(client, options, bounds, deadline)
+        return _committed(offsets, options, bounds, deadline)
     return resolve(options.starting_offsets, bounds, "startingOffsets")
 
 
-def end(client: Client, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+def end(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
     """Positions to end at, each one past the last message to be read."""
     if options.ending_timestamp is not None:
         times = dict.fromkeys(bounds, options.ending_timestamp)
-        return at(client, bounds, times, deadline)
+        return at(offsets, bounds, times, deadline)
     if options.ending_offsets_by_timestamp is not None:
         times = options.ending_offsets_by_timestamp
         same_queues(times, bounds, "endingOffsetsByTimestamp")
-        return at(client, bounds, times, deadline)
+        return at(offsets, bounds, times, deadline)
     return resolve(options.ending_offsets, bounds, "endingOffsets")
 
 
 def at(
-    client: Client, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
+    offsets: OffsetReader, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
     """First offset stored at or after each time, within bounds: a broker may answer below its minimum."""
-    found = client.brokers.search_offsets({queue: times[queue] for queue in bounds}, deadline)
+    found = offsets.search_offsets({queue: times[queue] for queue in bounds}, deadline)
     return {q: min(max(o, bounds[q].min_offset), bounds[q].max_offset) for q, o in found.items()}
 
 
 def _started_at(
-    client: Client,
+    offsets: OffsetReader,
     options: Options,
     bounds: Bounds,
     times: Mapping[MessageQueue, int],
     option: str,
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
-    found = at(client, bounds, times, deadline)
+    found = at(offsets, bounds, times, deadline)
     none_that_young = sorted(queue for queue, offset in found.items() if offset >= bounds[queue].max_offset)
     if none_that_young and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
@@ -97,8 +97,8 @@ def _started_at(
     return found
 
 
-def _committed(client: Client, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-    found = client.brokers.committed(options.group, sorted(bounds), deadline)
+def _committed(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+    found = offsets.committed(options.group, sorted(bounds), deadline)
     missing = sorted(queue for queue, offset in found.items() if offset is None)
     if missing and options.committed_fallback == "error":
         raise OffsetError(

@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from rocketmq_spark import session
 from rocketmq_spark.clock import Clock, Deadline
-from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.session import Client, client
 from rocketmq_spark.source.offsets import Positions
 
 logger = logging.getLogger(__name__)
@@ -51,26 +50,26 @@ class Publisher:
         changed = {q: o for q, o in positions.items() if self._published.get(q) != o and waiting.get(q) != o}
         if self._greeted and not changed:
             return
-        one = client(self._options)
-        routed = self._routed(one, changed)
+        routed = self._routed(changed)
         if not self._greeted:
             self._greeted = True
-            self._look_for_members(one, positions)
-        self._look_for_rivals(one, routed)
-        failed = self._stored(one, routed)
+            self._look_for_members(positions)
+        self._look_for_rivals(routed)
+        failed = self._stored(routed)
         for error in failed.values():
             if not error.retriable:
                 raise error
         self._published.update({q: offset for q, offset in routed.items() if q not in failed})
         self._note(changed, failed)
 
-    def _stored(self, one: Client, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
+    def _stored(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
         group, within_s = self._options.group, self._options.request_timeout
-        failed = one.brokers.commit_each(group, offsets, Deadline.after(within_s), GRACE_S)
+        committer = session.committer(self._options)
+        failed = committer.commit_each(group, offsets, Deadline.after(within_s), GRACE_S)
         unknown = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
         if unknown:
-            self._create_group(one)
-            again = one.brokers.commit_each(group, unknown, Deadline.after(within_s), GRACE_S)
+            self._create_group()
+            again = committer.commit_each(group, unknown, Deadline.after(within_s), GRACE_S)
             failed = {**{q: error for q, error in failed.items() if q not in unknown}, **again}
         return failed
 
@@ -87,7 +86,7 @@ class Publisher:
             self._again_at = self._now() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def _look_for_rivals(self, one: Client, offsets: Positions) -> None:
+    def _look_for_rivals(self, offsets: Positions) -> None:
         """Somebody else who stores offsets of the group: another query, most likely, in turns with this one."""
         mine = {q: self._published[q] for q in sorted(offsets) if q in self._published}
         if self._rivalled or not mine or self._now() < self._look_at:
@@ -96,7 +95,7 @@ class Publisher:
         queue = next(iter(mine))
         try:
             deadline = Deadline.after(min(GRACE_S, self._options.request_timeout))
-            found = one.brokers.committed(self._options.group, [queue], deadline)[queue]
+            found = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
             return  # whoever does not answer is not worth a wait
         if found is not None and found != mine[queue]:
@@ -110,22 +109,22 @@ class Publisher:
                 found,
             )
 
-    def _routed(self, one: Client, positions: Positions) -> dict[MessageQueue, int]:
+    def _routed(self, positions: Positions) -> dict[MessageQueue, int]:
         """Those whose topic exists; a listener may be the first in its process to ask for it."""
-        known = set()
+        known, routes = set(), session.routes(self._options)
         for topic in sorted({queue.topic for queue in positions}):
             try:
-                one.routes.get(topic)
+                routes.get(topic)
             except RocketMQError as e:
                 logger.info("the offsets of topic %s are not published now: %s", topic, e)
             else:
                 known.add(topic)
         return {queue: offset for queue, offset in positions.items() if queue.topic in known}
 
-    def _create_group(self, one: Client) -> None:
-        group = self._options.group
+    def _create_group(self) -> None:
+        group, committer = self._options.group, session.committer(self._options)
         try:
-            one.admin.create_group(group)
+            committer.create_group(group)
         except (AccessDenied, NotSupported) as e:
             denied = isinstance(e, AccessDenied)
             raise GroupNotFound(
@@ -139,16 +138,17 @@ class Publisher:
         logger.info("consumer group %s was created", group)
         try:
             # Every consumer has one, and RocketMQ's own tools look a group up by it.
-            one.admin.create_topic(RETRY_PREFIX + group, 1, timeout_s=self._options.request_timeout)
+            committer.create_retry_topic(group, self._options.request_timeout)
         except RocketMQError as e:
             logger.info("the retry topic of group %s was not created: %s", group, e)
 
-    def _look_for_members(self, one: Client, positions: Positions) -> None:
+    def _look_for_members(self, positions: Positions) -> None:
         """Members of a live group commit offsets of their own, in turns with ours."""
         deadline = Deadline.after(min(1.0, self._options.request_timeout))
+        committer = session.committer(self._options)
         for broker in sorted({queue.broker_name for queue in positions}):
             try:
-                members = one.brokers.members(self._options.group, broker, deadline)
+                members = committer.members(self._options.group, broker, deadline)
             except RocketMQError as e:
                 logger.info("whether group %s has members is not known: %s", self._options.group, e)
                 continue

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from rocketmq_spark import runner
+from rocketmq_spark import runner, session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import OffsetError, RocketMQError
@@ -50,10 +50,10 @@ class RocketMQReader(DataSourceReader):
         options = self._options
         catalog = Catalog(options)
         bounds = whole(catalog).bounds
-        client = catalog.client
-        patiently(catalog, lambda: filters.validate(client, options, bounds, _deadline(options)))
-        start = patiently(catalog, lambda: positions.start(client, options, bounds, _deadline(options)))
-        end = patiently(catalog, lambda: positions.end(client, options, bounds, _deadline(options)))
+        offsets = catalog.offsets
+        patiently(catalog, lambda: filters.validate(offsets, options, bounds, _deadline(options)))
+        start = patiently(catalog, lambda: positions.start(offsets, options, bounds, _deadline(options)))
+        end = patiently(catalog, lambda: positions.end(offsets, options, bounds, _deadline(options)))
         backwards = sorted(queue for queue in start if start[queue] > end[queue])
         if backwards and not _by_time(options):
             raise OffsetError(f"the start lies behind the end in {positions.listed(backwards)}")
@@ -62,7 +62,7 @@ class RocketMQReader(DataSourceReader):
         if predicates is not None:
             planned = ranges
             ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog, bounds, _deadline(options)))
-        return list(tasks.partitions(catalog.client, allocation.tasks(options, bounds, ranges)))
+        return list(tasks.partitions(catalog.routes, allocation.tasks(options, bounds, ranges)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition)
@@ -86,13 +86,13 @@ def _tagged(options: Options) -> list[str]:
 
     A batch topic (``queue.type=BatchCQ``) knows the tags of whole batches only, and would leave out messages.
     """
-    catalog = Catalog(options)
+    catalog, pulls = Catalog(options), session.pulls(options)
     found = []
     try:
         for topic in catalog.topics():
-            brokers = catalog.client.routes.get(topic).brokers
-            configs = [catalog.client.admin.topic_config(topic, name) for name in brokers]
-            if all(config.attributes.get("queue.type") != "BatchCQ" for config in configs):
+            brokers = catalog.routes.get(topic).brokers
+            attributes = [pulls.attributes(topic, name) for name in brokers]
+            if all(of_topic.get("queue.type") != "BatchCQ" for of_topic in attributes):
                 found.append(topic)
     except RocketMQError as e:
         logger.info("brokers do not filter by tags for predicates: %s", e)
@@ -112,8 +112,8 @@ def _pruned(
         return kept
     mine = {r.queue: bounds[r.queue] for r in kept}
     low, high = predicates.time_from_ms, predicates.time_to_ms
-    starts = {} if low is None else positions.at(catalog.client, mine, dict.fromkeys(mine, max(0, low)), deadline)
-    ends = {} if high is None else positions.at(catalog.client, mine, dict.fromkeys(mine, max(0, high)), deadline)
+    starts = {} if low is None else positions.at(catalog.offsets, mine, dict.fromkeys(mine, max(0, low)), deadline)
+    ends = {} if high is None else positions.at(catalog.offsets, mine, dict.fromkeys(mine, max(0, high)), deadline)
     cut = [
         OffsetRange(r.queue, max(r.start, starts.get(r.queue, r.start)), min(r.end, ends.get(r.queue, r.end)))
         for r in kept

@@ -66,11 +66,11 @@ class Stream:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
         if self._initial is None:
             bounds = whole(self._catalog).bounds
-            client = self._catalog.client
-            self._patiently(lambda: filters.validate(client, self._options, bounds, self._deadline()))
+            offsets = self._catalog.offsets
+            self._patiently(lambda: filters.validate(offsets, self._options, bounds, self._deadline()))
             begin: Positions = {}
             try:
-                begin = self._patiently(lambda: positions.start(client, self._options, bounds, self._deadline()))
+                begin = self._patiently(lambda: positions.start(offsets, self._options, bounds, self._deadline()))
             except OffsetError as e:
                 # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
                 self._unresolved = e
@@ -227,13 +227,13 @@ class Stream:
         causes = [*((part, Cause.TRUNCATED) for part in lost), *((part, Cause.TOPIC_DELETED) for part in gone)]
         loss.report(self._options.fail_on_data_loss, causes)
         ranges = planner.without(ranges, [*lost, *gone])
-        return tasks.partitions(self._catalog.client, allocation.tasks(self._options, bounds, ranges))
+        return tasks.partitions(self._catalog.routes, allocation.tasks(self._options, bounds, ranges))
 
     def _same_topics(self, start: Offsets, view: View, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """Without the ranges of topics that were made again while the query was down: their offsets mean other messages."""
         suspected = loss.suspects(start, _of_masters(view), {r.queue for r in ranges})
-        group, client = self._options.group, self._catalog.client
-        gone = set(self._patiently(lambda: loss.recreated(client, group, start.positions, suspected, self._deadline())))
+        group, asked = self._options.group, self._catalog.offsets
+        gone = set(self._patiently(lambda: loss.recreated(asked, group, start.positions, suspected, self._deadline())))
         lost = [(r, Cause.WENT_BACK) for r in ranges if r.queue in gone]
         loss.report(self._options.fail_on_data_loss, lost)
         return [r for r in ranges if r.queue not in gone]
@@ -245,7 +245,7 @@ class Stream:
         options = self._options
         self._catalog.expect(begin)
         bounds = self._patiently(self._catalog.sweep).bounds
-        self._patiently(lambda: filters.validate(self._catalog.client, options, bounds, self._deadline()))
+        self._patiently(lambda: filters.validate(self._catalog.offsets, options, bounds, self._deadline()))
         self._opened = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the checkpoint decides where the query goes on; the starting options have no effect")
@@ -329,14 +329,14 @@ class Stream:
         if len(suspected) > _CHECKED_QUEUES and not (first and self._initial is None):
             return []
         group = self._options.group
-        return loss.recreated(self._catalog.client, group, found.positions, suspected, self._deadline())
+        return loss.recreated(self._catalog.offsets, group, found.positions, suspected, self._deadline())
 
     def _sample(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
         offset = max(begin.positions.get(queue, minimum), minimum)
         try:
             # A guess is not worth a long wait, in which others have something to be read.
             deadline = Deadline.after(min(1.0, self._options.request_timeout))
-            return self._catalog.client.brokers.sample(self._options.group, queue, offset, deadline)
+            return self._catalog.offsets.sample(self._options.group, queue, offset, deadline)
         except RocketMQError as e:
             if not e.retriable:
                 raise

@@ -18,6 +18,7 @@ from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Filter, OffsetRange
 from rocketmq_spark.options import Options
+from rocketmq_spark.ports import RouteReader
 from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source import filters, loss
@@ -39,12 +40,12 @@ class RangePartition(InputPartition):
         return self.ranges
 
 
-def partitions(client: session.Client, tasks: Sequence[Iterable[OffsetRange]]) -> list[RangePartition]:
+def partitions(routes: RouteReader, tasks: Sequence[Iterable[OffsetRange]]) -> list[RangePartition]:
     """The tasks of a batch, each with the addresses that it needs."""
     known: dict[str, str] = {}
     for broker_name in {r.queue.broker_name for task in tasks for r in task}:
         try:
-            known[broker_name] = client.routes.address(broker_name)
+            known[broker_name] = routes.address(broker_name)
         except RocketMQError as e:
             logger.info("tasks look up broker %s themselves: %s", broker_name, e)
     found = []

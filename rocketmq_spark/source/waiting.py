@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.retry import Trouble
 from rocketmq_spark.source.catalog import Catalog, View
 from rocketmq_spark.source.positions import Bounds, listed
 

@@ -2,13 +2,16 @@
 
 Nothing in a compressed body says how large it becomes, so every decompression is bounded and stops at the bound. The
 formats are self-describing; ``ZlibCompressor`` and its siblings of the Java client write the same bytes' meaning.
+
+The codecs of LZ4 and Zstandard are Arrow's, which is looked for when one is needed: who sends and reads zlib, as clients do
+unless they are told otherwise, can do without it.
 """
 
 from __future__ import annotations
 
+import functools
 import zlib
-
-import pyarrow as pa
+from typing import Any
 
 from rocketmq_spark.codes import COMPRESSION_MASK, SysFlag
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
@@ -29,6 +32,7 @@ def compress(body: Bytes, kind: int = SysFlag.ZLIB, level: int = DEFAULT_LEVEL) 
     codec = _CODECS.get(kind)
     if codec is None:
         raise LocalProtocolError(f"Unknown compression type {kind:#x}")
+    pa = _arrow(codec)
     compressed: bytes = pa.Codec(codec, compression_level=level).compress(pa.py_buffer(body), asbytes=True)
     return compressed
 
@@ -42,6 +46,15 @@ def decompress(body: Bytes, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYT
     if codec is None:
         raise DecodeError(f"Unknown compression type {kind:#x}")
     return _stream(body, codec, max_bytes)
+
+
+@functools.cache
+def _arrow(codec: str) -> Any:
+    try:
+        import pyarrow  # here, for it is large, and few need it
+    except ImportError as e:
+        raise LocalProtocolError(f"{codec} needs the codecs of pyarrow, which is not installed") from e
+    return pyarrow
 
 
 def _inflate(body: Bytes, max_bytes: int) -> bytes:
@@ -58,6 +71,7 @@ def _inflate(body: Bytes, max_bytes: int) -> bytes:
 
 
 def _stream(body: Bytes, codec: str, max_bytes: int) -> bytes:
+    pa = _arrow(codec)
     chunks: list[bytes] = []
     room = max_bytes + 1
     try:

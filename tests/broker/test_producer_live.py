@@ -12,11 +12,11 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageRefused, RouteNotFound, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.encoding import batch_request
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import Outgoing

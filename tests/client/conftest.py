@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.committer import RemotingCommitter
+from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.retry import Retry
 from tests.mockbroker import MockBroker, route
 
 
@@ -22,12 +27,22 @@ class Parts:
     """The rooms of a client, wired by hand."""
 
     def __init__(self, name_server: str, **how: Any) -> None:
-        self.pool = Pool(Dialling(connect_timeout_s=1.0, address_map=how.pop("address_map", {})))
+        self.groups = Groups()
+        dialling = Dialling(connect_timeout_s=1.0, address_map=how.pop("address_map", {}))
+        self.pool = Pool(dialling, self.groups.asked)
         self.calls = Calls(self.pool, **how)
         self.name_servers = NameServers(self.calls, name_server.split(";"))
         self.routes = Routes(self.name_servers)
         self.brokers = Brokers(self.calls, self.routes)
-        self.sender = RemotingSender(self.calls, self.routes)
+        self.instance = Instance(self.groups, self.calls, self.routes)
+        self.sender = RemotingSender(self.calls, self.routes, self.instance)
+        self.admin = Admin(name_server, self.calls)
+        self.committer = RemotingCommitter(self.brokers, self.admin)
+        self.pulls = RemotingPulls(self.calls, self.routes, self.admin, Retry(0))
+
+    def close(self) -> None:
+        self.instance.close()
+        self.pool.close()
 
     @property
     def soon(self) -> Deadline:
@@ -46,11 +61,11 @@ def broker() -> Iterator[MockBroker]:
 def parts(broker: MockBroker) -> Iterator[Parts]:
     one = Parts(broker.address)
     yield one
-    one.pool.close()
+    one.close()
 
 
 @pytest.fixture
 def real(broker_cluster: LocalBroker) -> Iterator[Parts]:
     one = Parts(broker_cluster.name_server)
     yield one
-    one.pool.close()
+    one.close()

@@ -263,8 +263,9 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -
     one.sender.send_oneway(QUEUES[0], SendRequest("g", b"x"), soon)
     one.sender.recall("t", "broker-a", "h", "g", soon)
     one.sender.probe("broker-a", "t", soon)
-    one.sender.heartbeat("c", ["g"], soon)
-    one.sender.unregister("c", "g", soon)
+    leave = one.sender.join("g", 0.0)
+    one.instance.heartbeat(soon)
+    leave(soon)
     asked = [command for command in broker.requests if command.code != ROUTE]
     assert len({command.code for command in asked}) == 11
     for command in asked:

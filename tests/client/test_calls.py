@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from rocketmq_spark.client.calls import Calls, Credentials, RotatingCredentials, refused
+from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.credentials import Credentials
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import (
@@ -19,9 +20,7 @@ from rocketmq_spark.errors import (
     ClosedError,
     ConnectionLost,
     GoAway,
-    LocalProtocolError,
     NotReadable,
-    OptionError,
     RocketMQError,
     ServerFault,
     ServiceNotAvailable,
@@ -182,15 +181,6 @@ def test_every_kind_of_request_is_signed(broker: MockBroker) -> None:
         assert command.ext == acl.sign(plain, "key", "secret", "token").ext
 
 
-def test_secrets_are_not_shown() -> None:
-    assert "s3cret" not in repr(Credentials("key", "s3cret", "s3cret"))
-
-
-def test_what_cannot_be_signed_is_an_error_of_ours(parts: Parts) -> None:
-    with pytest.raises(LocalProtocolError):
-        Credentials("key", "secret").sign(Command(PING, {"a": "\ud800"}))
-
-
 def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, [refuse(Response.GO_AWAY, "bye"), ok()])
     with pytest.raises(GoAway) as caught:
@@ -223,27 +213,6 @@ def test_a_busy_server_is_told_apart(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, refuse(2, "[PCBUSY_CLEAN_QUEUE]broker busy"))
     with pytest.raises(BrokerBusy):
         parts.calls.ask(broker.address, ping(), Deadline.after(5.0))
-
-
-def test_credentials_that_rotate_are_fetched_again_when_they_are_old() -> None:
-    fetched = (Credentials(f"key-{i}", "secret") for i in range(9))
-    often, seldom = (RotatingCredentials(lambda: next(fetched), age) for age in (-1.0, 60.0))
-    assert [often.sign(ping()).ext["AccessKey"] for _ in range(2)] == ["key-0", "key-1"]
-    assert [seldom.current().access_key for _ in range(2)] == ["key-2", "key-2"]
-
-
-def test_credentials_that_cannot_be_fetched_are_an_error_of_ours_and_asynchronous_calls_are_told() -> None:
-    def fetch() -> Credentials:
-        raise KeyError("hunter2")
-
-    broken = RotatingCredentials(fetch)
-    with pytest.raises(OptionError, match="KeyError") as caught:
-        broken.sign(ping())
-    assert "hunter2" not in str(caught.value)
-    parts = Parts("127.0.0.1:1", credentials=broken)
-    results: list[object] = []
-    parts.calls.ask_async("127.0.0.1:1", ping(), parts.soon, results.append)
-    assert isinstance(results[0], OptionError)
 
 
 def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Parts) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import socket
@@ -11,16 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketmq_spark.client.route import NameServers, Retry
+from rocketmq_spark.client.route import NameServers
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import (
     BrokerNotFound,
-    CallTimeout,
     ConnectionLost,
-    NotFound,
     OptionError,
-    RocketMQError,
     RouteNotFound,
 )
 from rocketmq_spark.wire import rpc
@@ -241,48 +237,3 @@ class TestRoutes:
         with pytest.raises(RouteNotFound) as caught:
             real.routes.get(topic[:-1])
         assert topic in str(real.routes.missing_topic(caught.value))
-
-
-class TestRetry:
-    def tries(self, errors: list[RocketMQError], times: int = 3, deadline: Deadline | None = None) -> list[object]:
-        """What each try ended with."""
-        seen: list[object] = []
-
-        def ask() -> str:
-            if errors:
-                seen.append(errors.pop(0))
-                raise seen[-1]  # type: ignore[misc]
-            seen.append("answer")
-            return "answer"
-
-        with contextlib.suppress(RocketMQError):
-            Retry(times, 0.0).run(ask, deadline)
-        return seen
-
-    def test_until_it_succeeds_or_tries_are_over(self) -> None:
-        lost = [ConnectionLost("lost") for _ in range(9)]
-        assert self.tries(lost[:2]) == [lost[0], lost[1], "answer"]
-        assert self.tries(lost[:9]) == lost[:4]
-        assert self.tries(lost[:1], times=0) == lost[:1]
-
-    def test_what_will_not_pass_is_not_repeated(self) -> None:
-        error = NotFound("no")
-        assert self.tries([error]) == [error]
-
-    def test_not_beyond_the_deadline(self) -> None:
-        late = CallTimeout("late")
-        assert self.tries([late], deadline=Deadline.after(0.0)) == [late]
-
-    def test_a_deadline_that_expires_does_not_hide_the_first_cause(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        errors = [ConnectionLost("the broker is gone", "h:1"), CallTimeout("no name server answers", "ns:1")]
-        deadline = Deadline.after(60.0)
-
-        def ask() -> None:
-            if len(errors) == 1:
-                monkeypatch.setattr(Deadline, "expired", True)
-            raise errors.pop(0)
-
-        with pytest.raises(
-            ConnectionLost, match=r"the broker is gone; tried 2 times .*\(at h:1\): at last: no name server"
-        ):
-            Retry(3, 0.0).run(ask, deadline)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.codes import VERSION, Request, Response, SysFlag
+from rocketmq_spark.codes import Request, Response, SysFlag
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -254,32 +253,6 @@ class TestOtherVerbs:
         answers = [routed.sender.probe(name, "t", routed.soon) for name in ("broker-a", "broker-a", "unknown")]
         assert answers == [True, False, False]
 
-    def test_heartbeats_go_to_every_master_and_one_that_fails_does_not_matter(
-        self, broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        broker.on(ROUTE, route(1, {"a": "127.0.0.1:1", "b": broker.address, "c": ""}))
-        broker.on(Request.HEART_BEAT, ok())
-        broker.on(Request.UNREGISTER_CLIENT, refuse(3, "not supported"))
-        parts.routes.get("t")
-        caplog.set_level("INFO")
-        parts.sender.heartbeat("client", ["g"], parts.soon)
-        parts.sender.unregister("client", "g", parts.soon)
-        (beat,) = broker.seen(Request.HEART_BEAT)
-        assert b'"groupName":"g"' in bytes(beat.body)
-        assert broker.seen(Request.UNREGISTER_CLIENT)[0].ext == {
-            "clientID": "client", "producerGroup": "g", "bname": "b",
-        }  # fmt: skip
-        assert "127.0.0.1:1" in caplog.text
-
-    def test_a_master_that_hangs_costs_one_request_s_time(self, broker: MockBroker) -> None:
-        parts = Parts(broker.address, request_timeout_s=0.05)
-        broker.on(Request.HEART_BEAT, mb.never)
-        parts.routes.get("t")
-        start = time.monotonic()
-        parts.sender.heartbeat("client", ["g"], parts.soon)
-        assert time.monotonic() - start < 2.0
-        parts.pool.close()
-
     def test_routes_are_refreshed_and_those_that_are_gone_forgotten(self, broker: MockBroker, parts: Parts) -> None:
         parts.routes.get("t")
         parts.routes.get("u")
@@ -436,13 +409,6 @@ class TestRealBroker:
         with pytest.raises(RocketMQError, match="queueId"):
             real.sender.send(MessageQueue(topic, queue.broker_name, 99), SendRequest("g", b"x"), real.soon)
 
-    def test_heartbeats_and_leaving(self, real: Parts, topic: str, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level("DEBUG", "rocketmq_spark.client.sender")
-        real.sender.publish_queues(topic, real.soon)
-        real.sender.heartbeat("client-1", ["group-1"], real.soon)
-        real.sender.unregister("client-1", "group-1", real.soon)
-        assert caplog.text == ""
-
     def test_through_a_mapped_address_and_a_network_that_breaks(
         self, broker_cluster: LocalBroker, real: Parts, topic: str, make_proxy: Callable[[str], FaultyProxy]
     ) -> None:
@@ -469,10 +435,10 @@ class TestRealBroker:
             return False
 
 
-def test_versions_of_brokers_and_queues_to_read(real: Parts, broker_cluster: LocalBroker, topic: str) -> None:
+def test_whether_brokers_know_timers_and_queues_to_read(real: Parts, broker_cluster: LocalBroker, topic: str) -> None:
     broker_cluster.admin.create_topic(topic, read_queues=8, write_queues=3)
     assert len(real.sender.publish_queues(topic, real.soon)) == 3
-    assert real.sender.versions(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: VERSION}
+    assert real.sender.timers(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: True}
     assert [queue.queue_id for queue in real.sender.all_queues(topic, real.soon)] == list(range(8))
 
 
@@ -481,5 +447,5 @@ def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts:
     broker.on(ROUTE, route(1, {"broker-a": broker.address, "b": "127.0.0.1:1"}))
     parts.routes.get("t")
     broker.on(Request.GET_MAX_OFFSET, [mb.never, replace(ok(offset=1), version=409)])
-    assert parts.sender.versions("t", ["broker-a", "b", "x"], parts.soon.within(0.05)) == {}
-    assert parts.sender.versions("t", ["broker-a"], parts.soon) == {"broker-a": 409}
+    assert parts.sender.timers("t", ["broker-a", "b", "x"], parts.soon.within(0.05)) == {}
+    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": False}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.codes import Request
+from rocketmq_spark.codes import FIRST_WITH_TIMERS, Request
 from rocketmq_spark.model import MessageQueue, SendRequest
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, ok
@@ -57,9 +57,10 @@ def test_11_26_topic_and_group_of_everything_else(broker: MockBroker, tenant: Pa
     sender.publish_queues("t", soon)
     sender.recall("t", "broker-a", "handle", "g", soon)
     assert sender.probe("broker-a", "t", soon)
-    assert sender.versions("t", ["broker-a"], soon) == {"broker-a": ANSWER.version}
-    sender.heartbeat("client", ["g"], soon)
-    sender.unregister("client", "g", soon)
+    assert sender.timers("t", ["broker-a"], soon) == {"broker-a": ANSWER.version >= FIRST_WITH_TIMERS}
+    leave = sender.join("g", 0.0)
+    tenant.instance.heartbeat(soon)
+    leave(soon)
     (recall,) = broker.seen(Request.RECALL_MESSAGE)
     assert (recall.ext["topic"], recall.ext["producerGroup"]) == ("ns%t", "ns%g")
     assert [command.ext["topic"] for command in broker.seen(Request.GET_MAX_OFFSET)] == ["ns%t"] * 2

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
@@ -173,11 +173,11 @@ class ScriptedSender:
         self.events.append(("probe", (broker_name, topic, round(deadline.remaining(), 3))))
         return self.probes.get(broker_name, True)
 
-    def heartbeat(self, client_id: str, producer_groups: Sequence[str], deadline: Deadline) -> None:
-        self.events.append(("heartbeat", (client_id, list(producer_groups), round(self.time.now - 1000, 3))))
+    client_id = "me"
 
-    def unregister(self, client_id: str, producer_group: str, deadline: Deadline) -> None:
-        self.events.append(("unregister", (client_id, producer_group)))
+    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+        self.events.append(("join", (group, heartbeat_s)))
+        return lambda deadline: self.events.append(("leave", group))
 
     def refresh_routes(self, deadline: Deadline) -> None:
         self.events.append(("refresh", round(self.time.now - 1000, 3)))
@@ -218,9 +218,9 @@ class Bench:
         self.clockworks: dict[str, ManualClockwork] = {}
         self.producers: list[Producer] = []
 
-    def producer(self, client_id: str | None = None, **settings: Any) -> Producer:
+    def producer(self, shared_as: str | None = None, **settings: Any) -> Producer:
         chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
-        producer = Producer(self.sender, ProducerSettings(**chosen), client_id, self.clockwork)
+        producer = Producer(self.sender, ProducerSettings(**chosen), shared_as, self.clockwork)
         self.producers.append(producer)
         return producer
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import process
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, MessageRefused, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, SendRequest, SendResult, SendStatus
@@ -42,7 +43,7 @@ def sent(bench: Bench) -> list[list[str]]:
 @pytest.fixture(autouse=True)
 def _no_accumulator_stays() -> Iterator[None]:
     yield
-    assert batching._shared == {} or all(b.members for b in batching._shared.values())
+    assert all(batcher.members for batcher in process.kept(batching._ACCUMULATORS).values())
 
 
 def test_2_1_many_single_sends_become_one_batch_with_a_result_each(bench: Bench) -> None:
@@ -122,11 +123,13 @@ def test_2_4_what_is_turned_away_is_never_counted(bench: Bench) -> None:
     assert bench.sender.requests[-1].batch
 
 
-def test_2_5_equal_client_ids_share_and_the_last_one_ends_it(bench: Bench) -> None:
+def test_2_5_equal_names_share_and_the_last_one_ends_it(bench: Bench) -> None:
     one = bench.producer("same", auto_batch=True, group="g1")
     two = bench.producer("same", auto_batch=True, group="g2", batch_max_delay_ms=50)
     other = bench.producer("other", auto_batch=True)
     assert batcher_of(one) is batcher_of(two) is not batcher_of(other)
+    unnamed = [batcher_of(bench.producer(auto_batch=True)) for _ in range(2)]
+    assert unnamed[0] is not unnamed[1]
     one.send_async(message("from one"))
     joined = two.send_async(message("from two"))
     assert one.close() == []  # sends at once what waits, whoever added it
@@ -354,7 +357,7 @@ def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench
     batcher.members -= 1
     batcher.close()
     assert isinstance(result.exception(0), ClosedError)
-    batching._shared.clear()
+    process.kept(batching._ACCUMULATORS).clear()
     again, none = producer._membership.add(prepared(), None, waits=False)
     assert none is None
     assert not again.done()

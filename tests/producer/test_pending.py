@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.pending import Pending
 from tests.producer.scripted import Bench, ok
 from tests.queues import q

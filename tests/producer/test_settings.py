@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import TABLE
 from rocketmq_spark.producer.accumulator import BatchLimits
@@ -63,3 +64,19 @@ def test_batch_limits_left_open_keep_what_is_shared() -> None:
     assert ProducerSettings(group="g").batch_limits(shared) == shared
     own = ProducerSettings(group="g", batch_max_delay_ms=7).batch_limits(shared)
     assert (own.max_bytes, own.max_delay_ms, own.total_max_bytes) == (1, 7, 3)
+
+
+def test_settings_of_a_producer_come_from_its_options() -> None:
+    given = {
+        "sendLatencyFault": "4.x",
+        "batchMaxDelay": "20ms",
+        "requireStoreOk": "ok",
+        "compression": "lz4",
+        "group": "g",
+    }
+    settings = ProducerSettings.of(options.parse({"nameServer": "h:1", **given}).for_role("producer"))
+    assert (settings.group, settings.send_timeout_s, settings.compression) == ("g", 3.0, "lz4")
+    assert (settings.send_latency_fault, settings.store_must_be_ok, settings.batch_max_delay_ms) == (True, True, 20)
+    plain = ProducerSettings.of(options.parse({"nameServer": "h:1", "group": "g"}).for_role("producer"))
+    assert (plain.send_latency_fault, plain.auto_batch, plain.batch_max_delay_ms) == (False, False, None)
+    assert plain.environment is None

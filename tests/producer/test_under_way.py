@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Again, Attempts, RetryPolicy
-from rocketmq_spark.producer.clockwork import Clockwork
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.under_way import Landing, Sending, UnderWay

@@ -13,10 +13,9 @@ from tests.queues import qs
 M = Message("T", b"x")
 
 
-def test_1_1_a_heartbeat_soon_and_every_thirty_seconds_with_the_group_only(bench: Bench) -> None:
-    bench.producer(client_id="me", heartbeat_s=30.0)
-    bench.time.advance(65)
-    assert bench.sender.seen("heartbeat") == [("me", ["g"], 1.0), ("me", ["g"], 31.0), ("me", ["g"], 61.0)]
+def test_1_1_a_producer_joins_its_group_with_its_interval_of_heartbeats(bench: Bench) -> None:
+    bench.producer(heartbeat_s=30.0)
+    assert bench.sender.seen("join") == [("g", 30.0)]
 
 
 def test_1_3_routes_soon_and_every_thirty_seconds_and_new_queues_are_used(bench: Bench) -> None:
@@ -90,12 +89,11 @@ def test_a_failing_name_server_or_broker_stops_no_timer(
         times.append(name)
         raise ConnectionLost("down")
 
-    monkeypatch.setattr(bench.sender, "heartbeat", lambda client_id, groups, deadline: fail("heartbeat"))
     monkeypatch.setattr(bench.sender, "refresh_routes", lambda deadline: fail("routes"))
     with caplog.at_level(logging.INFO):
         bench.time.advance(65)
-    assert (times.count("heartbeat"), times.count("routes")) == (3, 3)
-    assert "no heartbeat was sent" in caplog.text
+    assert times.count("routes") == 3
+    assert "routes were not refreshed" in caplog.text
     assert Deadline.after(1).remaining() == 1
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark import options
 from rocketmq_spark.pull.pacing import DEPTH, Pacing, PullSettings
 
 Broker = Callable[[int], tuple[int, int]]
@@ -130,3 +131,11 @@ def test_counts_stay_within_what_is_allowed(batch: int, answers: list[tuple[int,
         pacing.asked(sent)
         pacing.learn(sent, min(sent, most), size)
         assert 1 <= pacing.depth() <= DEPTH
+
+
+def test_settings_of_pulls_come_from_the_options() -> None:
+    settings = PullSettings.of(
+        options.parse({"pullDepth": "3", "maxBytesInFlight": "1m", "readDeadline": "5s", "pullBatchSize": "7"})
+    )
+    assert (settings.depth, settings.max_bytes_in_flight) == (3, 1 << 20)
+    assert (settings.read_deadline_s, settings.batch_size) == (5.0, 7)

@@ -18,7 +18,7 @@ QUEUE = MessageQueue("t", "broker-a", 3)
 
 @pytest.fixture
 def puller(parts: Parts) -> Puller:
-    return Puller(parts.calls, parts.routes, lambda queue: False, "g", PullSettings(depth=3), "hint")
+    return Puller(parts.pulls, parts.pool.dialling, "g", PullSettings(depth=3), "hint")
 
 
 def test_a_pull_leaves_nothing_behind_on_the_broker(puller: Puller) -> None:

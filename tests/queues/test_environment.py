@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.queues.environment import Environment, _warn_of_position, environment_of
 from tests.queues import names, qs
 
 EIGHT = qs("b:0-3 a:0-3")
@@ -115,3 +115,19 @@ def test_layouts_that_do_not_count_positions_do_not_look_at_what_was() -> None:
 def test_an_environment_whose_queues_take_no_messages_is_an_error_not_another_queue() -> None:
     with pytest.raises(OptionError, match="environment '1' owns T/a/0, none of which takes messages now"):
         Environment.of(1).publish(EIGHT, qs("b:0-3"))
+
+
+def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_position.cache_clear()
+    for given in ({"environment": 3}, {"environment": 3}, {"environment": 1, "environments": 4}):
+        found = environment_of(given["environment"], given.get("environments"))
+        assert found is not None
+        assert found.number == given["environment"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "option 'environment' is 3 without option 'environments'" in line
+    assert "say how many there are with 'environments'" in line
+
+
+def test_environments_need_the_one_to_use() -> None:
+    with pytest.raises(OptionError, match="option 'environments' needs option 'environment'"):
+        environment_of(None, "3")

@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.remoting.connection import TICK_S, Connection
+from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy
@@ -302,12 +302,16 @@ def test_a_receiver_that_fails_costs_others_nothing(broker: MockBroker, connect:
 def test_rule_2_requests_of_the_server_are_answered_by_the_handler_or_with_code_3(
     broker: MockBroker, connect: Connect
 ) -> None:
-    def handle(command: Command) -> Command | None:
-        if command.code == 307:
-            return Command(0, {"a": "1"}, opaque=command.opaque, flag=1)
-        if command.code == 309:
+    asked_by = []
+
+    def handle(request: ServerRequest) -> bool:
+        asked_by.append(request.address)
+        if request.command.code == 307:
+            request.answer(Command(0, {"a": "1"}))
+            return True
+        if request.command.code == 309:
             raise ZeroDivisionError
-        return None
+        return False
 
     broker.on(PING, ok())
     connection = connect(broker.address, on_request=handle)
@@ -320,6 +324,7 @@ def test_rule_2_requests_of_the_server_are_answered_by_the_handler_or_with_code_
         (Response.REQUEST_CODE_NOT_SUPPORTED, 999),
     ]
     assert connection.call(ping(), soon()).code == 0
+    assert asked_by == [broker.address] * 4
 
 
 def test_rule_2_without_a_handler_requests_of_the_server_are_refused(broker: MockBroker, connect: Connect) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import codes, session
+from rocketmq_spark import codes, process, session
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -104,23 +102,26 @@ def test_the_sinks_settings():
 
 
 class Asked:
-    """A client whose brokers are of some release, and whose topics are all missing if it is told so."""
+    """A sender whose brokers are of some release, and whose topics are all missing if it is told so."""
 
     def __init__(self, version=codes.VERSION, error=None, brokers=False):
         self.asked = 0
         self.error = error
         self.versions = {"a": 513, "b": version}
         self.versions_asked = []
-        self.sender = SimpleNamespace(publish_queues=self._queues, versions=self._versions)
-        self.calls = SimpleNamespace(request_timeout_s=1.0)
-        self.routes = SimpleNamespace(any_broker=lambda: brokers, missing_topic=lambda e: e)
-        self.retry = SimpleNamespace(times=3, interval_s=0.0)
+        self.brokers = brokers
 
-    def _versions(self, topic, brokers, deadline):
-        self.versions_asked.append((sorted(brokers), deadline.remaining() <= 1.0))
-        return {name: version for name, version in self.versions.items() if name in brokers}
+    def any_broker(self):
+        return self.brokers
 
-    def _queues(self, topic, deadline, refresh=False):
+    def missing_topic(self, error):
+        return error
+
+    def timers(self, topic, brokers, deadline):
+        self.versions_asked.append((sorted(brokers), deadline.remaining() <= 3.0))
+        return {name: v >= codes.FIRST_WITH_TIMERS for name, v in self.versions.items() if name in brokers}
+
+    def publish_queues(self, topic, deadline, refresh=False):
         self.asked += 1
         error = self.error.pop(0) if isinstance(self.error, list) else self.error
         if error is not None:
@@ -130,11 +131,11 @@ class Asked:
 
 @pytest.fixture
 def use(monkeypatch):
-    monkeypatch.setattr(checks, "_checked", set())
-    monkeypatch.setattr(checks, "_ask_again", {})
+    process.kept(checks._CHECKED).clear()
+    process.kept(checks._ASKED).clear()
 
     def patch(client):
-        monkeypatch.setattr(session, "client", lambda options: client)
+        monkeypatch.setattr(session, "sender", lambda options: client)
         return client
 
     return patch
@@ -193,7 +194,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
     for _ in range(3):
         assert timers(client, {"a", "b"}) == [["a", "b"]]
     monkeypatch.setattr(checks, "SILENT_S", 0.0)
-    checks._ask_again.clear()
+    process.kept(checks._ASKED).clear()
     timers(client, {"a", "b"})
     client.versions["b"] = OLD
     with pytest.raises(OptionError, match="b is older"):
@@ -203,7 +204,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
 
 def test_the_versions_of_real_brokers_are_those_of_their_answers(rocketmq: LocalBroker, topic: str):
     options = sink_options(rocketmq.name_server)
-    checks.check_timers(session.client(options), topic, options, {"delayms": "delayMs"})
+    checks.check_timers(session.sender(options), topic, options, {"delayms": "delayMs"})
 
 
 def test_a_stream_asks_once_and_a_batch_each_time(use):
@@ -242,7 +243,9 @@ AWAY = ConnectionLost("no name server answers: refused", "ns:1")
 
 
 def waiting(client, send_timeout="30s", expected=False):
-    checks.check_topic(client, "t", sink_options("x:1", topic="t", sendTimeout=send_timeout), expected)
+    checks.check_topic(
+        client, "t", sink_options("x:1", topic="t", sendTimeout=send_timeout, retryInterval="1ms"), expected
+    )
     return client.asked
 
 
@@ -265,7 +268,6 @@ def test_11_17_a_topic_is_unknown_when_brokers_are_registered_unless_it_was_ther
 
 def test_11_17_the_error_after_the_wait_is_the_first_one():
     client = Asked(error=AWAY)
-    client.sender.publish_queues = lambda *a, **k: client._queues(*a, **k)
     with pytest.raises(
         ConnectionLost, match=r"no name server answers: refused; waited for 0.2 s, option 'sendTimeout'"
     ):

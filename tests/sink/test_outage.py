@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark import session
+from rocketmq_spark import process, session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import RocketMQError, SendFailed
@@ -187,7 +187,7 @@ def pair_topic(pair: LocalBroker) -> str:
 
 @pytest.fixture
 def two(pair: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> Writes:
-    monkeypatch.setattr(task, "_known_faults", {})
+    process.kept("fault tables").clear()
     monkeypatch.setattr(task, "ROUTE_S", 0.5)
     return Writes(pair.name_server, monkeypatch)
 
@@ -322,8 +322,8 @@ def test_a_broker_that_stays_away_fails_the_task_in_time_and_what_the_error_coun
     assert found[:counted] == numbered(counted)
 
 
-def test_options_of_the_sink_reach_the_fault_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "_known_faults", {})
+def test_options_of_the_sink_reach_the_fault_table() -> None:
+    process.kept("fault tables").clear()
     first = task._faults(sink_options("x:1", sendLatencyFault="4.x"))
     assert first is task._faults(sink_options("x:1", sendLatencyFault="4.x"))
     assert first is not task._faults(sink_options("x:1"))

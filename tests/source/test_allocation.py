@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source import allocation
 from rocketmq_spark.source.allocation import ROWS_PER_TASK, covered, partition_count, partition_id, split, tasks
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in ("broker-a", "broker-b") for i in range(3)]
@@ -145,11 +143,6 @@ def test_an_environment_is_a_part_of_the_queues():
     assert set(mine) < set(QUEUES)
     assert {queue.topic for queue in mine} == {"t", "u"}
     assert left_out == frozenset()
-
-
-def test_environments_need_the_one_to_use():
-    with pytest.raises(OptionError, match="option 'environments' needs option 'environment'"):
-        allocation.environment(options(environments="3"))
 
 
 def test_nothing_to_read_is_no_task():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
-from rocketmq_spark.session import client
 from rocketmq_spark.source import filters
 
 
@@ -61,9 +61,8 @@ def test_offsets_remember_the_filter():
 
 def validate(broker_cluster, topic, sql):
     found = options(broker_cluster.name_server, subscribe=topic, sql=sql)
-    one = client(found)
-    one.routes.get(topic)
-    filters.validate(one, found, [MessageQueue(topic, "broker-a", 0)], Deadline.after(10))
+    session.routes(found).get(topic)
+    filters.validate(session.offsets(found), found, [MessageQueue(topic, "broker-a", 0)], Deadline.after(10))
 
 
 def test_a_broker_compiles_the_expression(broker_cluster, topic):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from rocketmq_spark import options as options_table
@@ -57,7 +55,7 @@ def committed(found, **given):
     parsed = options_table.parse(
         {"nameServer": "h:1", "subscribe": "t", "group": "g", "startingOffsets": "committed", **given}
     ).for_role("stream source")
-    return positions.start(SimpleNamespace(brokers=Brokers()), parsed, BOUNDS, Deadline.after(1))
+    return positions.start(Brokers(), parsed, BOUNDS, Deadline.after(1))
 
 
 @pytest.mark.parametrize("fallback", ["error", "earliest", "latest"])

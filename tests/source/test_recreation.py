@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from rocketmq_spark.clock import Deadline
@@ -29,9 +27,9 @@ class Brokers:
 
 
 def found(younger, stored=None, mark=1000, position=10):
-    client = SimpleNamespace(brokers=Brokers({A: younger}, stored))
+    client = Brokers({A: younger}, stored)
     result = recreated(client, "g", {A: position}, {A: mark}, Deadline.after(1))
-    assert client.brokers.asked == [{A: mark + 1}]
+    assert client.asked == [{A: mark + 1}]
     return result
 
 
@@ -51,7 +49,7 @@ def test_the_message_before_the_position_has_the_last_word(stored):
 
 
 def test_without_suspects_nobody_is_asked():
-    assert recreated(SimpleNamespace(brokers=None), "g", {}, {}, Deadline.after(1)) == []
+    assert recreated(Brokers({}), "g", {}, {}, Deadline.after(1)) == []
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,13 @@ def test_addresses_are_a_hint(rocketmq, filled, known):
 
 def test_a_partition_has_the_addresses_that_it_needs(rocketmq, filled):
     topic, _ = filled
-    one = session.client(options(rocketmq, topic))
-    one.routes.get(topic)
+    routes = session.routes(options(rocketmq, topic))
+    routes.get(topic)
     known, away = (
         OffsetRange(MessageQueue(topic, "broker-a", 0), 0, 1),
         OffsetRange(MessageQueue(topic, "broker-z", 0), 0, 1),
     )
-    first, second, both = tasks.partitions(one, [[known], [away], [known, away]])
+    first, second, both = tasks.partitions(routes, [[known], [away], [known, away]])
     here = (("broker-a", rocketmq.address("broker-a")),)
     assert (first.addresses, second.addresses, both.addresses) == (here, (), here)
     assert first.value == (known,)

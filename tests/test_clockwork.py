@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.producer.clockwork import Clockwork
+from rocketmq_spark.clockwork import Clockwork
 
 
 @pytest.fixture

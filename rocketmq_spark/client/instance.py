@@ -1,0 +1,261 @@
+"""One client instance, as RocketMQ's ``MQClientInstance``: who belongs to which group here, and brokers' view of it.
+
+All producers and consumers of a process that share connections share an instance. It has the client id, tells brokers of
+all groups in one heartbeat, and hands what brokers ask to the members it concerns: each group has a thread for that while
+there is something to do, and nothing of it runs on the thread that reads answers.
+
+It does not know what members do with a question, nor who they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rocketmq_spark.client.aside import Aside
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.route import Routes
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clockwork import Clockwork
+from rocketmq_spark.codes import Property, Request, Response
+from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
+from rocketmq_spark.remoting.connection import ServerRequest
+from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire.bodies import GroupMembership
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.messages import decode_leniently
+
+logger = logging.getLogger(__name__)
+
+FIRST_HEARTBEAT_S = 1.0
+TIMEOUT_S = 3.0
+
+# What a broker asks a consumer, with the field that names the group. What it asks a producer says so in the message.
+_GROUP_FIELDS = {
+    Request.NOTIFY_CONSUMER_IDS_CHANGED: "consumerGroup",
+    Request.RESET_CONSUMER_CLIENT_OFFSET: "group",
+    Request.GET_CONSUMER_RUNNING_INFO: "consumerGroup",
+    Request.CONSUME_MESSAGE_DIRECTLY: "consumerGroup",
+}
+
+# Gets the broker's address and its request; gives the answer, or None to refuse. It may block.
+Asked = Callable[[str, Command], Command | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """A producer, or with ``membership`` a consumer, which says in every heartbeat what it subscribes to.
+
+    ``asked`` is the group's worker. ``heartbeat_s`` 0: no heartbeat for this one's sake.
+    """
+
+    group: str
+    heartbeat_s: float = 30.0
+    asked: Asked | None = None
+    membership: Callable[[], GroupMembership] | None = None
+
+    @property
+    def consumes(self) -> bool:
+        return self.membership is not None
+
+
+class Groups:
+    """Members by group, as brokers call it, and what brokers ask of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: dict[tuple[bool, str], list[Member]] = {}
+        self._aside = Aside()
+
+    def add(self, on_wire: str, member: Member) -> None:
+        """Several producers may be of one group; a consumer would take another one's queues, for they have one id."""
+        with self._lock:
+            members = self._members.setdefault((member.consumes, on_wire), [])
+            if member.consumes and members:
+                raise LocalProtocolError(
+                    f"consumer group {member.group!r} has a member in this process already",
+                    remedy="Give the second one a process or connection options of its own",
+                )
+            members.append(member)
+
+    def remove(self, on_wire: str, member: Member) -> bool:
+        """Whether it was the group's last one here."""
+        with self._lock:
+            key = member.consumes, on_wire
+            self._members[key].remove(member)
+            if self._members[key]:
+                return False
+            del self._members[key]
+            return True
+
+    def each(self) -> list[tuple[str, Member]]:
+        """One member of every group, with the group's name on the wire."""
+        with self._lock:
+            return [(on_wire, members[0]) for (_, on_wire), members in sorted(self._members.items())]
+
+    def heartbeat_s(self) -> float:
+        """The shortest that is wanted, 0 if none is."""
+        with self._lock:
+            wanted = [member.heartbeat_s for members in self._members.values() for member in members]
+        return min(filter(None, wanted), default=0.0)
+
+    def asked(self, request: ServerRequest) -> bool:
+        """A broker asks; on the thread that reads answers. False when nobody here can say anything to that."""
+        code, ext = request.command.code, request.command.ext
+        try:
+            if code == Request.CHECK_TRANSACTION_STATE:  # its message must be taken apart to know the group
+                self._aside.run(code, functools.partial(self._check, request))
+                return True
+            field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
+            return field is not None and self._hand((True, ext.get(field, "")), request)
+        except RuntimeError:  # there can be no more threads
+            logger.warning("request %s of %s is refused: no thread can be made", code, request.address)
+            return False
+
+    def _check(self, request: ServerRequest) -> None:
+        groups = [m.properties.get(Property.PRODUCER_GROUP, "") for m in decode_leniently(request.command.body)]
+        if len(groups) != 1 or not self._hand((False, groups[0]), request):
+            request.refuse()
+
+    def _hand(self, key: tuple[bool, str], request: ServerRequest) -> bool:
+        with self._lock:
+            able = [member for member in self._members.get(key, ()) if member.asked is not None]
+        if not able:
+            return False
+        self._aside.run(key, functools.partial(_answer, able[0], request))
+        return True
+
+
+def _answer(member: Member, request: ServerRequest) -> None:
+    assert member.asked is not None
+    try:
+        reply = member.asked(request.address, request.command)
+    except Exception as e:  # a thread's root: whoever asks must not wait for an answer that never comes
+        logger.exception("group %s could not handle request %s", member.group, request.command.code)
+        reply = Command(Response.SYSTEM_ERROR, remark=f"{type(e).__name__}: {e}")
+    if reply is None:
+        request.refuse()
+    else:
+        request.answer(reply)
+
+
+class Instance:
+    """Tells brokers who is here, while somebody is."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        calls: Calls,
+        routes: Routes,
+        client_id: str | None = None,
+        make_clockwork: Callable[[str], Clockwork] = Clockwork,
+    ) -> None:
+        self.client_id = client_id or f"{platform.node()}@{os.getpid()}#{time.monotonic_ns()}"
+        self._groups = groups
+        self._calls = calls
+        self._routes = routes
+        self._make_clockwork = make_clockwork
+        self._lock = threading.Lock()
+        self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
+        self._clockwork: Clockwork | None = None
+        self._due_ms = math.inf
+
+    def join(self, member: Member) -> None:
+        """From now on ``member`` is in heartbeats, the first of them soon. A consumer's id must be new to its group."""
+        self._groups.add(self._calls.on_wire(member.group), member)
+        if member.heartbeat_s:
+            with self._lock:
+                self._clockwork = self._clockwork or self._make_clockwork("rocketmq-instance")
+                self._schedule(self._clockwork, FIRST_HEARTBEAT_S)
+
+    def leave(self, member: Member, deadline: Deadline) -> None:
+        """The last of a group tells brokers; failures of single brokers are logged."""
+        on_wire = self._calls.on_wire(member.group)
+        last = self._groups.remove(on_wire, member)
+        self._rest(unless_wanted=True)
+        if not last:
+            return
+        group: dict[str, Any] = {"consumerGroup" if member.consumes else "producerGroup": on_wire}
+        with self._telling:
+            for name, address in self._addresses(member.consumes):
+                command = rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group)
+                self._quietly(address, command, deadline)
+
+    def heartbeat(self, deadline: Deadline) -> None:
+        """Tell brokers of all groups now: masters, and slaves too if any group consumes."""
+        with self._telling:
+            each = self._groups.each()
+            if not each:
+                return
+            producers = [on_wire for on_wire, member in each if not member.consumes]
+            consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
+            body = bodies.heartbeat(self.client_id, producers, consumers)
+            for name, address in self._addresses(bool(consumers)):
+                self._quietly(address, rpc.HEART_BEAT.request(body, bname=name), deadline)
+
+    def close(self) -> None:
+        """No more heartbeats; who is still here is not told to anybody."""
+        self._rest()
+
+    def _membership(self, on_wire: str, member: Member) -> GroupMembership:
+        assert member.membership is not None
+        told = member.membership()
+        name = self._calls.on_wire
+        return replace(
+            told,
+            group=on_wire,
+            subscriptions={name(topic): subscription for topic, subscription in told.subscriptions.items()},
+            expression_types={name(topic): kind for topic, kind in told.expression_types.items()},
+        )
+
+    def _addresses(self, slaves: bool) -> list[tuple[str, str]]:
+        return [
+            (data.broker_name, address)
+            for data in self._routes.brokers()
+            for address in (data.master, *(data.slaves if slaves else ()))
+            if address
+        ]
+
+    def _schedule(self, clockwork: Clockwork, in_s: float) -> None:
+        """With the lock. The next heartbeat is one, however many want it."""
+        due_ms = clockwork.now_ms() + 1000 * in_s
+        if due_ms < self._due_ms:
+            self._due_ms = due_ms
+            clockwork.later(in_s, functools.partial(self._beat, clockwork, due_ms))
+
+    def _beat(self, clockwork: Clockwork, due_ms: float) -> None:
+        if due_ms != self._due_ms:  # another one is due before
+            return
+        try:
+            self.heartbeat(Deadline.after(TIMEOUT_S))
+        except RocketMQError as e:
+            logger.info("no heartbeat was sent: %s", e)
+        finally:
+            with self._lock:
+                if self._clockwork is clockwork:
+                    self._due_ms = math.inf
+                    self._schedule(clockwork, self._groups.heartbeat_s() or FIRST_HEARTBEAT_S)
+
+    def _rest(self, unless_wanted: bool = False) -> None:
+        with self._lock:
+            if unless_wanted and self._groups.heartbeat_s():
+                return
+            clockwork, self._clockwork, self._due_ms = self._clockwork, None, math.inf
+        if clockwork is not None:
+            clockwork.close()
+
+    def _quietly(self, address: str, command: Command, deadline: Deadline) -> None:
+        try:
+            self._calls.ask(address, command, deadline.within(self._calls.request_timeout_s))
+        except NotSupported:
+            logger.debug("%s takes no heartbeats", address)
+        except RocketMQError as e:
+            logger.info("request %s to %s failed: %s", command.code, address, e)

@@ -1,0 +1,51 @@
+"""Offsets of a group, and the group where there is none."""
+
+from __future__ import annotations
+
+import json
+
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import GroupNotFound
+from rocketmq_spark.model import MessageQueue
+from tests.client.conftest import Parts
+from tests.mockbroker import MockBroker, ok, refuse
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+def test_offsets_are_stored_and_errors_are_told(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    broker.on(Request.UPDATE_CONSUMER_OFFSET, [ok(), refuse(Response.SUBSCRIPTION_GROUP_NOT_EXIST, "no group")])
+    assert parts.committer.commit_each("g", {QUEUE: 5}, parts.soon) == {}
+    failed = parts.committer.commit_each("g", {QUEUE: 6}, parts.soon, 1.0)
+    assert [type(error) for error in failed.values()] == [GroupNotFound]
+    stored = broker.seen(Request.UPDATE_CONSUMER_OFFSET)
+    assert [(c.ext["consumerGroup"], c.ext["commitOffset"]) for c in stored] == [("g", "5"), ("g", "6")]
+
+
+def test_members(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, ok(json.dumps({"consumerIdList": ["me@1"]}).encode()))
+    assert parts.committer.members("g", "broker-a", parts.soon) == ["me@1"]
+
+
+def test_a_group_is_made_with_its_retry_topic(broker: MockBroker, parts: Parts) -> None:
+    cluster = {
+        "brokerAddrTable": {
+            "broker-a": {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address}}
+        },
+        "clusterAddrTable": {"c": ["broker-a"]},
+    }
+    body = {
+        "brokerDatas": [{"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address}}],
+        "queueDatas": [{"brokerName": "broker-a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}],
+    }
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps(cluster).encode()))
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, ok(json.dumps(body).encode()))
+    broker.on(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, ok())
+    broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+    parts.committer.create_group("g")
+    parts.committer.create_retry_topic("g", 1.0)
+    (made,) = broker.seen(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
+    assert json.loads(bytes(made.body))["groupName"] == "g"
+    assert broker.seen(Request.UPDATE_AND_CREATE_TOPIC)[0].ext["topic"] == "%RETRY%g"

@@ -1,0 +1,63 @@
+"""Keys: where they come from, when they are asked for again, that they are not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import LocalProtocolError, OptionError
+from rocketmq_spark.wire.header import Command
+from tests.client.conftest import Parts
+from tests.mockbroker import PING, ping
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "s3cret" not in repr(Credentials("key", "s3cret", "s3cret"))
+
+
+def test_what_cannot_be_signed_is_an_error_of_ours() -> None:
+    with pytest.raises(LocalProtocolError):
+        Credentials("key", "secret").sign(Command(PING, {"a": "\ud800"}))
+
+
+def test_credentials_that_rotate_are_fetched_again_when_they_are_old() -> None:
+    fetched = (Credentials(f"key-{i}", "secret") for i in range(9))
+    often, seldom = (RotatingCredentials(lambda: next(fetched), age) for age in (-1.0, 60.0))
+    assert [often.sign(ping()).ext["AccessKey"] for _ in range(2)] == ["key-0", "key-1"]
+    assert [seldom.current().access_key for _ in range(2)] == ["key-2", "key-2"]
+
+
+def test_credentials_that_cannot_be_fetched_are_an_error_of_ours_and_asynchronous_calls_are_told() -> None:
+    def fetch() -> Credentials:
+        raise KeyError("hunter2")
+
+    broken = RotatingCredentials(fetch)
+    with pytest.raises(OptionError, match="KeyError") as caught:
+        broken.sign(ping())
+    assert "hunter2" not in str(caught.value)
+    parts = Parts("127.0.0.1:1", credentials=broken)
+    results: list[object] = []
+    parts.calls.ask_async("127.0.0.1:1", ping(), Deadline.after(5.0), results.append)
+    assert isinstance(results[0], OptionError)
+
+
+def test_a_file_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\naccessKey = me\nsecretKey=a=b\nsecurityToken=t\n", "utf-8")
+    assert from_file(path) == Credentials("me", "a=b", "t")
+    path.write_text("accessKey=me\n", "utf-8")
+    with pytest.raises(OptionError, match="expected lines accessKey=… and secretKey=…"):
+        from_file(path)
+    with pytest.raises(OptionError, match="it cannot be read"):
+        from_file(tmp_path / "none")
+
+
+def test_what_a_function_gives() -> None:
+    named = {"accessKey": "me", "secretKey": "hush", "securityToken": "t"}
+    assert from_provider(named) == from_provider(("me", "hush", "t")) == Credentials("me", "hush", "t")
+    assert from_provider(["me", "hush"]) == Credentials("me", "hush")
+    with pytest.raises(OptionError, match="gave no credentials"):
+        from_provider("me")

@@ -1,0 +1,368 @@
+"""Who belongs to which group here: one heartbeat for all, and what brokers ask, handed to whom it concerns."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.client.instance import Groups, Instance, Member
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Flag, Request, Response
+from rocketmq_spark.errors import LocalProtocolError
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.wire.bodies import GroupMembership
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.subscription import parse_subscription
+from tests.client.conftest import Parts
+from tests.harness import store
+from tests.mockbroker import WAIT_S, MockBroker, eventually, never, ok, refuse, route
+from tests.producer.scripted import ManualClockwork, Time
+
+ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
+
+
+@pytest.fixture
+def broker() -> Iterator[MockBroker]:
+    script = {Request.HEART_BEAT: ok(), Request.UNREGISTER_CLIENT: ok()}
+    with MockBroker(script) as one:
+        one.on(ROUTE, route(2, {"broker-a": one.address}))
+        yield one
+
+
+def beats(broker: MockBroker) -> list[dict[str, Any]]:
+    return [json.loads(bytes(command.body)) for command in broker.seen(Request.HEART_BEAT)]
+
+
+def left(broker: MockBroker) -> list[dict[str, str]]:
+    return [command.ext for command in broker.seen(Request.UNREGISTER_CLIENT)]
+
+
+def consumer(group: str = "cg", asked: Any = None, subscription: str = "a || b") -> Member:
+    """As a consumer will join."""
+
+    def membership() -> GroupMembership:
+        topics = {"t": parse_subscription(subscription), f"%RETRY%{group}": parse_subscription("*")}
+        return GroupMembership(group, topics, version_ms=7)
+
+    return Member(group, asked=asked, membership=membership)
+
+
+class Inbox:
+    """A group's worker: what it was asked, by whom, on which thread; it works when it may."""
+
+    def __init__(self, reply: Command | None = None) -> None:
+        self.asked: list[tuple[str, int, str]] = []
+        self.may_work = threading.Event()
+        self.may_work.set()
+        self._reply = reply
+
+    def __call__(self, address: str, command: Command) -> Command | None:
+        assert self.may_work.wait(WAIT_S)
+        self.asked.append((address, command.code, threading.current_thread().name))
+        return self._reply
+
+
+# --- heartbeats
+
+
+def test_one_heartbeat_has_all_groups_of_producers_and_consumers(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    for member in (Member("pg2"), Member("pg1"), Member("pg1"), consumer()):
+        parts.instance.join(member)
+    parts.instance.heartbeat(parts.soon)
+    (beat,) = beats(broker)
+    assert beat["clientID"] == parts.instance.client_id
+    assert beat["producerDataSet"] == [{"groupName": "pg1"}, {"groupName": "pg2"}]
+    (member,) = beat["consumerDataSet"]
+    assert (member["groupName"], member["consumeType"], member["messageModel"]) == (
+        "cg",
+        "CONSUME_PASSIVELY",
+        "CLUSTERING",
+    )
+    of_t, of_retry = member["subscriptionDataSet"]
+    assert of_t == {
+        "classFilterMode": False, "codeSet": [97, 98], "expressionType": "TAG", "subString": "a || b",
+        "subVersion": 7, "tagsSet": ["a", "b"], "topic": "t",
+    }  # fmt: skip
+    assert (of_retry["topic"], of_retry["subString"]) == ("%RETRY%cg", "*")
+
+
+def test_names_are_those_of_the_namespace(broker: MockBroker) -> None:
+    tenant = Parts(broker.address, namespace="ns")
+    tenant.routes.get("t")
+    inbox, member = Inbox(), consumer(asked=None)
+    tenant.instance.join(member)
+    asked = consumer("other", inbox)
+    tenant.instance.join(asked)
+    tenant.instance.heartbeat(tenant.soon)
+    first = beats(broker)[0]["consumerDataSet"][0]
+    topics = [subscription["topic"] for subscription in first["subscriptionDataSet"]]
+    assert (first["groupName"], topics) == ("ns%cg", ["ns%t", "%RETRY%ns%cg"])
+    broker.ask(Command(Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "ns%other"}, flag=Flag.ONEWAY))
+    broker.ask(Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "ns%cg"}))
+    broker.wait_for(lambda: bool(broker.replies))
+    assert [code for _, code, _ in inbox.asked] == [Request.NOTIFY_CONSUMER_IDS_CHANGED]
+    tenant.instance.leave(member, tenant.soon)
+    assert left(broker)[0]["consumerGroup"] == "ns%cg"
+    tenant.instance.close()
+    tenant.pool.close()
+
+
+def test_producers_are_told_to_masters_and_consumers_to_slaves_too(broker: MockBroker, parts: Parts) -> None:
+    data = {"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": broker.address, "1": broker.address}}
+    queues = {"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    broker.on(ROUTE, ok(json.dumps({"brokerDatas": [data], "queueDatas": [queues]}).encode()))
+    parts.routes.get("t")
+    producer, member = Member("pg", 0.0), consumer()
+    parts.instance.join(producer)
+    parts.instance.heartbeat(parts.soon)
+    assert len(beats(broker)) == 1
+    parts.instance.join(member)
+    parts.instance.heartbeat(parts.soon)
+    assert len(beats(broker)) == 3
+    parts.instance.leave(producer, parts.soon)
+    assert [ext["producerGroup"] for ext in left(broker)] == ["pg"]
+    parts.instance.leave(member, parts.soon)
+    assert [ext.get("consumerGroup") for ext in left(broker)] == [None, "cg", "cg"]
+
+
+def test_the_last_of_a_group_tells_that_it_leaves(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    first, second = Member("g"), Member("g")
+    parts.instance.join(first)
+    parts.instance.join(second)
+    parts.instance.leave(first, parts.soon)
+    assert left(broker) == []
+    parts.instance.leave(second, parts.soon)
+    assert left(broker) == [
+        {"clientID": parts.instance.client_id, "producerGroup": "g", "bname": "broker-a"},
+    ]
+    parts.instance.heartbeat(parts.soon)
+    assert beats(broker) == []
+
+
+def test_a_consumer_group_has_one_member_here(parts: Parts) -> None:
+    first = consumer()
+    parts.instance.join(first)
+    parts.instance.join(Member("cg", 0.0))  # producers of that name are another group
+    with pytest.raises(LocalProtocolError, match="consumer group 'cg' has a member in this process already"):
+        parts.instance.join(consumer())
+    parts.instance.leave(first, parts.soon)
+    again = consumer()
+    parts.instance.join(again)
+    parts.instance.leave(again, parts.soon)
+
+
+def test_1_1_a_heartbeat_soon_and_every_thirty_seconds_however_many_there_are(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, told = Time(), list[float]()
+    instance = Instance(Groups(), parts.calls, parts.routes, "me", lambda name: ManualClockwork(clock))
+    monkeypatch.setattr(instance, "heartbeat", lambda deadline: told.append(round(clock.now - 1000, 3)))
+    silent, first, second, quick = Member("a", 0.0), Member("a", 30.0), Member("b", 30.0), Member("c", 2.0)
+    instance.join(silent)
+    clock.advance(100)
+    assert told == []
+    instance.join(first)
+    clock.advance(65)
+    assert told == [101.0, 131.0, 161.0]
+    for member in (second, quick):  # a new one is told soon, and once
+        instance.join(member)
+    clock.advance(4)
+    assert told[3:] == [166.0, 168.0]
+    for member in (quick, second, first):
+        instance.leave(member, Deadline.after(1))
+    told.clear()
+    clock.advance(100)
+    assert told == []
+    instance.join(first)
+    clock.advance(1)
+    assert len(told) == 1
+    instance.close()
+
+
+def test_what_fails_stops_no_heartbeat(parts: Parts, broker: MockBroker, caplog: pytest.LogCaptureFixture) -> None:
+    clock, tries = Time(), list[None]()
+
+    def membership() -> GroupMembership:
+        tries.append(None)
+        raise LocalProtocolError("no subscription")
+
+    caplog.set_level("INFO")
+    instance = Instance(Groups(), parts.calls, parts.routes, "me", lambda name: ManualClockwork(clock))
+    instance.join(Member("g", membership=membership))
+    clock.advance(65)
+    assert len(tries) == 3
+    assert "no heartbeat was sent" in caplog.text
+
+
+def test_heartbeats_go_to_every_master_and_one_that_fails_does_not_matter(
+    broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.on(ROUTE, route(1, {"a": "127.0.0.1:1", "b": broker.address, "c": ""}))
+    broker.on(Request.UNREGISTER_CLIENT, refuse(3, "not supported"))
+    parts.routes.get("t")
+    caplog.set_level("INFO")
+    leave = parts.sender.join("g", 0.0)
+    parts.instance.heartbeat(parts.soon)
+    leave(parts.soon)
+    (beat,) = broker.seen(Request.HEART_BEAT)
+    assert b'"groupName":"g"' in bytes(beat.body)
+    assert left(broker)[0] == {"clientID": parts.sender.client_id, "producerGroup": "g", "bname": "b"}
+    assert "127.0.0.1:1" in caplog.text
+
+
+def test_a_master_that_hangs_costs_one_request_s_time(broker: MockBroker) -> None:
+    parts = Parts(broker.address, request_timeout_s=0.05)
+    broker.on(Request.HEART_BEAT, never)
+    parts.routes.get("t")
+    parts.sender.join("g", 0.0)
+    start = time.monotonic()
+    parts.instance.heartbeat(parts.soon)
+    assert time.monotonic() - start < 2.0
+    parts.pool.close()
+
+
+def test_heartbeats_and_leaving(real: Parts, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "rocketmq_spark.client")
+    real.sender.publish_queues(topic, real.soon)
+    leave = real.sender.join("group-1", 0.0)
+    real.instance.heartbeat(real.soon)
+    leave(real.soon)
+    assert caplog.text == ""
+
+
+# --- what brokers ask
+
+
+ASKED = [
+    (Request.NOTIFY_CONSUMER_IDS_CHANGED, "consumerGroup", Flag.ONEWAY),
+    (Request.RESET_CONSUMER_CLIENT_OFFSET, "group", Flag.ONEWAY),
+    (Request.GET_CONSUMER_RUNNING_INFO, "consumerGroup", 0),
+    (Request.CONSUME_MESSAGE_DIRECTLY, "consumerGroup", 0),
+]
+
+
+@pytest.mark.parametrize(("code", "field", "flag"), ASKED, ids=lambda value: str(value))
+def test_a_consumer_is_asked_on_a_thread_of_its_own_and_told_by_whom(
+    broker: MockBroker, parts: Parts, code: Request, field: str, flag: int
+) -> None:
+    parts.routes.get("t")
+    inbox, busy = Inbox(ok(b"{}", a=1)), Inbox()
+    busy.may_work.clear()
+    for member in (consumer("cg", inbox), consumer("busy", busy)):
+        parts.instance.join(member)
+    broker.ask(Command(code, {field: "busy"}, flag=flag, opaque=4))  # holds up neither answers nor other groups
+    broker.ask(Command(code, {field: "cg"}, flag=flag, opaque=5))
+    if not flag:
+        broker.wait_for(lambda: bool(broker.replies))
+        (reply,) = broker.replies
+        assert (reply.code, reply.opaque, reply.ext, bytes(reply.body)) == (0, 5, {"a": "1"}, b"{}")
+    assert parts.routes.get("t", 0.0)
+    eventually(lambda: bool(inbox.asked))
+    (asked,) = inbox.asked
+    assert asked[:2] == (broker.address, code)
+    assert asked[2] != f"rocketmq-{broker.address}", "the reader's thread"
+    busy.may_work.set()
+
+
+def test_who_asks_is_told_by_the_address_that_brokers_advertise(broker: MockBroker) -> None:
+    parts = Parts(broker.address, address_map={"10.0.0.1:10911": broker.address})
+    broker.on(ROUTE, route(1, {"broker-a": "10.0.0.1:10911"}))
+    broker.on(Request.GET_MAX_OFFSET, ok(offset=0))
+    parts.routes.get("t")
+    assert parts.sender.probe("broker-a", "t", parts.soon)
+    inbox = Inbox(ok())
+    parts.instance.join(consumer("cg", inbox))
+    broker.ask(Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "cg"}))
+    broker.wait_for(lambda: len(broker.replies) == 2)  # to the name server that it is, too
+    assert {address for address, _, _ in inbox.asked} == {broker.address, "10.0.0.1:10911"}
+    parts.instance.close()
+    parts.pool.close()
+
+
+def half_message(group: str) -> bytes:
+    return bytes(store(topic="t", body=b"x", properties=f"PGROUP\x01{group}\x02TRAN_MSG\x01true\x02"))
+
+
+def test_a_producer_is_asked_about_its_transactions(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    inbox = Inbox()
+    parts.instance.join(Member("pg"))
+    parts.instance.join(Member("pg", asked=inbox))
+    for group in ("other", "pg"):
+        fields = {"tranStateTableOffset": "1", "commitLogOffset": "2"}
+        broker.ask(Command(Request.CHECK_TRANSACTION_STATE, fields, half_message(group), flag=Flag.ONEWAY))
+    eventually(lambda: bool(inbox.asked))
+    assert [asked[:2] for asked in inbox.asked] == [(broker.address, Request.CHECK_TRANSACTION_STATE)]
+
+
+@pytest.mark.parametrize("body", [b"", half_message("other"), b"garbage"], ids=["none", "another group's", "garbage"])
+def test_a_question_about_nobody_s_transaction_is_refused(broker: MockBroker, parts: Parts, body: bytes) -> None:
+    parts.routes.get("t")
+    parts.instance.join(Member("pg", asked=Inbox(ok())))
+    broker.ask(Command(Request.CHECK_TRANSACTION_STATE, {}, body))
+    broker.wait_for(lambda: bool(broker.replies))
+    assert broker.replies[0].code == Response.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_what_concerns_nobody_here_is_refused(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    parts.instance.join(consumer("deaf"))
+    parts.instance.join(consumer("silent", Inbox(None)))
+    for group in ("cg", "deaf", "silent"):
+        broker.ask(Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": group}))
+    broker.ask(Command(Request.GET_CONSUMER_STATUS_FROM_CLIENT, {"group": "silent"}))
+    broker.wait_for(lambda: len(broker.replies) == 4)
+    assert {reply.code for reply in broker.replies} == {Response.REQUEST_CODE_NOT_SUPPORTED}
+
+
+def test_a_worker_that_fails_says_so(broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(address: str, command: Command) -> Command | None:
+        raise ZeroDivisionError("by zero")
+
+    parts.routes.get("t")
+    parts.instance.join(consumer("cg", fail))
+    broker.ask(Command(Request.CONSUME_MESSAGE_DIRECTLY, {"consumerGroup": "cg"}))
+    broker.wait_for(lambda: bool(broker.replies))
+    assert (broker.replies[0].code, broker.replies[0].remark) == (
+        Response.SYSTEM_ERROR,
+        "ZeroDivisionError: by zero",
+    )
+    assert "group cg could not handle request 309" in caplog.text
+
+
+def test_an_answer_after_the_connection_went_is_nothing(broker: MockBroker, parts: Parts) -> None:
+    inbox = Inbox(ok())
+    inbox.may_work.clear()
+    parts.routes.get("t")
+    parts.instance.join(consumer("cg", inbox))
+    broker.ask(Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "cg"}))
+    parts.routes.get("t", 0.0)  # the question came before this answer
+    parts.pool.close()
+    inbox.may_work.set()
+    eventually(lambda: bool(inbox.asked))
+    assert broker.replies == []
+
+
+def test_a_broker_knows_both_kinds_of_groups(broker_cluster: LocalBroker, real: Parts, topic: str) -> None:
+    group = f"cg-{topic}"
+    real.sender.publish_queues(topic, real.soon)
+    inbox = Inbox()
+    member = consumer(group, inbox)
+    broker_cluster.admin.create_group(group)
+    real.instance.join(Member("pg", 0.0))
+    real.instance.join(member)
+    real.instance.heartbeat(real.soon)
+    assert real.committer.members(group, "broker-a", real.soon) == [real.instance.client_id]
+    # A broker tells also those who caused the change.
+    eventually(lambda: bool(inbox.asked))
+    assert inbox.asked[0][:2] == (broker_cluster.address("broker-a"), Request.NOTIFY_CONSUMER_IDS_CHANGED)
+    real.instance.leave(member, real.soon)
+    assert real.committer.members(group, "broker-a", real.soon) == []
+    real.instance.close()

@@ -1,0 +1,260 @@
+"""The ports are what upper rooms ask for, all of it: each of them works with a fake, and no client is reached."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import EqualTo
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import ports, session
+from rocketmq_spark.client.broker import Brokers
+from rocketmq_spark.client.committer import RemotingCommitter
+from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Perm
+from rocketmq_spark.errors import GroupNotFound, RocketMQError
+from rocketmq_spark.model import (
+    BrokerData,
+    Message,
+    MessageQueue,
+    OffsetRange,
+    QueueBounds,
+    QueueData,
+    SendRequest,
+    SendResult,
+    TopicRoute,
+)
+from rocketmq_spark.options import Options
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.pull import replica
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.puller import Puller
+from rocketmq_spark.remoting.pool import Dialling
+from rocketmq_spark.sink import checks
+from rocketmq_spark.sink.task import TaskWriter
+from rocketmq_spark.source.publish import Publisher
+from rocketmq_spark.source.readers import PrunedReader, RocketMQReader, RocketMQStreamReader
+from tests.producer.scripted import ok
+
+QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
+ROUTE = TopicRoute(
+    "t",
+    (QueueData("broker-a", 2, 2, int(Perm.READ | Perm.WRITE)),),
+    {"broker-a": BrokerData("broker-a", "c", {0: "a:1"})},
+)
+PORTS = {
+    ports.Sender: RemotingSender,
+    ports.RouteReader: Routes,
+    ports.OffsetReader: Brokers,
+    ports.OffsetCommitter: RemotingCommitter,
+    ports.PullSource: RemotingPulls,
+}
+
+
+class Fake:
+    """A port whose verbs answer as they are told, and nothing beside it: what is not in the port is not there."""
+
+    def __init__(self, port: type, **answers: object) -> None:
+        assert answers.keys() <= verbs(port)
+        self.asked: list[str] = []
+        for name in verbs(port):
+            setattr(self, name, self._verb(name, answers[name]) if name in answers else self._unexpected(name))
+
+    def _verb(self, name: str, answer: object) -> object:
+        if not callable(answer):
+            return answer
+
+        def ask(*given: Any, **named: Any) -> object:
+            self.asked.append(name)
+            return answer(*given, **named)
+
+        return ask
+
+    def _unexpected(self, name: str) -> Callable[..., None]:
+        def ask(*given: object, **named: object) -> None:
+            pytest.fail(f"{name}{given} was not expected")
+
+        return ask
+
+
+def verbs(port: type) -> set[str]:
+    return {name for name in vars(port) if not name.startswith("_")}
+
+
+def arguments(verb: Callable[..., object]) -> list[tuple[str, object, object]]:
+    """Their types are mypy's to compare."""
+    return [(one.name, one.kind, one.default) for one in inspect.signature(verb).parameters.values()]
+
+
+@pytest.mark.parametrize("port", PORTS, ids=lambda port: port.__name__)
+def test_the_remoting_client_has_each_verb_with_the_same_arguments(port: type) -> None:
+    for name in verbs(port):
+        asked, given = getattr(port, name), getattr(PORTS[port], name)
+        if isinstance(asked, property):
+            assert isinstance(given, property)
+        else:
+            assert arguments(asked) == arguments(given), name
+
+
+@pytest.fixture
+def wired(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The session gives out these ports, and no client."""
+
+    def wire(**given: Fake) -> None:
+        monkeypatch.setattr(session, "client", lambda options: pytest.fail("a client was reached"))
+        for name, fake in given.items():
+            monkeypatch.setattr(session, name, lambda options, fake=fake: fake)
+
+    return wire
+
+
+def options(role: str, **given: object) -> Options:
+    subscribed = {} if role == "sink" else {"subscribe": "t"}
+    return options_table.parse({"nameServer": "h:1", **subscribed, **given}).for_role(role)
+
+
+def sender() -> Fake:
+    def send_async(queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Callable[..., None]) -> None:
+        done(ok(queue, request))
+
+    def send(queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        return ok(queue, request)
+
+    return Fake(
+        ports.Sender,
+        publish_queues=lambda topic, deadline, refresh=False: QUEUES,
+        timers=lambda topic, brokers, deadline: dict.fromkeys(brokers, True),
+        send_async=send_async,
+        send=send,
+        client_id="me",
+        join=lambda group, heartbeat_s: lambda deadline: None,
+    )
+
+
+def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
+    fake = sender()
+    wired(sender=fake)
+    batch = pa.record_batch({"body": [b"a", b"b"], "delayMs": pa.array([5, None], pa.int64())})
+    made = options("sink", topic="t")
+    names = checks.check(made, from_arrow_schema(batch.schema))
+    checks.check_brokers(made, names)
+    assert TaskWriter(made, names).write([batch]).rows == 2
+    assert {"publish_queues", "timers", "send_async"} == set(fake.asked)
+
+
+def test_a_producer_sends_through_a_sender() -> None:
+    fake = sender()
+    with Producer(fake, ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)) as producer:  # type: ignore[arg-type]
+        assert producer.send(Message("t", b"x")).queue in QUEUES
+    assert {"publish_queues", "send", "join"} == set(fake.asked)
+
+
+def reading() -> dict[str, Fake]:
+    def bounds(queues: Iterable[MessageQueue], *how: object) -> dict[MessageQueue, QueueBounds]:
+        return {queue: QueueBounds(2, 9, 7) for queue in queues}
+
+    return {
+        "routes": Fake(
+            ports.RouteReader,
+            get=lambda topic, *how: ROUTE,
+            refresh=lambda topics, *how: None,
+            address=lambda name, *how: "a:1",
+            topics=lambda: ["t"],
+            cluster=lambda: ROUTE.brokers,
+        ),
+        "offsets": Fake(
+            ports.OffsetReader,
+            late=False,
+            bounds=bounds,
+            committed=lambda group, queues, deadline: dict.fromkeys(queues, 4),
+            search_offsets=lambda times, deadline: dict.fromkeys(times, 3),
+            store_time_ms=lambda group, queue, offset, deadline: 5,
+            sample=lambda group, queue, offset, deadline: (100, 10),
+            is_proxy=lambda topic, broker, deadline: False,
+            check_filter=lambda broker, group, topic, sql, deadline: None,
+        ),
+        "pulls": Fake(ports.PullSource, attributes=lambda topic, broker: {}),
+    }
+
+
+def test_a_batch_is_planned_from_routes_and_offsets(wired: Callable[..., None]) -> None:
+    fakes = reading()
+    wired(**fakes)
+    made = options("batch source", startingOffsets="committed", group="g", endingTimestamp=5, sql="a > 1")
+    parts = RocketMQReader(made, ()).partitions()
+    assert [part.value for part in parts] == []
+    made = options("batch source", startingTimestamp=5)
+    (part,) = RocketMQReader(made, ()).partitions()
+    assert part.value == tuple(OffsetRange(queue, 3, 9) for queue in QUEUES)
+
+
+def test_a_stream_is_planned_from_routes_and_offsets(wired: Callable[..., None]) -> None:
+    fakes = reading()
+    wired(**fakes)
+    given = {"subscribePattern": ".", "maxBytesPerTrigger": "1m", "startingOffsets": "earliest"}
+    made = options_table.parse({"nameServer": "h:1", **given})
+    stream = RocketMQStreamReader(made.for_role("stream source"), ())
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    assert {part.addresses for part in stream.partitions(start, end)} == {(("broker-a", "a:1"),)}  # type: ignore[attr-defined]
+    assert "sample" in fakes["offsets"].asked
+
+
+def test_predicates_ask_for_the_kind_of_a_topic(wired: Callable[..., None]) -> None:
+    fakes = reading()
+    wired(**fakes)
+    reader = PrunedReader(options("batch source"), ())
+    list(reader.pushFilters([EqualTo(("tags",), "a")]))
+    assert fakes["pulls"].asked == ["attributes"]
+
+
+def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
+    groups: list[str] = []
+
+    def commit_each(
+        group: str, offsets: dict[MessageQueue, int], deadline: Deadline, grace_s: float
+    ) -> dict[MessageQueue, RocketMQError]:
+        return {} if group in groups else dict.fromkeys(offsets, GroupNotFound("no group"))
+
+    committer = Fake(
+        ports.OffsetCommitter,
+        commit_each=commit_each,
+        members=lambda group, broker, deadline: [],
+        create_group=groups.append,
+        create_retry_topic=lambda group, timeout_s: None,
+    )
+    wired(**reading(), committer=committer)
+    Publisher(options("stream source", group="g")).publish({QUEUES[0]: 5})
+    assert committer.asked == ["members", "commit_each", "create_group", "create_retry_topic", "commit_each"]
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    opened: list[str] = []
+    monkeypatch.setattr(replica, "BulkStream", lambda address, deadline, tls: opened.append(address))
+    return opened
+
+
+def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
+    fake = Fake(
+        ports.PullSource,
+        on_wire=lambda name: f"ns%{name}",
+        keys=lambda: ("me", "hush", None),
+        route=lambda topic, deadline: ROUTE,
+        compacted=lambda queue: True,
+    )
+    puller = Puller(fake, Dialling(), "g", PullSettings())  # type: ignore[arg-type]
+    assert b'"topic": "ns%t"' in puller.template(QUEUES[0]).frame(0, 0, 1)
+    assert puller.compacted(QUEUES[0])
+    puller.replica(QUEUES[0])(Deadline.after(1.0))
+    assert streams == ["a:1"]
+    assert {"on_wire", "keys", "route", "compacted"} == set(fake.asked)

@@ -1,0 +1,83 @@
+"""What a process keeps, and that a forked one begins with nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark import process
+
+
+@pytest.fixture(autouse=True)
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.node.name
+    process.kept(request.node.name).clear()
+
+
+def test_a_thing_is_made_once(kind: str) -> None:
+    made = [process.once(kind, "a", object) for _ in range(3)]
+    assert made[0] is made[1] is made[2]
+    assert process.once(kind, "b", object) is not made[0]
+    assert process.once(f"other {kind}", "a", object) is not made[0]
+    process.kept(kind).pop("a")
+    assert process.once(kind, "a", object) is not made[0]
+
+
+def test_a_thing_may_need_another_one(kind: str) -> None:
+    outer = process.once(kind, "outer", lambda: [process.once(kind, "inner", object)])
+    assert outer == [process.kept(kind)["inner"]]
+
+
+def test_what_cannot_be_made_is_not_kept(kind: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        process.once(kind, "a", lambda: 1 // 0)
+    assert process.kept(kind) == {}
+
+
+def test_several_threads_have_one(kind: str) -> None:
+    barrier, found = threading.Barrier(8), list[object]()
+
+    def ask() -> None:
+        barrier.wait()
+        found.append(process.once(kind, "a", object))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1
+
+
+def test_a_forked_process_begins_anew_even_where_the_lock_was_held(kind: str) -> None:
+    mine = process.once(kind, "a", object)
+    held, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with process.lock():
+            held.set()
+            may_go.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    child = os.fork()
+    if child == 0:
+        theirs = process.once(kind, "a", object)
+        os._exit(0 if theirs is not mine and process._here.inherited is not None else 1)
+    may_go.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert process.once(kind, "a", object) is mine
+
+
+def test_everything_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_here", process._Kept())
+    one = process.once("x", "a", object)
+    process.kept("y")["b"] = 1
+    assert process.forget() == {"x": {"a": one}, "y": {"b": 1}}
+    assert process.forget() == {"x": {}, "y": {}}
+    assert process.once("x", "a", object) is not one

@@ -1,0 +1,98 @@
+"""What is tried again, and that the first cause is what is told, with what was tried since."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, NotFound, OptionError, RocketMQError
+from rocketmq_spark.retry import Retry, Trouble
+
+FIRST = ConnectionLost("the server closed the connection", "h:1", remark="mid-frame")
+LAST = CallTimeout(
+    "no name server answers: no progress in time", "ns:1", queue="t/broker-a/0", remedy="Check option 'nameServer'"
+)
+
+
+def noted(*errors, at=100.0, step=5.0):
+    trouble = Trouble()
+    for i, error in enumerate(errors):
+        trouble.note(error, at + i * step)
+    return trouble
+
+
+def test_a_single_error_stands_for_itself():
+    assert Trouble().cause(LAST, 7.0) is LAST
+    assert noted(FIRST).cause(FIRST, 100.0) is FIRST
+    final = OptionError("no waiting heals this")
+    assert noted(FIRST, final).cause(final, 105.0) is final
+
+
+def test_the_first_of_many_is_told_with_the_last_one_s_words():
+    told = noted(FIRST, LAST, LAST).cause(LAST, 110.0)
+    assert type(told) is ConnectionLost
+    assert str(told) == (
+        "[ROCKETMQ_CONNECTION_LOST] the server closed the connection; tried 3 times in 10 s (at h:1, queue t/broker-a/0): "
+        "mid-frame; at last: no name server answers: no progress in time. Check option 'nameServer'"
+    )
+
+
+def test_the_same_again_is_said_once():
+    again = ConnectionLost(FIRST.message, "h:1")
+    assert noted(FIRST, again).cause(again, 105.0).remark == "mid-frame"
+
+
+def test_after_a_success_it_begins_anew():
+    trouble = noted(FIRST, FIRST)
+    trouble.clear()
+    assert trouble.cause(LAST, 300.0) is LAST
+    trouble.note(LAST, 400.0)
+    assert trouble.first is LAST
+    assert trouble.since == 400.0
+
+
+class TestRetry:
+    def tries(self, errors: list[RocketMQError], times: int = 3, deadline: Deadline | None = None) -> list[object]:
+        """What each try ended with."""
+        seen: list[object] = []
+
+        def ask() -> str:
+            if errors:
+                seen.append(errors.pop(0))
+                raise seen[-1]  # type: ignore[misc]
+            seen.append("answer")
+            return "answer"
+
+        with contextlib.suppress(RocketMQError):
+            Retry(times, 0.0).run(ask, deadline)
+        return seen
+
+    def test_until_it_succeeds_or_tries_are_over(self) -> None:
+        lost = [ConnectionLost("lost") for _ in range(9)]
+        assert self.tries(lost[:2]) == [lost[0], lost[1], "answer"]
+        assert self.tries(lost[:9]) == lost[:4]
+        assert self.tries(lost[:1], times=0) == lost[:1]
+
+    def test_what_will_not_pass_is_not_repeated(self) -> None:
+        error = NotFound("no")
+        assert self.tries([error]) == [error]
+
+    def test_not_beyond_the_deadline(self) -> None:
+        late = CallTimeout("late")
+        assert self.tries([late], deadline=Deadline.after(0.0)) == [late]
+
+    def test_a_deadline_that_expires_does_not_hide_the_first_cause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        errors = [ConnectionLost("the broker is gone", "h:1"), CallTimeout("no name server answers", "ns:1")]
+        deadline = Deadline.after(60.0)
+
+        def ask() -> None:
+            if len(errors) == 1:
+                monkeypatch.setattr(Deadline, "expired", True)
+            raise errors.pop(0)
+
+        with pytest.raises(
+            ConnectionLost, match=r"the broker is gone; tried 2 times .*\(at h:1\): at last: no name server"
+        ):
+            Retry(3, 0.0).run(ask, deadline)
