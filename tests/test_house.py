@@ -50,8 +50,8 @@ ORDER = {
     "pull": "missing pacing verdict window trials doubts hints patience requests collected reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings in_flight topics outgoing choice under_way"
     " pending encoding destination batching engine upkeep producer",
-    "source": "offsets filters pushdown allocation admission planner loss positions catalog waiting publish listener tasks"
-    " stream readers",
+    "source": "offsets view filters pushdown allocation admission planner decisions loss positions subscription catalog waiting"
+    " publish listener tasks stream readers",
     "sink": "columns report selectors routing checks task writers foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
     " demo_stage demo_feed demo_watch demo_view demo app",
@@ -91,7 +91,7 @@ OUTSIDE = {
     " localbroker cli",
     "concurrent": "producer.batching producer.clockwork producer.pending producer.producer localbroker cli",
     "time": "clock remoting.connection remoting.pool client.admin client.calls client.route"
-    " producer.clockwork producer.producer source.admission source.catalog source.waiting source.stream localbroker cli",
+    " producer.clockwork producer.producer source.catalog source.waiting localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }
@@ -105,8 +105,6 @@ LARGE_CLASSES = {
     "rocketmq_spark.client.broker.Brokers": 21,
     "rocketmq_spark.localbroker.cluster.LocalBroker": 29,
     "rocketmq_spark.remoting.connection.Connection": 22,
-    "rocketmq_spark.source.catalog.Catalog": 25,
-    "rocketmq_spark.source.stream.Stream": 25,
 }
 MANY_ARGUMENTS = {
     "rocketmq_spark.client.admin.create_topic": 8,

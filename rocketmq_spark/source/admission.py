@@ -5,7 +5,6 @@ Tasks cannot report back to a Python source, so the size of messages is learnt f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -28,10 +27,9 @@ class Wanted:
 class Admission:
     """State between batches: when the last one was admitted, and how large messages are."""
 
-    def __init__(self, max_delay_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_delay_s: float, now: float) -> None:
         self._max_delay_s = max_delay_s
-        self._now = now
-        self._admitted_at = now()
+        self._admitted_at = now
         self._message_bytes: float | None = None
 
     def most(
@@ -39,6 +37,7 @@ class Admission:
         waiting: Mapping[MessageQueue, int],
         wanted: Wanted,
         sample: Callable[[MessageQueue], tuple[int, int]],
+        now: float,
     ) -> int | None:
         """The most offsets of this batch, None without a limit, 0 to wait for more.
 
@@ -47,9 +46,9 @@ class Admission:
         total = sum(waiting.values())
         if not total:
             return wanted.most
-        if wanted.least is not None and total < wanted.least and self._now() - self._admitted_at < self._max_delay_s:
+        if wanted.least is not None and total < wanted.least and now - self._admitted_at < self._max_delay_s:
             return 0
-        self._admitted_at = self._now()
+        self._admitted_at = now
         if wanted.most_bytes is None:
             return wanted.most
         self._learn(waiting, sample)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.source.offsets import Offsets, Positions
-
-Bounds = Mapping[MessageQueue, QueueBounds]
+from rocketmq_spark.source.view import Bounds
 
 
 def next_end(begin: Offsets, ends: Positions, begins: Positions, most: int | None = None) -> Offsets:

@@ -16,8 +16,9 @@ from rocketmq_spark.client.trouble import Trouble
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source.catalog import Catalog, View
-from rocketmq_spark.source.positions import Bounds, listed
+from rocketmq_spark.source.catalog import Catalog
+from rocketmq_spark.source.positions import listed
+from rocketmq_spark.source.view import Bounds, View
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,10 @@ def patiently(catalog: Catalog, ask: Callable[[], T], deadline: Deadline | None 
             if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.knew(e.topic)):
                 raise
             if deadline.expired:
-                raise trouble.cause(e, time.monotonic()) from e
+                cause = trouble.cause(e, time.monotonic())
+                if cause is e:
+                    raise
+                raise cause from e
             catalog.waits(e)
         time.sleep(min(_PAUSE_S, max(0.01, deadline.remaining())))
         catalog.reroute()
