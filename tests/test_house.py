@@ -50,8 +50,8 @@ ORDER = {
     "pull": "missing pacing verdict window trials doubts hints patience requests collected reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks lanes clockwork settings in_flight topics outgoing choice under_way"
     " pending encoding destination batching engine upkeep producer",
-    "source": "offsets view filters pushdown allocation admission planner decisions loss positions subscription catalog waiting"
-    " publish listener tasks stream readers",
+    "source": "offsets pushdown allocation planner decisions loss positions filters catalog waiting publish listener tasks"
+    " stream readers",
     "sink": "columns report selectors routing checks task writers foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo_accounts demo_query"
     " demo_stage demo_feed demo_watch demo_view demo app",

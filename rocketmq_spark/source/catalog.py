@@ -24,10 +24,10 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import Client, client, environment
-from rocketmq_spark.source import allocation, subscription
+from rocketmq_spark.source import allocation, filters
+from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.positions import listed
-from rocketmq_spark.source.view import View
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Catalog:
     def __init__(self, options: Options) -> None:
         self._options = options
         self.read_deadline_s = options.read_deadline
-        self.routes: dict[str, TopicRoute] = {}  # as they were last known
+        self.known_routes: dict[str, TopicRoute] = {}  # as they were last known
         self._swept_at = 0.0
         self._rest_s = _SHORTEST_REST_S
         self._took_s = 0.0
@@ -85,7 +85,7 @@ class Catalog:
 
     def knew(self, topic: str | None) -> bool:
         """Whether a topic was there: there are positions of it, or it had a route."""
-        return topic in self._had or topic in self.routes
+        return topic in self._had or topic in self.known_routes
 
     @property
     def environment(self) -> dict[MessageQueue, int]:
@@ -104,21 +104,8 @@ class Catalog:
         if self._options.subscribe_pattern is None:
             return self._options.subscribe
         if time.monotonic() - self._matched[0] > self._options.route_refresh or not self._matched[1]:
-            self._matched = (time.monotonic(), self._matching())
-        return subscription.with_known(self._options, self._matched[1], self._had)
-
-    def _matching(self) -> tuple[str, ...]:
-        routes = self.client.routes
-        try:
-            cluster = routes.cluster()
-            listed_topics = routes.topics()
-        except NotSupported as e:
-            raise OptionError(
-                "option 'subscribePattern' cannot be used here: the server does not list topics",
-                remedy="A Proxy does not pass that question; name the topics with option 'subscribe'",
-            ) from e
-        internal = {*cluster, *(data.cluster for data in cluster.values())}
-        return subscription.matching(self._options, listed_topics, internal)
+            self._matched = (time.monotonic(), _matching(self.client, self._options))
+        return filters.with_known(self._options, self._matched[1], self._had)
 
     def sweep(self) -> View:
         """Everything now, with retries; all that is missing is an error. For starts and for batches."""
@@ -195,8 +182,8 @@ class Catalog:
                 self.waits(e)
                 age = float("inf")
                 self._routes_due = time.monotonic() + max(_ROUTES_PAUSE_S, 5 * (time.monotonic() - now))
-                if topic in self.routes:
-                    routes[topic] = self.routes[topic]
+                if topic in self.known_routes:
+                    routes[topic] = self.known_routes[topic]
         return routes, deleted
 
     def reroute(self) -> None:
@@ -220,7 +207,7 @@ class Catalog:
         except RocketMQError as e:
             self.waits(e)
             self._routes_due = time.monotonic() + _ROUTES_PAUSE_S
-            return subscription.with_known(self._options, self._matched[1], self._had)
+            return filters.with_known(self._options, self._matched[1], self._had)
 
     def waits(self, error: RocketMQError) -> None:
         """Note an error that time may heal, and ask for routes anew; raise any other. Told once until all is well."""
@@ -237,7 +224,7 @@ class Catalog:
 
         Asked again after that: a broker may have come up between the two questions, with its topics.
         """
-        known = self.routes.get(topic)
+        known = self.known_routes.get(topic)
         try:
             cluster = self.client.routes.cluster()
         except RocketMQError:
@@ -256,8 +243,8 @@ class Catalog:
     def _looked(
         self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
     ) -> View:
-        self.routes.update(routes)
-        wanted = [queue for route in routes.values() for queue in subscription.readable(self._options, route, tolerant)]
+        self.known_routes.update(routes)
+        wanted = [queue for route in routes.values() for queue in filters.readable(self._options, route, tolerant)]
         wanted = self._covered(wanted, {queue.topic for queue in wanted} if tolerant else self._had)
         # Statistics are the master's as long as there is one, wherever messages are read.
         read_from = "master" if self._options.read_from == "master" else "hint"
@@ -298,7 +285,7 @@ class Catalog:
         gone = [
             queue
             for queue in queues
-            if queue not in view.bounds and subscription.is_hidden(self.routes.get(queue.topic), queue)
+            if queue not in view.bounds and filters.is_hidden(self.known_routes.get(queue.topic), queue)
         ]
         if not gone:
             return {}
@@ -315,3 +302,16 @@ class Catalog:
         self._swept_at, self._took_s = time.monotonic(), took_s
         self._view = view
         return view
+
+
+def _matching(client: Client, options: Options) -> tuple[str, ...]:
+    """The topics of the pattern, as name servers list them now."""
+    try:
+        cluster = client.routes.cluster()
+        topics = client.routes.topics()
+    except NotSupported as e:
+        raise OptionError(
+            "option 'subscribePattern' cannot be used here: the server does not list topics",
+            remedy="A Proxy does not pass that question; name the topics with option 'subscribe'",
+        ) from e
+    return filters.matching(options, topics, {*cluster, *(data.cluster for data in cluster.values())})

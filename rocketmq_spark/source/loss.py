@@ -16,8 +16,7 @@ from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.session import Client
-from rocketmq_spark.source.offsets import Offsets, Positions
-from rocketmq_spark.source.view import Bounds
+from rocketmq_spark.source.offsets import Bounds, Offsets, Positions
 
 logger = logging.getLogger(__name__)
 

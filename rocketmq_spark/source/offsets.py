@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, QueueBounds
 
 VERSION = 1
 
 Positions = Mapping[MessageQueue, int]
+Bounds = Mapping[MessageQueue, QueueBounds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.parsing import EARLIEST, LATEST
 from rocketmq_spark.session import Client
-from rocketmq_spark.source.offsets import Positions
-from rocketmq_spark.source.view import Bounds
+from rocketmq_spark.source.offsets import Bounds, Positions
 
 
 def check(options: Options, role: str) -> None:

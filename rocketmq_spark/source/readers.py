@@ -28,11 +28,10 @@ from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, decisions, filters, loss, planner, positions, pushdown, tasks
-from rocketmq_spark.source.admission import Wanted
 from rocketmq_spark.source.catalog import Catalog, planning_deadline
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source.offsets import Bounds, Offsets
+from rocketmq_spark.source.planner import Wanted
 from rocketmq_spark.source.stream import Stream
-from rocketmq_spark.source.view import Bounds
 from rocketmq_spark.source.waiting import patiently, whole
 
 logger = logging.getLogger(__name__)

@@ -18,14 +18,12 @@ from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, decisions, filters, loss, planner, positions, tasks
-from rocketmq_spark.source.admission import Admission, Wanted
 from rocketmq_spark.source.catalog import Catalog, planning_deadline
-from rocketmq_spark.source.decisions import Loss
+from rocketmq_spark.source.decisions import Loss, View
 from rocketmq_spark.source.offsets import Offsets, Positions
+from rocketmq_spark.source.planner import Admission, Wanted
 from rocketmq_spark.source.publish import Publisher
-from rocketmq_spark.source.subscription import why_absent
 from rocketmq_spark.source.tasks import RangePartition
-from rocketmq_spark.source.view import View
 from rocketmq_spark.source.waiting import Absence, patiently, whole
 
 logger = logging.getLogger(__name__)
@@ -158,7 +156,9 @@ class Stream:
         self._looked = begin, recent
         topics = set(self._catalog.topics_or_last())
         wanted = (queue for queue in begin.positions if queue.topic in topics and not view.lacks(queue))
-        self._absence.look(wanted, view.bounds, lambda q: why_absent(self._catalog.routes.get(q.topic), q))
+        self._absence.look(
+            wanted, view.bounds, lambda q: filters.why_absent(self._catalog.known_routes.get(q.topic), q)
+        )
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The ends of all queues now, for the progress of the query."""

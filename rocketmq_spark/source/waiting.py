@@ -17,8 +17,9 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.source.catalog import Catalog
+from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.offsets import Bounds
 from rocketmq_spark.source.positions import listed
-from rocketmq_spark.source.view import Bounds, View
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source import decisions
+from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.view import View
 
 A, B, C = (MessageQueue(topic, broker, 0) for topic, broker in (("t", "a"), ("t", "b"), ("u", "a")))
 AT_10 = Offsets({A: 10}, marks={A: 700})
@@ -22,6 +22,25 @@ WENT_BACK, GONE, DELETED = Cause.WENT_BACK, Cause.QUEUE_GONE, Cause.TOPIC_DELETE
 def view(bounds, newest_ms=900, **facts):
     found = {queue: QueueBounds(low, high, newest_ms) for queue, (low, high) in bounds.items()}
     return View(found, **{name: frozenset(values) for name, values in facts.items()})
+
+
+# --- what exists
+
+
+BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 7, 0)}
+
+
+def test_a_topic_is_lacking_everywhere_or_on_one_broker():
+    assert not View(BOUNDS).lacks(A)
+    assert View(deleted=frozenset({"t"})).lacks(A)
+    forgotten = View(forgotten=frozenset({("t", "a")}))
+    assert (forgotten.lacks(A), forgotten.lacks(B)) == (True, False)
+
+
+def test_slaves_say_what_can_be_read_and_not_what_is_lost():
+    view = View(BOUNDS, orphans=frozenset({"b"}))
+    assert view.ends() == {A: 20, B: 7}
+    assert view.of_masters() == {A: BOUNDS[A]}
 
 
 # --- what happened to a position
