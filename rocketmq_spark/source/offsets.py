@@ -55,9 +55,6 @@ class Offsets:
         found["v"] = VERSION
         return found
 
-    def text(self) -> str:
-        return json.dumps(self.to_json(), separators=(",", ":"))
-
     @classmethod
     def from_json(cls, given: object) -> Offsets:
         """From Spark's log, or from a person's text. Raises ``OffsetError`` saying what is wrong and where."""

@@ -11,6 +11,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.source import planner
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.planner import SAMPLED_QUEUES, Admission, Wanted, next_end, ranges, shares
+from tests.reading import canonical
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in "ab" for i in range(2)]
 A, B, C = QUEUES[:3]
@@ -214,8 +215,8 @@ class Stream(RuleBasedStateMachine):
         end = next_end(self.offsets, seen, dict.fromkeys(seen, 0), most)
         if end is self.offsets:
             return  # to Spark equal offsets are no batch
-        before = Offsets.from_json(self.offsets.text()) if replayed else self.offsets
-        self.read += offsets_of(ranges(before, Offsets.from_json(end.text()) if replayed else end))
+        before = Offsets.from_json(canonical(self.offsets.to_json())) if replayed else self.offsets
+        self.read += offsets_of(ranges(before, Offsets.from_json(canonical(end.to_json())) if replayed else end))
         self.offsets = end
 
     @invariant()
