@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark import Message
-from rocketmq_spark.cli.demo_stage import Stage
-from rocketmq_spark.cli.demo_watch import OBSERVED, Watch
+from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo.watch import OBSERVED, Watch
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import Producer
 from rocketmq_spark.source.offsets import Offsets
