@@ -1,6 +1,6 @@
 """Time as values: a deadline made once at the public call, and the pauses between tries.
 
-Pure code gets ``now`` as an argument; only drivers read the clock, through this module.
+Pure code gets ``now`` as an argument; only drivers read the clock, and those that tests move in time read it through ``Clock``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import RocketMQError
@@ -54,6 +54,13 @@ class Trouble:
             first.remedy or last.remedy,
         )
 
+    def give_up(self, last: RocketMQError, now: float) -> NoReturn:
+        """Raise ``cause``, which came of ``last`` unless it is that."""
+        cause = self.cause(last, now)
+        if cause is last:
+            raise last
+        raise cause from last
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -71,7 +78,7 @@ class Retry:
             except RocketMQError as e:
                 trouble.note(e, time.monotonic())
                 if deadline is not None and deadline.expired and e.retriable:
-                    raise trouble.cause(e, time.monotonic()) from e
+                    trouble.give_up(e, time.monotonic())
                 if not e.retriable or left == 0:
                     raise
                 time.sleep(min(next(pauses), deadline.remaining() if deadline else 60.0))

@@ -30,6 +30,13 @@ def test_a_single_error_stands_for_itself():
     assert noted(FIRST, final).cause(final, 105.0) is final
 
 
+def test_no_error_is_its_own_cause():
+    for given, cause in (([LAST], None), ([FIRST, LAST], LAST)):
+        with pytest.raises(RocketMQError) as e:
+            noted(*given).give_up(LAST, 110.0)
+        assert e.value.__cause__ is cause
+
+
 def test_the_first_of_many_is_told_with_the_last_one_s_words():
     told = noted(FIRST, LAST, LAST).cause(LAST, 110.0)
     assert type(told) is ConnectionLost

@@ -10,7 +10,7 @@ import rocketmq_spark
 
 # What the first page of help says, and where the command is.
 _COMMANDS = {
-    "demo": ("A stream from broker to Spark and back, in about a minute.", "demo:demo"),
+    "demo": ("A stream from broker to Spark and back, in about a minute.", "demo.play:demo"),
     "broker": ("A real RocketMQ on this machine, in the background.", "broker:broker"),
     "topic": ("Create, list, describe and delete topics.", "topic:topic"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),

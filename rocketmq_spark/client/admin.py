@@ -68,7 +68,7 @@ class Admin:
         """Create or change a topic on the masters of ``brokers`` (default: all), and wait until the route shows it."""
         _check(names.topic_problem(topic))
         deadline = Deadline.after(timeout_s)
-        masters = self._masters(brokers)
+        masters = _masters(self.cluster(), brokers)
         reads = queues if read_queues is None else read_queues
         writes = queues if write_queues is None else write_queues
         for name, address in masters.items():
@@ -106,10 +106,11 @@ class Admin:
         """
         self.route(topic)
         on_wire = self._calls.on_wire(topic)
-        for name, address in self._masters(None).items():
+        cluster = self.cluster()
+        for name, address in _masters(cluster).items():
             self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
         failed: list[RocketMQError] = []
-        for name, data in sorted(self.cluster().items()):
+        for name, data in sorted(cluster.items()):
             for address in data.slaves:
                 try:
                     self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
@@ -133,7 +134,7 @@ class Admin:
         """Create a consumer group on the masters of ``brokers`` (default: all)."""
         _check(names.group_problem(group))
         body = bodies.subscription_group(self._calls.on_wire(group))
-        for name, address in self._masters(brokers).items():
+        for name, address in _masters(self.cluster(), brokers).items():
             self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
@@ -156,25 +157,26 @@ class Admin:
         self._ask(broker, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(values), bname=broker))
 
     def _ask(self, broker: str, command: Command) -> Command:
-        return self._calls.ask(self._masters([broker])[broker], command)
-
-    def _masters(self, brokers: Sequence[str] | None) -> dict[str, str]:
-        cluster = self.cluster()
-        wanted = sorted(cluster) if brokers is None else list(brokers)
-        masters = {name: cluster[name].master for name in wanted if name in cluster}
-        missing = [name for name in wanted if not masters.get(name)] if wanted else ["any"]
-        if missing:
-            raise BrokerNotFound(
-                f"no master of {', '.join(missing)} is registered",
-                remedy=f"Known brokers: {', '.join(sorted(cluster)) or 'none'}",
-            )
-        return {name: address for name, address in masters.items() if address}
+        return self._calls.ask(_masters(self.cluster(), [broker])[broker], command)
 
     def _route_or_none(self, topic: str) -> TopicRoute | None:
         try:
             return self.routes.get(topic, 0.0)
         except (RouteNotFound, TopicNotFound):
             return None
+
+
+def _masters(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
+    """Addresses of the masters of ``brokers`` (default: all), each of which must be registered."""
+    wanted = sorted(cluster) if brokers is None else list(brokers)
+    masters = {name: cluster[name].master for name in wanted if name in cluster}
+    missing = [name for name in wanted if not masters.get(name)] if wanted else ["any"]
+    if missing:
+        raise BrokerNotFound(
+            f"no master of {', '.join(missing)} is registered",
+            remedy=f"Known brokers: {', '.join(sorted(cluster)) or 'none'}",
+        )
+    return {name: address for name, address in masters.items() if address}
 
 
 def _check(problem: str | None) -> None:

@@ -1,7 +1,8 @@
 """Where messages and their parts lie in a receive buffer: numpy over the stored layout, no step per message.
 
-The layout is protocol's stored message (``wire/messages.py`` has the same as objects). Anything that does not fit it
-exactly raises ``DecodeError`` with the queue and offset; inner batches are left to the careful path.
+The layout is the protocol's stored message (``wire/messages.py`` has the same as objects). Anything that does not fit it
+raises ``Malformed`` with the place in the buffer, of which the caller makes a ``DecodeError``, for it knows queue and offset;
+inner batches are left to the careful path.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
 
 
 class BulkStream:
-    """The connection with its receive buffer. ``bytes`` is what was received so far."""
+    """The connection with its receive buffer. ``received`` counts the bytes that came so far."""
 
     def __init__(
         self, address: str, deadline: Deadline, tls: TlsSettings | None, window_bytes: int = WINDOW_BYTES

@@ -8,14 +8,12 @@ brokers do not know any more, a queue that its broker does not read any more.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
 from rocketmq_spark.errors import (
     NotSupported,
     OptionError,
@@ -23,26 +21,23 @@ from rocketmq_spark.errors import (
     RouteNotFound,
     TopicNotFound,
 )
-from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
+from rocketmq_spark.model import MessageQueue, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.retry import Retry, Trouble
-from rocketmq_spark.source import allocation
+from rocketmq_spark.source import allocation, filters
+from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.positions import listed
-from rocketmq_spark.wire import names
 
 logger = logging.getLogger(__name__)
-
-Bounds = Mapping[MessageQueue, QueueBounds]
 
 # While nothing new arrives the brokers are asked less and less often: down to four times a second, and where there are
 # so many topics that asking takes long, until it takes a hundredth of the time.
 _SHORTEST_REST_S = 0.01
 _LONGEST_REST_S = 0.25
 _REST_PER_SWEEP = 100
-_SPECIAL = (RETRY_PREFIX, DLQ_PREFIX)
 _LONGEST_OF_ALL_S = 10.0
 # How long the answers that are there wait for those that are not.
 _GRACE_S = 0.2
@@ -50,23 +45,9 @@ _GRACE_S = 0.2
 _ROUTES_PAUSE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """The queues of a moment, topics that are known to be deleted, and brokers that only have slaves now.
-
-    ``forgotten`` are topics with the brokers that do not know them any more, although others do.
-
-    A slave may lack what its master has: its bounds say what can be read there, and nothing of what is lost.
-    """
-
-    bounds: Bounds = field(default_factory=dict)
-    deleted: frozenset[str] = frozenset()
-    forgotten: frozenset[tuple[str, str]] = frozenset()
-    orphans: frozenset[str] = frozenset()
-
-    def lacks(self, queue: MessageQueue) -> bool:
-        """Whether the queue's topic was deleted, everywhere or on its broker."""
-        return queue.topic in self.deleted or (queue.topic, queue.broker_name) in self.forgotten
+def planning_deadline(options: Options) -> Deadline:
+    """For what a plan asks at once, about all of its queues: many calls of brokers."""
+    return Deadline.after(10 * options.request_timeout)
 
 
 class Catalog:
@@ -74,11 +55,12 @@ class Catalog:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self.read_deadline_s = options.read_deadline
+        self.known_routes: dict[str, TopicRoute] = {}  # as they were last known
         self._swept_at = 0.0
         self._rest_s = _SHORTEST_REST_S
         self._took_s = 0.0
         self._view = View()
-        self._routes: dict[str, TopicRoute] = {}
         self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
         self._left_out: frozenset[MessageQueue] | None = None
         self._had: dict[str, set[str]] = {}
@@ -105,11 +87,7 @@ class Catalog:
 
     def knew(self, topic: str | None) -> bool:
         """Whether a topic was there: there are positions of it, or it had a route."""
-        return topic in self._had or topic in self._routes
-
-    @property
-    def read_deadline_s(self) -> float:
-        return self._options.read_deadline
+        return topic in self._had or topic in self.known_routes
 
     @property
     def environment(self) -> dict[MessageQueue, int]:
@@ -131,36 +109,9 @@ class Catalog:
             return tuple(dict.fromkeys(queue.topic for queue in self._options.assign))
         if self._options.subscribe_pattern is None:
             return self._options.subscribe
-        pattern = self._options.subscribe_pattern
         if time.monotonic() - self._matched[0] > self._options.route_refresh or not self._matched[1]:
-            self._matched = (time.monotonic(), self._matching(pattern))
-        return self._with_known(self._matched[1], pattern)
-
-    def _with_known(self, found: tuple[str, ...], pattern: str) -> tuple[str, ...]:
-        """With topics that have positions and are not listed any more: whether they are gone is to be found out."""
-        unlisted = self._had.keys() - set(found)
-        if not unlisted:
-            return found
-        matches = re.compile(pattern).fullmatch
-        mine = [t for t in unlisted if matches(t) and (self._options.include_internal or not t.startswith(_SPECIAL))]
-        return (*found, *sorted(mine))
-
-    def _matching(self, pattern: str) -> tuple[str, ...]:
-        try:
-            cluster = self.routes.cluster()
-            found = self.routes.topics()
-        except NotSupported as e:
-            raise OptionError(
-                "option 'subscribePattern' cannot be used here: the server does not list topics",
-                remedy="A Proxy does not pass that question; name the topics with option 'subscribe'",
-            ) from e
-        internal = {*cluster, *(data.cluster for data in cluster.values())}
-        matches = re.compile(pattern).fullmatch
-        return tuple(topic for topic in found if matches(topic) and self._is_for_users(topic, internal))
-
-    def _is_for_users(self, topic: str, internal: set[str]) -> bool:
-        special = topic.startswith(_SPECIAL)
-        return self._options.include_internal if special else names.is_user_topic(topic, internal)
+            self._matched = (time.monotonic(), _matching(self.routes, self._options))
+        return filters.with_known(self._options, self._matched[1], self._had)
 
     def sweep(self) -> View:
         """Everything now, with retries; all that is missing is an error. For starts and for batches."""
@@ -170,8 +121,10 @@ class Catalog:
             try:
                 return self._note(retry.run(self._ask))
             except RouteNotFound as e:
-                if deadline.expired or e.topic is None:
-                    raise self.routes.missing_topic(e) if e.topic else e from e
+                if e.topic is None:
+                    raise
+                if deadline.expired:
+                    raise self.routes.missing_topic(e) from e
                 logger.info("waiting for topic %s", e.topic)
                 time.sleep(min(1.0, max(0.05, deadline.remaining())))
 
@@ -193,7 +146,7 @@ class Catalog:
                 if topic not in self._had or not self._is_deleted(topic):
                     raise
                 deleted.add(topic)
-        view = self._looked(routes, Deadline.after(10 * self._options.request_timeout), tolerant=False)
+        view = self._looked(routes, planning_deadline(self._options), tolerant=False)
         return replace(view, deleted=frozenset(deleted))
 
     def recent(self, patient: bool = False) -> View:
@@ -236,8 +189,8 @@ class Catalog:
                 self.waits(e)
                 age = float("inf")
                 self._routes_due = time.monotonic() + max(_ROUTES_PAUSE_S, 5 * (time.monotonic() - now))
-                if topic in self._routes:
-                    routes[topic] = self._routes[topic]
+                if topic in self.known_routes:
+                    routes[topic] = self.known_routes[topic]
         return routes, deleted
 
     def reroute(self) -> None:
@@ -261,7 +214,7 @@ class Catalog:
         except RocketMQError as e:
             self.waits(e)
             self._routes_due = time.monotonic() + _ROUTES_PAUSE_S
-            return self._with_known(self._matched[1], self._options.subscribe_pattern or "")
+            return filters.with_known(self._options, self._matched[1], self._had)
 
     def waits(self, error: RocketMQError) -> None:
         """Note an error that time may heal, and ask for routes anew; raise any other. Told once until all is well."""
@@ -278,7 +231,7 @@ class Catalog:
 
         Asked again after that: a broker may have come up between the two questions, with its topics.
         """
-        known = self._routes.get(topic)
+        known = self.known_routes.get(topic)
         try:
             cluster = self.routes.cluster()
         except RocketMQError:
@@ -297,8 +250,8 @@ class Catalog:
     def _looked(
         self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
     ) -> View:
-        self._routes.update(routes)
-        wanted = [queue for route in routes.values() for queue in self._readable(route, tolerant)]
+        self.known_routes.update(routes)
+        wanted = [queue for route in routes.values() for queue in filters.readable(self._options, route, tolerant)]
         wanted = self._covered(wanted, {queue.topic for queue in wanted} if tolerant else self._had)
         # Statistics are the master's as long as there is one, wherever messages are read.
         read_from = "master" if self._options.read_from == "master" else "hint"
@@ -324,23 +277,6 @@ class Catalog:
                 logger.info("broker %s does not know topic %s, though the name server says so", broker_name, topic)
         return View(bounds, forgotten=frozenset(forgotten), orphans=orphans)
 
-    def _readable(self, route: TopicRoute, tolerant: bool) -> list[MessageQueue]:
-        if route.static:
-            raise OptionError(
-                f"topic {route.topic!r} is a static topic (logical queues mapped over brokers), which cannot be read",
-                remedy="Name topics with ordinary queues",
-            )
-        queues = route.readable()
-        if self._options.assign:
-            mine = {queue for queue in self._options.assign if queue.topic == route.topic}
-            absent = mine - set(queues)
-            if absent and not tolerant:
-                raise OptionError(f"option 'assign' names queues that do not exist: {listed(absent)}")
-            queues = sorted(mine & set(queues))
-        if not queues and not tolerant:
-            raise RouteNotFound("no queue of the topic may be read: no read permission", remedy=f"Topic: {route.topic}")
-        return queues
-
     def _covered(self, queues: list[MessageQueue], may_lack: Container[str]) -> list[MessageQueue]:
         """Without the queues of other environments, and without those that the strategy gives to nobody."""
         covered, left_out = allocation.covered(self._options, queues, self._owned, may_lack)
@@ -351,28 +287,13 @@ class Catalog:
         self._left_out = left_out
         return covered
 
-    def why_absent(self, queue: MessageQueue) -> str:
-        """Why a queue is not in the view, as far as routes tell."""
-        route = self._routes.get(queue.topic)
-        data = next((d for d in route.queues if d.broker_name == queue.broker_name), None) if route else None
-        if route is None or queue.broker_name not in route.brokers or data is None:
-            return "the route does not name its broker"
-        if not data.perm & Perm.READ:
-            return "no read permission"
-        if queue.queue_id >= data.read_queues:
-            return "its broker does not read it any more"
-        if not route.brokers[queue.broker_name].master:
-            return "its master is down, and the slave lacks messages"
-        return "its broker does not answer, or the options do not choose it"
-
     def hidden(self, queues: Iterable[MessageQueue], view: View) -> dict[MessageQueue, int]:
         """Queues that their living broker does not read any more, with the end that it still knows."""
-        gone = []
-        for queue in queues:
-            route = self._routes.get(queue.topic)
-            data = next((d for d in route.queues if d.broker_name == queue.broker_name), None) if route else None
-            if data is not None and queue not in view.bounds and queue.queue_id >= data.read_queues:
-                gone.append(queue)
+        gone = [
+            queue
+            for queue in queues
+            if queue not in view.bounds and filters.is_hidden(self.known_routes.get(queue.topic), queue)
+        ]
         if not gone:
             return {}
         try:
@@ -388,3 +309,16 @@ class Catalog:
         self._swept_at, self._took_s = time.monotonic(), took_s
         self._view = view
         return view
+
+
+def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:
+    """The topics of the pattern, as name servers list them now."""
+    try:
+        cluster = routes.cluster()
+        topics = routes.topics()
+    except NotSupported as e:
+        raise OptionError(
+            "option 'subscribePattern' cannot be used here: the server does not list topics",
+            remedy="A Proxy does not pass that question; name the topics with option 'subscribe'",
+        ) from e
+    return filters.matching(options, topics, {*cluster, *(data.cluster for data in cluster.values())})

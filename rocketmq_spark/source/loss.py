@@ -16,12 +16,17 @@ from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.source.offsets import Offsets, Positions
-from rocketmq_spark.source.planner import Bounds
+from rocketmq_spark.source.offsets import Bounds, Offsets, Positions
 
 logger = logging.getLogger(__name__)
 
 _REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without these offsets"
+
+
+def settled(policy: str, ranges: list[OffsetRange], lost: Sequence[tuple[OffsetRange, Cause]]) -> list[OffsetRange]:
+    """What is left of a plan after its losses were reported: the one step of batches and streams."""
+    report(policy, lost)
+    return ranges
 
 
 def report(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:

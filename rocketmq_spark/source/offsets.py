@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, QueueBounds
 
 VERSION = 1
 
 Positions = Mapping[MessageQueue, int]
+Bounds = Mapping[MessageQueue, QueueBounds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,6 @@ class Offsets:
         found["topics"] = _nested(self.positions)
         found["v"] = VERSION
         return found
-
-    def text(self) -> str:
-        return json.dumps(self.to_json(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, given: object) -> Offsets:

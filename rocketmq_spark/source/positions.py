@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
-from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.parsing import EARLIEST, LATEST
 from rocketmq_spark.ports import OffsetReader
-from rocketmq_spark.source.offsets import Positions
-
-Bounds = Mapping[MessageQueue, QueueBounds]
+from rocketmq_spark.source.offsets import Bounds, Positions
 
 
 def check(options: Options, role: str) -> None:

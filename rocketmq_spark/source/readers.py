@@ -27,11 +27,10 @@ from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.source import allocation, filters, loss, planner, positions, pushdown, tasks
-from rocketmq_spark.source.admission import Wanted
-from rocketmq_spark.source.catalog import Bounds, Catalog
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source import allocation, decisions, filters, loss, planner, positions, pushdown, tasks
+from rocketmq_spark.source.catalog import Catalog, planning_deadline
+from rocketmq_spark.source.offsets import Bounds, Offsets
+from rocketmq_spark.source.planner import Wanted
 from rocketmq_spark.source.stream import Stream
 from rocketmq_spark.source.waiting import patiently, whole
 
@@ -49,19 +48,22 @@ class RocketMQReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         catalog = Catalog(options)
-        bounds = whole(catalog).bounds
-        offsets = catalog.offsets
-        patiently(catalog, lambda: filters.validate(offsets, options, bounds, _deadline(options)))
-        start = patiently(catalog, lambda: positions.start(offsets, options, bounds, _deadline(options)))
-        end = patiently(catalog, lambda: positions.end(offsets, options, bounds, _deadline(options)))
+        view = whole(catalog)
+        bounds, offsets = view.bounds, catalog.offsets
+        patiently(catalog, lambda: filters.validate(offsets, options, bounds, planning_deadline(options)))
+        start = patiently(catalog, lambda: positions.start(offsets, options, bounds, planning_deadline(options)))
+        end = patiently(catalog, lambda: positions.end(offsets, options, bounds, planning_deadline(options)))
         backwards = sorted(queue for queue in start if start[queue] > end[queue])
         if backwards and not _by_time(options):
             raise OffsetError(f"the start lies behind the end in {positions.listed(backwards)}")
-        ranges = readable(planner.ranges(Offsets(start), Offsets(end)), bounds, options)
+        readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
+        ranges = loss.settled(options.fail_on_data_loss, *readable)
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
-            ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog, bounds, _deadline(options)))
+            ranges = patiently(
+                catalog, lambda: _pruned(planned, predicates, catalog, bounds, planning_deadline(options))
+            )
         return list(tasks.partitions(catalog.routes, allocation.tasks(options, bounds, ranges)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -121,20 +123,9 @@ def _pruned(
     return [r for r in cut if r.size > 0]
 
 
-def _deadline(options: Options) -> Deadline:
-    return Deadline.after(10 * options.request_timeout)
-
-
 def _by_time(options: Options) -> bool:
     """Ends given by time may lie before a start; such a queue has nothing to read."""
     return options.ending_timestamp is not None or options.ending_offsets_by_timestamp is not None
-
-
-def readable(ranges: list[OffsetRange], bounds: Bounds, options: Options) -> list[OffsetRange]:
-    """The ranges without what retention has deleted, which is reported."""
-    lost = planner.truncated(ranges, bounds)
-    loss.report(options.fail_on_data_loss, [(part, Cause.TRUNCATED) for part in lost])
-    return planner.without(ranges, lost)
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -156,11 +147,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._stream.initial().to_json()
+        return self._stream.initialOffset().to_json()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        begin = self._stream.initial() if start is None else self._stream.parsed(start)
-        end = self._stream.latest(begin, self._wanted(limit))
+        begin = self._stream.initialOffset() if start is None else self._stream.parsed(start)
+        end = self._stream.latestOffset(begin, self._wanted(limit))
         # Spark compares texts: where nothing is new the answer is what was given, to the letter.
         return start if end is begin and start is not None else end.to_json()
 
@@ -175,10 +166,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._stream.newest()
+        return self._stream.reportLatestOffset()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._stream.freeze()
+        self._stream.prepareForTriggerAvailableNow()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return list(self._stream.partitions(Offsets.from_json(start), Offsets.from_json(end)))

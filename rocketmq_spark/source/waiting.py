@@ -16,8 +16,10 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.retry import Trouble
-from rocketmq_spark.source.catalog import Catalog, View
-from rocketmq_spark.source.positions import Bounds, listed
+from rocketmq_spark.source.catalog import Catalog
+from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.offsets import Bounds
+from rocketmq_spark.source.positions import listed
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def patiently(catalog: Catalog, ask: Callable[[], T], deadline: Deadline | None 
             if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.knew(e.topic)):
                 raise
             if deadline.expired:
-                raise trouble.cause(e, time.monotonic()) from e
+                trouble.give_up(e, time.monotonic())
             catalog.waits(e)
         time.sleep(min(_PAUSE_S, max(0.01, deadline.remaining())))
         catalog.reroute()

@@ -164,7 +164,7 @@ def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tup
 
 
 def topic_list(body: Bytes) -> list[str]:
-    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER and GET_TOPICS_BY_CLUSTER, sorted, system topics included."""
+    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted, system topics included."""
     return sorted(_names(body, "topicList"))
 
 
@@ -206,7 +206,7 @@ def subscription_groups(body: Bytes) -> dict[str, dict[str, Any]]:
 
 
 def table(body: Bytes) -> dict[str, str]:
-    """Texts of GET_BROKER_RUNTIME_INFO and GET_KVLIST_BY_NAMESPACE."""
+    """Texts of GET_BROKER_RUNTIME_INFO."""
     with _reading("table"):
         return {str(name): str(value) for name, value in (read_json(body).get("table") or {}).items()}
 

@@ -163,10 +163,6 @@ _SEND_SHORT = (
     " batch:bool=m brokerName=n"
 )
 _SENT = "msgId! queueId:int! queueOffset:int! transactionId batchUniqId recallHandle MSG_REGION TRACE_ON:bool"
-_REPLY_MESSAGE = (
-    "producerGroup! topic! defaultTopic! defaultTopicQueueNums:int! queueId:int! sysFlag:int! bornTimestamp:int!"
-    " flag:int! properties reconsumeTimes:int unitMode:bool bornHost! storeHost! storeTimestamp:int!"
-)
 
 by_code: dict[int, Row] = {}
 
@@ -181,8 +177,6 @@ def _row(code: Request, fields: str = "", answer: str = "") -> Row:
 GET_ROUTEINFO_BY_TOPIC = _row(Request.GET_ROUTEINFO_BY_TOPIC, "topic! acceptStandardJsonOnly:bool")
 GET_BROKER_CLUSTER_INFO = _row(Request.GET_BROKER_CLUSTER_INFO)
 GET_ALL_TOPIC_LIST_FROM_NAMESERVER = _row(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-GET_TOPICS_BY_CLUSTER = _row(Request.GET_TOPICS_BY_CLUSTER, "cluster!")
-GET_KVLIST_BY_NAMESPACE = _row(Request.GET_KVLIST_BY_NAMESPACE, "namespace!")
 DELETE_TOPIC_IN_NAMESRV = _row(Request.DELETE_TOPIC_IN_NAMESRV, "topic! clusterName")
 
 # Topics
@@ -206,11 +200,9 @@ SEARCH_OFFSET_BY_TIMESTAMP = _row(
 GET_MAX_OFFSET = _row(Request.GET_MAX_OFFSET, f"{_QUEUE} committed:bool", _OFFSET)
 GET_MIN_OFFSET = _row(Request.GET_MIN_OFFSET, _QUEUE, _OFFSET)
 GET_EARLIEST_MSG_STORETIME = _row(Request.GET_EARLIEST_MSG_STORETIME, _QUEUE, "timestamp:int!")
-QUERY_CONSUME_QUEUE = _row(Request.QUERY_CONSUME_QUEUE, f"{_QUEUE} index:int! count:int! consumerGroup")
 
 # Reading
 PULL_MESSAGE = _row(Request.PULL_MESSAGE, _PULL, _PULLED)
-LITE_PULL_MESSAGE = _row(Request.LITE_PULL_MESSAGE, _PULL, _PULLED)
 QUERY_MESSAGE = _row(
     Request.QUERY_MESSAGE,
     "topic! key! maxNum:int! beginTimestamp:int! endTimestamp:int! indexType lastKey _UNIQUE_KEY_QUERY:bool",
@@ -251,15 +243,11 @@ UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = _row(Request.UPDATE_AND_CREATE_SUBSCRIPTIO
 GET_ALL_SUBSCRIPTIONGROUP_CONFIG = _row(
     Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "groupSeq:int dataVersion maxGroupNum:int", "totalGroupNum:int"
 )
-DELETE_SUBSCRIPTIONGROUP = _row(Request.DELETE_SUBSCRIPTIONGROUP, "groupName! cleanOffset:bool")
 
 # Brokers
 UPDATE_BROKER_CONFIG = _row(Request.UPDATE_BROKER_CONFIG)
 GET_BROKER_CONFIG = _row(Request.GET_BROKER_CONFIG, "", "version")
 GET_BROKER_RUNTIME_INFO = _row(Request.GET_BROKER_RUNTIME_INFO)
-CLEAN_EXPIRED_CONSUMEQUEUE = _row(Request.CLEAN_EXPIRED_CONSUMEQUEUE)
-CLEAN_UNUSED_TOPIC = _row(Request.CLEAN_UNUSED_TOPIC)
-DELETE_EXPIRED_COMMITLOG = _row(Request.DELETE_EXPIRED_COMMITLOG)
 
 # What a broker asks of us
 CHECK_TRANSACTION_STATE = _row(
@@ -276,4 +264,3 @@ CONSUME_MESSAGE_DIRECTLY = _row(
     Request.CONSUME_MESSAGE_DIRECTLY,
     "consumerGroup! clientId msgId brokerName topic topicSysFlag:int groupSysFlag:int",
 )
-PUSH_REPLY_MESSAGE_TO_CLIENT = _row(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, _REPLY_MESSAGE)

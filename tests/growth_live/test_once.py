@@ -110,8 +110,9 @@ def test_equal_offsets_are_equal_texts(state, rng, filtered):
         {queue: marks[queue] for queue in shuffled},
         {"tags": {"u": "c", "t": "a || b"}} if filtered else {},
     )
-    assert canonical(one.to_json()) == canonical(other.to_json()) == one.text()
-    assert canonical(Offsets.from_json(one.text()).to_json()) == one.text()
+    text = canonical(one.to_json())
+    assert text == canonical(other.to_json())
+    assert canonical(Offsets.from_json(text).to_json()) == text
 
 
 def test_what_lies_below_the_minimum_takes_no_share_of_a_batch():

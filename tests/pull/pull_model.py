@@ -151,12 +151,12 @@ class Model:
     def reader(
         self, ranges: Sequence[OffsetRange], settings: PullSettings, on_loss: Callable[[OffsetRange, Cause], None]
     ) -> RangeReader:
-        templates = [PullTemplate(_pull(r.queue), self.keys) for r in ranges]
+        templates = [PullTemplate(pull_of(r.queue), self.keys) for r in ranges]
         clock, hint = self.time.clock, self.on_hint
         return RangeReader(ranges, self.connect, templates, settings, on_loss, clock, hint)  # type: ignore[arg-type]
 
 
-def _pull(queue: MessageQueue) -> header.Command:
+def pull_of(queue: MessageQueue) -> header.Command:
     return rpc.PULL_MESSAGE.request(
         consumerGroup="g",
         topic=queue.topic,

@@ -12,7 +12,7 @@ from rocketmq_spark.codes import PullSysFlag
 from rocketmq_spark.errors import BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest
-from rocketmq_spark.pull import reader as reader_module
+from rocketmq_spark.pull import patience
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import Cause
@@ -121,7 +121,7 @@ def test_whole_queues_at_sight(filled: list[OffsetRange], address: str, monkeypa
     monkeypatch.setattr(BulkStream, "_slow", None)
     reading = Reading(filled, lambda: address)
     assert reading.run() == reading.expected
-    assert reading.reader.pulls < 150
+    assert reading.reader.requests.sent < 150
 
 
 def test_cold_data_in_eights(
@@ -134,7 +134,7 @@ def test_cold_data_in_eights(
     try:
         reading = Reading(filled, lambda: address)
         assert reading.run() == reading.expected
-        assert reading.reader.pulls > 400
+        assert reading.reader.requests.sent > 400
     finally:
         admin.update_broker_config(broker, before)
 
@@ -157,7 +157,7 @@ def test_rule_6_an_operator_s_reset_is_ignored(real: Parts, filled: list[OffsetR
     assert real.calls.ask(address, reset).code == 0
     reading = Reading([OffsetRange(filled[0].queue, 100, 300)], lambda: address)
     assert reading.run() == reading.expected
-    assert reading.reader.pulls > 1
+    assert reading.reader.requests.sent > 1
 
 
 def test_a_deleted_topic_and_one_that_was_made_again(
@@ -208,7 +208,7 @@ class TestFaultyNetwork:
     def test_a_way_that_swallows_everything_is_left(
         self, filled: list[OffsetRange], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reader_module, "SILENCE_S", 0.2)
+        monkeypatch.setattr(patience, "SILENCE_S", 0.2)
         ways = [proxy.address, proxy.target]
         reading = Reading(filled, lambda: ways.pop(0) if len(ways) > 1 else ways[0], PullSettings(window_rows=100))
         for i, _ in enumerate(reading):

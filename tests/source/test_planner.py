@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -9,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.source import planner
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.planner import next_end, ranges, shares
+from rocketmq_spark.source.planner import SAMPLED_QUEUES, Admission, Wanted, next_end, ranges, shares
+from tests.reading import canonical
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in "ab" for i in range(2)]
 A, B, C = QUEUES[:3]
@@ -126,6 +128,74 @@ def test_marks_are_of_queues_that_were_read():
     assert planner.marks({A: 5, B: 0}, {A: 700}, {}) == {A: 700}
 
 
+# --- how much a batch may read
+
+
+WAITING = [MessageQueue("t", "b", i) for i in range(6)]
+
+
+def never(queue):
+    raise AssertionError("no sample is needed")
+
+
+def test_offsets_are_passed_on():
+    assert Admission(900, 0.0).most({WAITING[0]: 10}, Wanted(), never, 0.0) is None
+    assert Admission(900, 0.0).most({WAITING[0]: 10}, Wanted(most=4), never, 0.0) == 4
+    assert Admission(900, 0.0).most({}, Wanted(most=4, least=2, most_bytes=1), never, 0.0) == 4
+
+
+def test_waits_for_enough_or_for_the_delay():
+    admission = Admission(60.0, 0.0)
+    few, many = {WAITING[0]: 3}, {WAITING[0]: 3, WAITING[1]: 7}
+    wanted = Wanted(least=10)
+    assert admission.most(few, wanted, never, 0.0) == 0
+    assert admission.most(many, wanted, never, 0.0) is None
+    assert admission.most(few, wanted, never, 59.0) == 0
+    assert admission.most(few, wanted, never, 60.0) is None
+    # From then on the next delay runs.
+    assert admission.most(few, wanted, never, 119.0) == 0
+    assert admission.most(few, Wanted(least=10, most=2), never, 120.0) == 2
+
+
+def test_bytes_become_offsets_by_samples():
+    admission = Admission(900, 0.0)
+    waiting = dict.fromkeys(WAITING, 1000)
+    asked = []
+
+    def sample(queue):
+        asked.append(queue)
+        return 5000, 10
+
+    assert admission.most(waiting, Wanted(most_bytes=100_000), sample, 0.0) == 200
+    assert len(asked) == SAMPLED_QUEUES
+    assert admission.most(waiting, Wanted(most_bytes=100_000, most=30), sample, 0.0) == 30
+    assert admission.most(waiting, Wanted(most_bytes=10), sample, 0.0) == 1, "a batch makes progress"
+
+
+def test_sizes_are_learnt_slowly():
+    admission = Admission(900, 0.0)
+    wanted = Wanted(most_bytes=100_000)
+    assert admission.most({WAITING[0]: 5}, wanted, lambda queue: (1000, 10), 0.0) == 1000
+    # A fifth of the way from 100 to 600 bytes.
+    assert admission.most({WAITING[0]: 5}, wanted, lambda queue: (6000, 10), 0.0) == 500
+
+
+def test_the_queues_with_most_are_sampled():
+    asked = []
+    waiting = {queue: 10 * (i + 1) for i, queue in enumerate(WAITING)}
+    Admission(900, 0.0).most(waiting, Wanted(most_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0)
+    assert asked == WAITING[:1:-1]
+
+
+@pytest.mark.parametrize("most", [None, 7])
+def test_without_a_sample_nothing_is_limited_by_bytes(most):
+    wanted = Wanted(most=most, most_bytes=100)
+    assert Admission(900, 0.0).most({WAITING[0]: 5}, wanted, lambda queue: (0, 0), 0.0) == most
+
+
+# --- batch after batch
+
+
 class Stream(RuleBasedStateMachine):
     """A stream of batches over queues that grow, come and are away: everything is read once, in order."""
 
@@ -145,8 +215,8 @@ class Stream(RuleBasedStateMachine):
         end = next_end(self.offsets, seen, dict.fromkeys(seen, 0), most)
         if end is self.offsets:
             return  # to Spark equal offsets are no batch
-        before = Offsets.from_json(self.offsets.text()) if replayed else self.offsets
-        self.read += offsets_of(ranges(before, Offsets.from_json(end.text()) if replayed else end))
+        before = Offsets.from_json(canonical(self.offsets.to_json())) if replayed else self.offsets
+        self.read += offsets_of(ranges(before, Offsets.from_json(canonical(end.to_json())) if replayed else end))
         self.offsets = end
 
     @invariant()

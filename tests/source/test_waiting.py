@@ -10,7 +10,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.source import waiting
-from rocketmq_spark.source.catalog import View
+from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.waiting import patiently, whole
 
 QUEUE = MessageQueue("t", "a", 0)

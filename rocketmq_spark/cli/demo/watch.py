@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.cli.demo_stage import Stage
+from rocketmq_spark.cli.demo.stage import Stage
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError

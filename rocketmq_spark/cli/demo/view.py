@@ -14,7 +14,7 @@ from rocketmq_spark.cli.output import Output
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from rocketmq_spark.cli.demo_watch import Sight
+    from rocketmq_spark.cli.demo.watch import Sight
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_BATCHES = 40

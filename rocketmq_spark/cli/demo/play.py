@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.cli.command import Command
-from rocketmq_spark.cli.demo_view import View, say, view
+from rocketmq_spark.cli.demo.view import View, say, view
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import RocketMQError
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from rocketmq_spark.cli.demo_accounts import Accounts
-    from rocketmq_spark.cli.demo_feed import Feed
-    from rocketmq_spark.cli.demo_stage import Stage
-    from rocketmq_spark.cli.demo_watch import Sight, Watch
+    from rocketmq_spark.cli.demo.accounts import Accounts
+    from rocketmq_spark.cli.demo.feed import Feed
+    from rocketmq_spark.cli.demo.stage import Stage
+    from rocketmq_spark.cli.demo.watch import Sight, Watch
 
 WINDOW = "5 seconds"
 WATERMARK = "5 seconds"
@@ -44,7 +44,7 @@ def demo(output: Output, seconds: float, rate: float, name_server: str | None) -
     find_java()  # its error must be the first thing that is said
     began = time.monotonic()
     say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
-    from rocketmq_spark.cli.demo_stage import one_ctrl_c, spark_session, stage
+    from rocketmq_spark.cli.demo.stage import one_ctrl_c, spark_session, stage
 
     with one_ctrl_c(), stage(name_server) as made:
         say(output, f"Name server {made.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
@@ -83,14 +83,14 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
 
-    from rocketmq_spark.cli import demo_query
-    from rocketmq_spark.cli.demo_watch import OBSERVED
+    from rocketmq_spark.cli.demo.query import read_orders, region_totals, write_totals
+    from rocketmq_spark.cli.demo.watch import OBSERVED
 
-    orders = demo_query.read_orders(spark, made.name_server, made.orders)
-    totals = demo_query.region_totals(orders, WINDOW, WATERMARK)
+    orders = read_orders(spark, made.name_server, made.orders)
+    totals = region_totals(orders, WINDOW, WATERMARK)
     counted = totals.observe(OBSERVED, sf.count("*").alias("totals"), sf.sum("orders").alias("orders"))
     checkpoint = str(made.folder / "checkpoint")
-    writer = demo_query.write_totals(counted, made.name_server, made.totals, checkpoint)
+    writer = write_totals(counted, made.name_server, made.totals, checkpoint)
     query = writer.queryName("demo").trigger(processingTime="1 second").start()
     try:
         yield query
@@ -101,8 +101,8 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
 
 
 def _play(output: Output, play: _Play) -> _Result:
-    from rocketmq_spark.cli.demo_feed import Feed
-    from rocketmq_spark.cli.demo_watch import Watch
+    from rocketmq_spark.cli.demo.feed import Feed
+    from rocketmq_spark.cli.demo.watch import Watch
 
     watch = Watch(play.made, play.query)
     with (
@@ -163,10 +163,10 @@ def _check(query: StreamingQuery) -> None:
 def _accounts(play: _Play, feed: Feed, sight: Sight) -> Accounts:
     from pyspark.sql import functions as sf
 
-    from rocketmq_spark.cli import demo_query
-    from rocketmq_spark.cli.demo_accounts import CLOSING_ORDERS, Accounts
+    from rocketmq_spark.cli.demo.accounts import CLOSING_ORDERS, Accounts
+    from rocketmq_spark.cli.demo.query import read_totals
 
-    returned = demo_query.read_totals(play.spark, play.made.name_server, play.made.totals)
+    returned = read_totals(play.spark, play.made.name_server, play.made.totals)
     sums = returned.agg(sf.count("*"), sf.sum("orders"), sf.sum("amount")).first()
     count, orders, amount = sums if sums is not None else (0, 0, 0)
     return Accounts(

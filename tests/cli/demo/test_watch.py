@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark import Message
-from rocketmq_spark.cli.demo_stage import Stage
-from rocketmq_spark.cli.demo_watch import OBSERVED, Watch
+from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo.watch import OBSERVED, Watch
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import Producer
 from rocketmq_spark.source.offsets import Offsets
 from tests.cli.conftest import eventually
+from tests.reading import canonical
 
 
 class Row(SimpleNamespace):
@@ -72,7 +73,7 @@ def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watch):
             producer.send(Message(made.orders, b"x"), queue=MessageQueue(made.orders, "broker-a", 1))
         for total in totals:
             producer.send(Message(made.totals, json.dumps(total).encode()))
-    query.report(1, 1, end=Offsets({MessageQueue(made.orders, "broker-a", 1): 1}).text())
+    query.report(1, 1, end=canonical(Offsets({MessageQueue(made.orders, "broker-a", 1): 1}).to_json()))
     sight = eventually(one.look, lambda sight: sight.totals_seen == 2 and sum(sight.lag.values()) == 2)
     assert sight.lag == {"broker-a/0": 0, "broker-a/1": 2}
     assert (sight.window, sight.window_totals) == ("2026-01-31T12:00:05.000Z", {"asia": (2, "1,234.50")})

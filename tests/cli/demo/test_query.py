@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.cli import demo_query
+from rocketmq_spark.cli.demo import query
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "orders_pipeline.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "orders_pipeline.py"
 
 
 @pytest.mark.parametrize("name", ["read_orders", "region_totals", "as_messages", "write_totals"])
 def test_the_demo_runs_what_the_example_shows(name):
     example = runpy.run_path(str(EXAMPLE))
-    assert inspect.getsource(getattr(demo_query, name)) in EXAMPLE.read_text()
-    assert example["ORDER"] == demo_query.ORDER
+    assert inspect.getsource(getattr(query, name)) in EXAMPLE.read_text()
+    assert example["ORDER"] == query.ORDER

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from rocketmq_spark.cli.demo_feed import Feed
+from rocketmq_spark.cli.demo.feed import Feed
 from rocketmq_spark.errors import RocketMQError
 from tests.cli.conftest import documents, eventually
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from rocketmq_spark.cli import demo_stage
-from rocketmq_spark.cli.demo_stage import one_ctrl_c, stage
+from rocketmq_spark.cli.demo import stage as stage_module
+from rocketmq_spark.cli.demo.stage import one_ctrl_c, stage
 from rocketmq_spark.localbroker import leftovers
 
 
@@ -23,7 +23,7 @@ def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found
 def test_a_folder_is_used_again_empty_but_not_while_a_broker_runs_on_its_data(tmp_path):
     def free():
         with contextlib.ExitStack() as stack:
-            return demo_stage._free_folder(tmp_path, stack)
+            return stage_module._free_folder(tmp_path, stack)
 
     first = free()
     (first / "checkpoint").mkdir()
@@ -53,7 +53,7 @@ def test_ctrl_c_counts_once(capsys):
 
 
 def test_what_children_print_goes_to_a_file(tmp_path, capfd):
-    with demo_stage._printing_to(tmp_path / "log"):
+    with stage_module._printing_to(tmp_path / "log"):
         os.system("echo out; echo err >&2")
     print("after", file=sys.stderr)
     assert (tmp_path / "log").read_text() == "out\nerr\n"

@@ -1,0 +1,86 @@
+"""How long one read waits for a broker: for its next word, for a new connection, and for something to be read at all."""
+
+from __future__ import annotations
+
+import logging
+
+from rocketmq_spark.clock import Clock, Deadline
+from rocketmq_spark.errors import CallTimeout, RocketMQError
+from rocketmq_spark.retry import Trouble
+
+logger = logging.getLogger(__name__)
+
+# A broker answers these pulls within its queueing time of 5 s; one that says nothing for so long is gone.
+SILENCE_S = 20.0
+# A receipt ends by then, so that what became due meanwhile is looked after.
+_LONGEST_WAIT_S = 1.0
+_SHORTEST_WAIT_S = 0.001
+
+
+class Patience:
+    """Begins anew whenever something was read; what went wrong since then explains its end."""
+
+    def __init__(self, read_deadline_s: float, clock: Clock) -> None:
+        self._read_deadline_s = read_deadline_s
+        self._clock = clock
+        self._trouble = Trouble()
+        self._pauses = clock.pauses()
+        self._heard_at = self._ends_at = 0.0
+        self._refusal: str | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew: something was read, or the caller took its time."""
+        self._heard_at = self._clock.now()
+        self._ends_at = self._heard_at + self._read_deadline_s
+
+    def hope(self) -> None:
+        """The broker gives something: errors and pauses begin anew, too."""
+        self.renew()
+        self._trouble.clear()
+        self._pauses = self._clock.pauses()
+
+    def heard(self) -> None:
+        """The broker spoke, or is expected to from now on."""
+        self._heard_at = self._clock.now()
+
+    def refused(self, text: str) -> None:
+        """What the broker said instead of messages, for the error at the end."""
+        self._refusal = text
+
+    @property
+    def silent(self) -> bool:
+        """Whether a broker that owes an answer is taken for gone."""
+        return self._clock.now() - self._heard_at > SILENCE_S
+
+    def left(self) -> float:
+        return max(0.0, self._ends_at - self._clock.now())
+
+    def deadline(self, max_s: float | None = None) -> Deadline:
+        """By when a connection must stand."""
+        return Deadline.after(self.left() if max_s is None else min(max_s, self.left()))
+
+    def wait_s(self, due: float | None) -> float:
+        """How long to wait for an answer while something else is ``due``."""
+        wait = min(_LONGEST_WAIT_S, self.left())
+        return wait if due is None else min(wait, max(_SHORTEST_WAIT_S, due - self._clock.now()))
+
+    def pause(self, error: RocketMQError) -> None:
+        """Sleep before the next connection is tried.
+
+        Raises ``error`` when no waiting heals it; when patience is over, what went wrong first.
+        """
+        self._trouble.note(error, self._clock.now())
+        if not error.retriable or self.left() <= 0:
+            self._trouble.give_up(error, self._clock.now())
+        logger.info("pulls are sent again: %s", error)
+        self._clock.sleep(min(next(self._pauses), self.left()))
+
+    def timeout(self, address: str, queue: str) -> CallTimeout:
+        return CallTimeout(
+            f"no message came within {self._read_deadline_s:g} s",
+            address,
+            queue=queue,
+            remark=self._refusal,
+            remedy="Look at the broker, or raise option 'readDeadline'",
+        )

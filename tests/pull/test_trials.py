@@ -1,0 +1,58 @@
+"""What was tried in vain: when it counts as lost, when it is asked for again."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from rocketmq_spark.pull.trials import Trial, Trials
+
+HERE, THERE = (0, 100), (1, 100)
+
+
+def trials() -> Trials:
+    return Trials(15.0, lambda: iter(count(1)))
+
+
+def test_a_trial_counts_from_its_first_suspicion() -> None:
+    trial = Trial(iter([]))
+    assert [trial.suspected(now) for now in (100.0, 103.5)] == [0.0, 3.5]
+
+
+@pytest.mark.parametrize(("now", "lost"), [(100.0, False), (114.9, False), (115.0, True)])
+def test_it_is_lost_when_it_has_looked_like_that_for_the_time_of_grace(now: float, lost: bool) -> None:
+    known = trials()
+    known.suspect(HERE, 100.0)
+    assert known.suspect(HERE, now) is lost
+    assert known.suspect(THERE, now) is False
+
+
+def test_what_is_not_believed_begins_the_time_of_grace_anew() -> None:
+    known = trials()
+    known.suspect(HERE, 100.0)
+    assert [known.suspect(HERE, 120.0, believe=False), known.suspect(HERE, 134.9), known.suspect(HERE, 135.0)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_pauses_are_of_each_place_and_begin_anew_when_something_came() -> None:
+    known = trials()
+    assert [known.due(HERE, 100.0), known.due(HERE, 100.0), known.due(THERE, 100.0)] == [101.0, 102.0, 101.0]
+    known.end(HERE)
+    assert known.due(HERE, 100.0) == 101.0
+
+
+def test_waiting_alone_is_not_suspicious() -> None:
+    known = trials()
+    known.due(HERE, 100.0)
+    assert known.by_place
+    assert not known.suspicious
+    known.suspect(HERE, 100.0)
+    assert known.suspicious
+    known.end(HERE)
+    known.end(HERE)
+    assert not known.by_place
+    assert not known.suspicious

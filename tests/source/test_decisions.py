@@ -1,0 +1,240 @@
+"""What a plan decides: tables of what may happen to a queue, and what holds whatever happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.source import decisions
+from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.offsets import Offsets
+
+A, B, C = (MessageQueue(topic, broker, 0) for topic, broker in (("t", "a"), ("t", "b"), ("u", "a")))
+AT_10 = Offsets({A: 10}, marks={A: 700})
+WENT_BACK, GONE, DELETED = Cause.WENT_BACK, Cause.QUEUE_GONE, Cause.TOPIC_DELETED
+
+
+def view(bounds, newest_ms=900, **facts):
+    found = {queue: QueueBounds(low, high, newest_ms) for queue, (low, high) in bounds.items()}
+    return View(found, **{name: frozenset(values) for name, values in facts.items()})
+
+
+# --- what exists
+
+
+BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 7, 0)}
+
+
+def test_a_topic_is_lacking_everywhere_or_on_one_broker():
+    assert not View(BOUNDS).lacks(A)
+    assert View(deleted=frozenset({"t"})).lacks(A)
+    forgotten = View(forgotten=frozenset({("t", "a")}))
+    assert (forgotten.lacks(A), forgotten.lacks(B)) == (True, False)
+
+
+def test_slaves_say_what_can_be_read_and_not_what_is_lost():
+    view = View(BOUNDS, orphans=frozenset({"b"}))
+    assert view.ends() == {A: 20, B: 7}
+    assert view.of_masters() == {A: BOUNDS[A]}
+
+
+# --- what happened to a position
+
+
+HAPPENED = {
+    "nothing": (view({A: (0, 20)}), None, (), {}, None, []),
+    "it is away": (view({}), None, (), {}, None, []),
+    "its end went back": (view({A: (2, 9)}), None, (), {}, ({A: 2}, {A: 2}, {}), [(9, 10, WENT_BACK)]),
+    "it was made again and grew": (view({A: (3, 20)}), None, [A], {}, ({A: 3}, {A: 3}, {}), [(10, 10, WENT_BACK)]),
+    "its topic was deleted": (view({}, deleted=["t"]), None, (), {}, ({}, {}, {}), [(10, 10, DELETED)]),
+    "its broker forgot it": (view({}, forgotten=[("t", "a")]), None, (), {}, ({}, {}, {}), [(10, 10, DELETED)]),
+    "another broker forgot": (view({}, forgotten=[("t", "b")]), None, (), {}, None, []),
+    "it is not read, unread": (view({}), None, (), {A: 15}, ({A: 15}, {A: 15}, {A: 700}), [(10, 15, GONE)]),
+    "it is not read, finished": (view({}), None, (), {A: 10}, None, []),
+    "it shrank in a run that ends": (view({A: (0, 12)}), {A: 20}, (), {}, None, [(12, 20, WENT_BACK)]),
+    "a slave has less in such a run": (view({A: (0, 12)}, orphans=["a"]), {A: 20}, (), {}, None, []),
+    "it is as it was in such a run": (view({A: (0, 30)}), {A: 20}, (), {}, None, []),
+}
+
+
+@pytest.mark.parametrize("what", HAPPENED)
+def test_what_happened_to_a_queue(what):
+    seen, frozen, remade, hidden, expected, lost = HAPPENED[what]
+    begin = replace(AT_10, filter={"tags": "x"})
+    after, losses = decisions.moved(begin, seen, frozen, remade, hidden)
+    assert losses == [(OffsetRange(A, start, end), cause) for start, end, cause in lost]
+    if expected is None:
+        assert after is begin
+    else:
+        assert (after.positions, after.start, after.marks) == expected
+        assert after.filter == begin.filter
+
+
+def test_losses_of_several_queues_are_told_in_one_go_and_the_others_stay():
+    begin = Offsets({A: 10, B: 5, C: 8}, marks={A: 1, B: 2, C: 3})
+    after, losses = decisions.moved(begin, view({A: (0, 4), B: (0, 9)}, deleted=["u"]), None)
+    assert [(part.queue, cause) for part, cause in losses] == [(A, WENT_BACK), (C, DELETED)]
+    assert after == Offsets({A: 0, B: 5}, {A: 0}, {B: 2})
+
+
+_QUEUES = st.sampled_from([A, B, C])
+_POSITIONS = st.dictionaries(_QUEUES, st.integers(0, 20))
+_BOUNDS = st.dictionaries(_QUEUES, st.tuples(st.integers(0, 10), st.integers(0, 12)).map(lambda b: (b[0], sum(b))))
+_FROZEN = st.none() | st.dictionaries(_QUEUES, st.integers(0, 25))
+
+
+@st.composite
+def _moments(draw):
+    """A plan's inputs: what is deleted has no bounds, what is hidden neither."""
+    positions, marks = draw(_POSITIONS), draw(_POSITIONS)
+    begin = Offsets(positions, marks={queue: mark for queue, mark in marks.items() if queue in positions})
+    bounds = draw(_BOUNDS)
+    gone = {topic for topic in draw(st.sets(st.sampled_from("tu"))) if all(q.topic != topic for q in bounds)}
+    seen = view(bounds, deleted=gone, orphans=draw(st.sets(st.sampled_from("ab"))))
+    remade = [queue for queue in draw(st.sets(_QUEUES)) if queue in begin.positions and queue in bounds]
+    absent = [queue for queue in begin.positions if queue not in bounds and not seen.lacks(queue)]
+    hidden = {queue: draw(st.integers(0, 25)) for queue in absent if draw(st.booleans())}
+    return begin, seen, draw(_FROZEN), sorted(remade), hidden
+
+
+@given(_moments())
+def test_a_position_only_moves_where_a_loss_is_told(moment):
+    begin, seen, frozen, remade, hidden = moment
+    after, losses = decisions.moved(*moment)
+    told = {part.queue for part, _ in losses}
+    assert after.positions.keys() == {queue for queue in begin.positions if not seen.lacks(queue)}
+    for queue, position in after.positions.items():
+        assert position == begin.positions[queue] or queue in told
+        assert queue not in seen.bounds or position <= seen.bounds[queue].max_offset
+        assert (position != begin.positions[queue]) <= (queue in after.start), "a restart must know where it began"
+    assert after.start.keys() <= after.positions.keys()
+    assert after.marks.keys() <= after.positions.keys()
+    assert not after.marks.keys() & set(remade), "the old mark says nothing of a new topic"
+    assert (after is begin) == (after.positions.keys() == begin.positions.keys() and not after.start)
+    assert all(0 <= part.start <= part.end for part, _ in losses)
+    # Planned from there, nothing of it is told again.
+    again, more = decisions.moved(after, seen, decisions.lowered(begin, seen, frozen), (), hidden)
+    shrunk = decisions.shrunk(after, seen, decisions.lowered(begin, seen, frozen))
+    assert again is after
+    assert more == [(part, WENT_BACK) for part in shrunk]
+    assert not {part.queue for part in shrunk} & {part.queue for part in decisions.shrunk(begin, seen, frozen)}
+
+
+# --- a run that reads what is there and ends
+
+
+@pytest.mark.parametrize(
+    ("frozen", "position", "bounds", "expected"),
+    [
+        (None, 10, (0, 12), None),
+        ({A: 20}, 10, (0, 12), {A: 12}),
+        ({A: 20}, 10, (0, 20), {A: 20}),
+        ({A: 20}, 13, (0, 12), {A: 20}),  # the position itself went back, which is told as that
+    ],
+)
+def test_ends_that_went_back_are_lowered(frozen, position, bounds, expected):
+    assert decisions.lowered(Offsets({A: position}), view({A: bounds}), frozen) == expected
+
+
+@pytest.mark.parametrize(
+    ("frozen", "expected"), [(None, {A: 30, B: 7}), ({A: 20}, {A: 20}), ({A: 40, C: 5}, {A: 30}), ({}, {})]
+)
+def test_how_far_may_be_read(frozen, expected):
+    assert decisions.ends(view({A: (0, 30), B: (0, 7)}), frozen) == expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "position", "waits"),
+    [
+        (view({A: (0, 20)}), 10, False),
+        (view({}), 10, True),
+        (view({}), 20, False),  # nothing is left of it to be read
+        (view({}, deleted=["t"]), 10, False),
+        (view({A: (0, 12)}, orphans=["a"]), 10, False),  # first what the slave has
+        (view({A: (0, 12)}, orphans=["a"]), 12, True),
+        (view({A: (0, 20)}, orphans=["a"]), 12, False),
+        (view({A: (0, 12)}), 12, False),  # of a master that is a loss
+    ],
+)
+def test_what_a_run_to_the_end_waits_for(seen, position, waits):
+    assert decisions.awaited(Offsets({A: position}), seen, {A: 20}) == ([A] if waits else [])
+    assert decisions.awaited(Offsets({A: position}), seen, None) == []
+
+
+# --- whom to believe
+
+
+@pytest.mark.parametrize(
+    ("bounds", "newest_ms", "believed"),
+    [
+        ((0, 20), 900, True),
+        ((0, 10), 100, True),  # it has nothing new, whatever its clock says
+        ((0, 20), 699, False),  # older than what was read: of a topic that was made again since
+        ((11, 20), 900, False),
+        ((0, 9), 900, False),
+    ],
+)
+def test_a_slave_is_read_where_it_goes_on(bounds, newest_ms, believed):
+    seen = view({A: bounds}, newest_ms, orphans=["a"])
+    assert set(decisions.trusted(AT_10, seen).bounds) == ({A} if believed else set())
+    assert decisions.trusted(Offsets({}), seen).bounds == {}, "of a new queue only the master knows the beginning"
+
+
+def test_masters_are_believed():
+    seen = view({A: (11, 20), B: (0, 1)})
+    assert decisions.trusted(AT_10, seen) is seen
+    of_both = decisions.trusted(AT_10, view({A: (11, 20), B: (0, 1)}, orphans=["a"]))
+    assert set(of_both.bounds) == {B}
+
+
+def test_topics_that_are_not_subscribed_to_leave():
+    begin = Offsets({A: 1, C: 2}, {A: 0}, {A: 5, C: 6}, {"tags": "x"})
+    assert decisions.subscribed(begin, {"t", "u", "v"}) is begin
+    assert decisions.subscribed(begin, set()) is begin, "nobody could be asked"
+    assert decisions.subscribed(begin, {"t"}) == Offsets({A: 1}, {}, {A: 5}, {"tags": "x"})
+
+
+# --- the end of a batch
+
+
+def test_an_end_says_what_a_restart_must_know():
+    seen = view({A: (0, 20), B: (4, 9)}, 900)
+    begin = AT_10
+    plain = decisions.completed(begin, begin, Offsets({A: 12, B: 6}, {B: 4}), seen, None)
+    assert (plain.start, plain.marks) == ({B: 4}, {A: 900, B: 900})
+    again, _ = decisions.moved(begin, seen, None, [A])
+    restarted = decisions.completed(begin, again, Offsets({A: 3, B: 6}, {B: 4}), seen, None)
+    assert restarted.start == {A: 0, B: 4}
+    assert decisions.completed(begin, again, again, seen, None).start == {A: 0}
+    first = decisions.completed(begin, begin, Offsets({A: 12}), seen, Offsets({A: 10}, marks={A: 700}))
+    assert first.start == {A: 10}
+
+
+# --- the ranges of a batch
+
+
+def test_what_is_gone_is_not_read_and_told():
+    ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 0, 9), OffsetRange(C, 2, 4)]
+    kept, losses = decisions.readable(ranges, view({A: (4, 9), B: (12, 20)}, deleted=["u"]))
+    assert kept == [OffsetRange(A, 4, 9)]
+    assert losses == [
+        (OffsetRange(A, 0, 4), Cause.TRUNCATED),
+        (OffsetRange(B, 0, 9), Cause.TRUNCATED),
+        (OffsetRange(C, 2, 4), DELETED),
+    ]
+
+
+def test_a_slave_does_not_say_what_is_lost():
+    ranges = [OffsetRange(A, 0, 9)]
+    assert decisions.readable(ranges, view({A: (4, 9)}, orphans=["a"])) == (ranges, [])
+
+
+def test_ranges_of_topics_that_were_made_again_mean_other_messages():
+    ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9)]
+    assert decisions.of_same_topics(ranges, {A}) == ([ranges[1]], [(ranges[0], WENT_BACK)])
+    assert decisions.of_same_topics(ranges, set()) == (ranges, [])
