@@ -14,7 +14,20 @@ from rocketmq_spark import codes
 
 
 class RocketMQError(Exception):
-    """Base of every error raised here. Unknown parts are None and left out of the text."""
+    """Base of every error raised here. Unknown parts are None and left out of the text.
+
+    Args:
+        message: What happened.
+        addr: The server, ``host:port``.
+        broker_code: The server's number.
+        topic: The topic concerned.
+        queue: The queue concerned.
+        remark: The server's words.
+        remedy: What can be done, a sentence without its full stop.
+
+    Of the class are ``code``, its name in logs, ``retriable``, whether the same may succeed later, and ``refresh_route``,
+    whether the route should be asked for before that.
+    """
 
     code: ClassVar[str] = "ROCKETMQ_ERROR"
     retriable: ClassVar[bool] = False

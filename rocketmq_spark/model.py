@@ -17,7 +17,7 @@ MASTER_ID = 0
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic on one broker; ordered as in Java: topic, broker name, queue id.
+    """One queue of a ``topic`` on one broker; ordered as in Java: topic, ``broker_name``, ``queue_id`` (from 0).
 
     A tuple, because plans hash and sort tens of thousands of them.
     """
@@ -32,9 +32,16 @@ class MessageQueue(NamedTuple):
 
 @dataclass(slots=True)
 class Message:
-    """What a producer sends. ``properties`` are the user's own; tags and keys are kept apart from them.
+    """What a producer sends.
 
-    ``wait_store_ok`` False asks the broker to answer before the message is flushed and replicated.
+    Args:
+        topic: Where to.
+        body: Bytes, not empty.
+        tags: One tag, by which consumers filter.
+        keys: Business keys, by which tools find the message; one or several.
+        properties: The user's own; tags and keys are kept apart from them.
+        flag: A number of the user's, 32 bits with sign.
+        wait_store_ok: False asks the broker to answer before the message is flushed and replicated.
     """
 
     topic: str

@@ -112,6 +112,10 @@ MANY_ARGUMENTS = {
     "rocketmq_spark.errors.__init__": 7,
     "rocketmq_spark.localbroker.cluster.__init__": 13,
     "rocketmq_spark.options._row": 7,
+    # The keywords of a send, which editors show and users write.
+    "rocketmq_spark.producer.producer.send": 8,
+    "rocketmq_spark.producer.producer.send_async": 9,
+    "rocketmq_spark.producer.producer.send_oneway": 8,
     "rocketmq_spark.pull.reader.__init__": 7,
     "tests.harness.store": 14,
     "tests.witness.java_send": 8,

@@ -38,11 +38,24 @@ _ROOM_MB = 128
 class LocalBroker:
     """Name servers and brokers for tests, notebooks and the demo; ``with``, or ``start()`` and ``close()``.
 
-    ``slaves`` is how many each broker has. ``conf`` is a dict of broker.conf lines for every broker. ``data`` is a folder
-    that outlives the cluster and that a later one takes up, with the same ports when they are free; without it the data
-    goes to a temporary folder, deleted at the end unless ``keep``. ``queues`` is how many queues ``create_topic`` makes.
-    ``ports`` fixes ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``. ``heap_mb`` and ``jvm`` (more flags) are
-    for the brokers' JVMs.
+    Args:
+        brokers: How many masters: ``broker-a``, ``broker-b``, …
+        slaves: How many each of them has.
+        name_servers: How many.
+        conf: Lines of ``broker.conf`` for every broker, by name.
+        data: A folder that outlives the cluster and that a later one takes up, with the same ports when they are free.
+            Without it the data goes to a temporary folder, deleted at the end.
+        proxy: Whether a proxy runs, too.
+        queues: How many queues ``create_topic`` makes.
+        keep: Keep the temporary folder.
+        ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.
+        heap_mb: Heap of each broker's JVM, in MiB.
+        jvm: More flags for the brokers' JVMs.
+        quiet: Print nothing about downloads and starts.
+        start_timeout_s: How long all servers may take to be up, in seconds.
+
+    Raises:
+        LocalBrokerError: A server does not start, Java is missing, or the disk is full; with what can be done.
     """
 
     def __init__(
@@ -176,14 +189,15 @@ class LocalBroker:
         return self._registered().admin
 
     def address(self, broker: str) -> str:
+        """``host:port`` where the server named ``broker`` listens."""
         return self._server(broker).address
 
     def pid(self, broker: str) -> int | None:
-        """The process id, None when it does not run."""
+        """The process id of ``broker``, None when it does not run."""
         return self._server(broker).pid
 
     def logs(self, broker: str | None = None) -> str:
-        """What a server printed and logged; of all servers without a name."""
+        """What ``broker`` printed and logged; without a name, all servers."""
         if broker is not None:
             return self._server(broker).log()
         return "".join(f"===== {name}\n{server.log()}\n" for name, server in sorted(self._running().servers.items()))
@@ -197,7 +211,14 @@ class LocalBroker:
         broker: str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Create or change a topic on one broker or all running ones; returns when the name server shows it."""
+        """Create or change a topic; returns when the name server shows it.
+
+        Args:
+            name: The topic.
+            queues: How many queues on each broker, those for reading and for writing; else as the cluster was made.
+            broker: Only there; else on all running ones.
+            attributes: Attributes of the topic, such as ``{"message.type": "FIFO"}``.
+        """
         where = [broker] if broker else [name for name in self.brokers if self.pid(name)]
         self.admin.create_topic(name, queues or self.queues, where, attributes=attributes)
         for spec in self._specs:
@@ -205,15 +226,15 @@ class LocalBroker:
                 self._registered().copy_topic(name, spec.broker_name, self._server(spec.name))
 
     def kill(self, broker: str) -> None:
-        """SIGKILL: no goodbye to clients, nothing flushed by the broker itself."""
+        """SIGKILL for ``broker``: no goodbye to clients, nothing flushed by the broker itself."""
         self._server(broker).kill()
 
     def stop(self, broker: str) -> None:
-        """An orderly end, as by an operator: takes some seconds."""
+        """An orderly end of ``broker``, as by an operator: takes some seconds."""
         self._running().stop([self._server(broker)], gently=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
-        """Start it again on the same data and ports, killed before if it runs; ``conf`` changes broker.conf lines."""
+        """Start ``broker`` again on the same data and ports, killed before if it runs; ``conf`` changes broker.conf lines."""
         with self._lock, distro.writing_to(self.data):
             server, deadline = self._server(broker), Deadline.after(self._start_timeout_s)
             server.kill()
@@ -229,7 +250,7 @@ class LocalBroker:
                 self._await_registrations(deadline)
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
-        """One more broker (without slaves), registered when this returns; its name."""
+        """One more broker without slaves, ``conf`` its broker.conf lines; gives its name when it is registered."""
         with self._lock, distro.writing_to(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
             self._bring_up_broker(spec, Deadline.after(self._start_timeout_s), conf)

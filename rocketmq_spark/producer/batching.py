@@ -143,7 +143,7 @@ class Membership:
     def takes(self, prepared: Prepared, how: How) -> bool:
         """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``)."""
         topic = prepared.message.topic
-        return how.get("timeout_s") is None and not prepared.delayed and not topic.startswith(codes.RETRY_PREFIX)
+        return how.timeout_s is None and not prepared.delayed and not topic.startswith(codes.RETRY_PREFIX)
 
     def add(
         self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None

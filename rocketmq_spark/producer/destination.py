@@ -34,11 +34,11 @@ class Destinations:
 
     def of(self, message: Message, how: How, deadline: Deadline) -> MessageQueue | None:
         """The queue of ``message``; None when it may go to any."""
-        queue, selector = how.get("queue"), how.get("selector")
+        queue, selector = how.queue, how.selector
         if queue is not None and selector is not None:
             raise MessageRefused("a message goes to a queue or through a selector, not both", topic=message.topic)
         if selector is not None:
-            return self._select(message, selector, how.get("arg"), deadline)
+            return self._select(message, selector, how.arg, deadline)
         self.check(message.topic, queue, deadline)
         return queue
 

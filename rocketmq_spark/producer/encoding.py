@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypedDict
+from typing import NamedTuple
 
 from rocketmq_spark import codes
 from rocketmq_spark.codes import Property, SysFlag
@@ -28,21 +28,19 @@ from rocketmq_spark.wire.properties import encode_properties, message_properties
 _SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
 
 
-class How(TypedDict, total=False):
-    """How one message is sent: where to, and when it is to be delivered.
+class How(NamedTuple):
+    """How one message is sent: what ``Producer.send`` takes beside it, and says what it means."""
 
-    It goes to ``queue``, or to the queue that ``selector`` chooses with ``arg``. It is delivered after ``delay_level``,
-    after ``delay`` (seconds), or at ``deliver_at`` (epoch milliseconds or a datetime); at most one of the three.
-    ``timeout_s`` replaces the send timeout; such a send is never batched automatically, as in Java.
-    """
+    queue: MessageQueue | None = None
+    selector: str | Select | None = None
+    arg: object = None
+    delay_level: int | None = None
+    delay: float | timedelta | None = None
+    deliver_at: int | datetime | None = None
+    timeout_s: float | None = None
 
-    queue: MessageQueue | None
-    selector: str | Select | None
-    arg: object
-    delay_level: int | None
-    delay: float | timedelta | None
-    deliver_at: int | datetime | None
-    timeout_s: float | None
+
+ANYHOW = How()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +53,14 @@ class Prepared:
     delayed: bool
 
 
-def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How | None = None) -> Prepared:
+def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
     check_topic(message.topic)
     body: object = message.body
     if isinstance(body, memoryview):  # of items of any size, and perhaps with gaps
         message = dataclasses.replace(message, body=body.tobytes())
     check_body(message, settings)
-    delay = _timing_property(how or {})
+    delay = _timing_property(how)
     system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
     try:
         properties = encode_properties(message_properties(message, **system), _SINGLE_MAX_PROPERTIES)
@@ -101,7 +99,7 @@ def check_queue(topic: str, queue: MessageQueue) -> None:
 
 
 def _timing_property(how: How) -> dict[str, str]:
-    level, delay, moment = how.get("delay_level"), how.get("delay"), how.get("deliver_at")
+    level, delay, moment = how.delay_level, how.delay, how.deliver_at
     if sum(value is not None for value in (level, delay, moment)) > 1:
         raise MessageRefused("a message can be delayed in one way only: delay_level, delay or deliver_at")
     if level is not None:

@@ -15,8 +15,8 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Unpack
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.clockwork import Clockwork
@@ -36,6 +36,7 @@ from rocketmq_spark.producer.pending import Callback, Pending
 from rocketmq_spark.producer.results import with_ids
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.upkeep import Upkeep
+from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
 
 logger = logging.getLogger(__name__)
@@ -99,8 +100,47 @@ class Producer:
         encoding.check_topic(topic)
         return list(self._destinations.queues(topic, self._deadline(None)))
 
-    def send(self, message: Message, **how: Unpack[How]) -> SendResult:
-        """Send and wait for the broker's answer; retried on other brokers within the timeout."""
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: str | Select | None = None,
+        arg: object = None,
+        delay_level: int | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: int | datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Send and wait for the broker's answer; retried on other brokers within the timeout.
+
+        Without ``queue`` and ``selector`` the message goes to any queue of its topic, in turn, past brokers that fail or
+        are slow. With one of them it goes there or fails, as in Java.
+
+        Args:
+            message: What to send. Its body is at most ``max_message_size`` bytes.
+            queue: The queue to send to, one of ``queues(message.topic)``.
+            selector: ``"hash"``, ``"random"``, ``"roundRobin"``, ``"machineRoom"``, ``"environment"``, ``"column"`` or
+                ``"module:function"``; or a function of the topic's queues, the message and ``arg`` that returns a queue.
+            arg: For the selector: the key to hash, the room or rooms, the number of the environment, ``(broker name, queue
+                id)``, or whatever a function wants.
+            delay_level: Deliver after a level of the broker's table, from 1; 0 is at once.
+            delay: Deliver after so many seconds, or a timedelta. At most one of the three may be given.
+            deliver_at: Deliver at this moment: a datetime, or milliseconds since 1970.
+            timeout_s: Seconds for all attempts together instead of the send timeout. Such a message is never batched
+                automatically, as in Java.
+
+        Returns:
+            Where the message is, and how safely it is stored.
+
+        Raises:
+            MessageRefused: No broker would take this message.
+            RouteNotFound: There is no such topic, or none of its brokers is up.
+            SendFailed: No attempt succeeded; or the error of the only one, such as ``CallTimeout``: the message may have
+                been stored all the same.
+            ClosedError: The producer was closed.
+        """
+        how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, pinned, deadline = self._admitted(message, how)
         if self._membership is not None and self._membership.takes(prepared, how):
             result, batch = self._membership.add(prepared, pinned, waits=True)
@@ -108,12 +148,29 @@ class Producer:
                 return self._membership.result(batch, result)
         return with_ids(self._engine.send(self._outgoing(prepared, pinned, deadline)), (prepared.msg_id,))
 
-    def send_async(self, message: Message, callback: Callback | None = None, **how: Unpack[How]) -> Future[SendResult]:
+    def send_async(
+        self,
+        message: Message,
+        callback: Callback | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: str | Select | None = None,
+        arg: object = None,
+        delay_level: int | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: int | datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[SendResult]:
         """Send without waiting. The outcome is in the future, and ``callback`` gets it on a thread of its own.
 
-        What is wrong with the message, its topic's route or its selector is raised at once. Functions that are added to
-        the future itself may run on the thread that reads answers: they must not block, ``callback`` may.
+        Functions that are added to the future itself may run on the thread that reads answers: they must not block,
+        ``callback`` may. All other arguments are those of ``send``.
+
+        Raises:
+            MessageRefused, RouteNotFound, ClosedError: At once. What happens later is in the future.
+            CallTimeout: There was no room for one more message within the timeout.
         """
+        how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, pinned, deadline = self._admitted(message, how)
         if self._membership is not None and self._membership.takes(prepared, how):
             result, batch = self._membership.add(prepared, pinned, waits=False, callback=callback)
@@ -131,8 +188,20 @@ class Producer:
             raise
         return result
 
-    def send_oneway(self, message: Message, **how: Unpack[How]) -> None:
-        """Send and do not wait; whether it arrived is never known."""
+    def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: str | Select | None = None,
+        arg: object = None,
+        delay_level: int | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: int | datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Send and do not wait; whether it arrived is never known. All arguments are those of ``send``."""
+        how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, pinned, deadline = self._admitted(message, how)
         if pinned is None:
             self._destinations.queues(message.topic, deadline)
@@ -141,7 +210,10 @@ class Producer:
     def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Send ``messages`` of one topic in one request; tags may differ. The result's ids are joined by commas."""
+        """Send ``messages`` of one topic in one request; tags may differ. The result's ids are joined by commas.
+
+        They go to ``queue``, or to any; within ``timeout_s`` seconds, or the send timeout. Raises as ``send`` does.
+        """
         self._check_open()
         deadline, now_ms = self._deadline(timeout_s), self._engine.clockwork.wall_ms()
         ids = _ids.take(len(messages) + 1, now_ms)
@@ -155,14 +227,20 @@ class Producer:
         return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Send what waits for company, and say whether everything under way was answered in time."""
+        """Send what waits for company, and say whether everything under way was answered within ``timeout_s`` seconds.
+
+        The send timeout by default. It does not raise: what failed is in the futures.
+        """
         deadline = self._deadline(timeout_s)
         if self._membership is not None:
             self._membership.batcher.send_all()
         return self._pending.none_left(deadline) and self._engine.idle(deadline)
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """Take back a timer message that is not delivered yet, by the handle in its result; returns its id."""
+        """Take back a timer message of ``topic`` that is not delivered yet, by the ``recall_handle`` in its result.
+
+        Returns its id. Raises ``MessageRefused`` for the handle of another topic, ``BrokerError`` when it is too late.
+        """
         self._check_open()
         deadline = self._deadline(None)
         handle = RecallHandle.parse(recall_handle)
@@ -174,7 +252,8 @@ class Producer:
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Take no more messages, wait for what is under way, and return what has no answer by then.
 
-        Waits for the send timeout by default. A second call does nothing, nor does one in a forked process.
+        Waits for ``timeout_s`` seconds, the send timeout by default. A second call does nothing, nor does one in a forked
+        process.
         """
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return []
@@ -203,7 +282,7 @@ class Producer:
         return lost
 
     def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
-        """A batch of the accumulator leaves: it is this producer's to send (``batching.Owner``)."""
+        """``batch`` leaves the accumulator: it is this producer's to send; ``done`` gets its outcome (``batching.Owner``)."""
         now_ms = self._engine.clockwork.wall_ms()
         batch_id = _ids.next(now_ms)
         ids = [entry.msg_id for entry in batch.entries]
@@ -237,7 +316,7 @@ class Producer:
     def _admitted(self, message: Message, how: How) -> tuple[Prepared, MessageQueue | None, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
         self._check_open()
-        deadline = self._deadline(how.get("timeout_s"))
+        deadline = self._deadline(how.timeout_s)
         msg_id = _ids.next(self._engine.clockwork.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)
         return prepared, self._destinations.of(message, how, deadline), deadline

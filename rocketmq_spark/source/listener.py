@@ -39,9 +39,10 @@ class GroupOffsetListener(StreamingQueryListener):
         self._publisher = Publisher(parsed)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is finished yet."""
+        """Does nothing at this ``event``: nothing is finished yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Publish where the batch of ``event`` ended. What cannot be published is logged, for Spark swallows errors here."""
         for source in event.progress.sources:
             try:
                 end = Offsets.from_json(source.endOffset)
@@ -54,7 +55,7 @@ class GroupOffsetListener(StreamingQueryListener):
                 logger.exception("the offsets of a finished batch are not published")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new is finished."""
+        """Does nothing at this ``event``: nothing new is finished."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The last progress was heard before."""
+        """Does nothing at this ``event``: the last progress was heard before."""

@@ -28,7 +28,7 @@ SETTINGS = ProducerSettings(group="g")
 
 
 def properties_of(message: Message, **how: Any) -> dict[str, str]:
-    return dict(decode_properties(prepare(message, "ID", SETTINGS, How(**how)).properties))  # type: ignore[typeddict-item]
+    return dict(decode_properties(prepare(message, "ID", SETTINGS, How(**how)).properties))
 
 
 @pytest.mark.parametrize(
