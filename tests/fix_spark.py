@@ -6,11 +6,15 @@ between. Tests that need another master, a fresh JVM or a violent end run a scri
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from rocketmq_spark.localbroker.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +49,45 @@ CONF = {
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
+
+
+# What every driver here loads, parsed once, so that a start takes half the time; and the quick compiler, for tests are short.
+_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
+_ARCHIVE_VARIABLE = "SPARK_SUBMIT_OPTS"
+_TYPICAL = """
+import sys
+from pyspark.sql import SparkSession
+
+folder = sys.argv[1]
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark.range(1000).selectExpr("cast(id % 7 as string) k").write.text(folder + "/in")
+rows = spark.readStream.text(folder + "/in").groupBy("value").count()
+writer = rows.writeStream.format("noop").outputMode("complete").option("checkpointLocation", folder + "/checkpoint")
+writer.trigger(availableNow=True).start().awaitTermination()
+spark.stop()
+"""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """All JVMs of drivers find the class-data archive, which lies beside the PySpark that it is of."""
+    wanted = any(item.get_closest_marker("spark") or item.get_closest_marker("slow") for item in session.items)
+    if not wanted or session.config.getoption("collectonly"):
+        return
+    java = hashlib.sha256(find_java().identity.encode()).hexdigest()[:8]
+    archive = Path(sys.prefix, f"spark-{java}.jsa")
+    if not archive.exists():
+        _make_archive(archive)
+    os.environ[_ARCHIVE_VARIABLE] = f"{_JVM} -XX:SharedArchiveFile={archive}"
+
+
+def _make_archive(archive: Path) -> None:
+    """A driver that does what drivers do notes at its end what it loaded; drivers do without it when that fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder, "part.jsa")
+        env = environment(**{_ARCHIVE_VARIABLE: f"{_JVM} -XX:ArchiveClassesAtExit={part}"})
+        subprocess.run([sys.executable, "-c", _TYPICAL, folder], env=env, capture_output=True, timeout=300, check=False)
+        with contextlib.suppress(OSError):
+            shutil.move(part, archive)
 
 
 def environment(**more: str) -> dict[str, str]:
