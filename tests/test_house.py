@@ -28,8 +28,9 @@ RANKS = """
     remoting grpc_proxy
     client
     pull columnar
-    decode encode
+    decode
     producer consumer spool
+    encode
     session
     source sink
     datasource delay localbroker
@@ -63,9 +64,10 @@ ORDER = {
 BANNED = {
     "pull": "client grpc_proxy",
     "columnar": "client pull remoting wire model",
-    "encode": "client pull remoting wire.rpc wire.header",
+    "encode": "client consumer decode producer pull remoting spool wire.rpc wire.header",
     "decode": "client pull.reader pull.heads pull.pacing pull.missing pull.puller pull.reading remoting wire.rpc wire.header",
     "producer": "client remoting grpc_proxy session wire.rpc wire.header",
+    "consumer": "client remoting grpc_proxy",
     "source": "consumer remoting grpc_proxy client",
     "sink": "consumer remoting grpc_proxy client",
     "datasource": "consumer remoting grpc_proxy client wire",

@@ -60,6 +60,11 @@ def test_each_batch_has_the_schema_that_spark_expects(given):
         assert decoder(win).schema.equals(expected)
 
 
+def test_the_help_of_metadata_names_the_columns_that_it_adds():
+    (row,) = (row for row in options_table.TABLE if row.name == "metadata")
+    assert row.help == f"`full` adds {', '.join(column.name for column in FULL)}"
+
+
 def test_columns_come_in_schema_order():
     assert [c.name for c in columns_of(options(columns="msgid, Body"))] == ["body", "msgId"]
     assert [c.name for c in columns_of(options(columns="storeSize,topic"))] == ["topic", "storeSize"]
