@@ -21,7 +21,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 # A module imports from lines above its own only.
 RANKS = """
-    codes clock clockwork process runner tuning workers
+    codes clock timer process runner tuning workers
     errors model
     parsing retry
     options ports queues wire
@@ -49,7 +49,7 @@ ORDER = {
     "encode": "bad_rows identifiers maps properties encoder",
     "pull": "missing pacing verdict window trials doubts hints patience requests collected reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks lanes settings in_flight topics outgoing choice under_way"
-    " pending encoding destination batching engine upkeep producer",
+    " pending encoding destination batching engine housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss positions filters catalog waiting publish listener tasks"
     " stream readers",
     "sink": "columns report selectors routing checks task writers foreach",
@@ -88,11 +88,11 @@ OUTSIDE = {
     "select": "remoting.connection",
     "subprocess": "localbroker cli.background workers",
     "threading": "remoting.connection remoting.pool client.aside client.calls client.instance client.route"
-    " producer.batching producer.choice clockwork producer.faults producer.pending producer.producer"
+    " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
     " producer.under_way process sink.checks localbroker cli",
-    "concurrent": "clockwork producer.batching producer.pending producer.producer localbroker cli",
+    "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.connection remoting.pool client.admin client.credentials client.route"
-    " clockwork client.instance source.catalog source.waiting localbroker cli",
+    " timer client.instance source.catalog source.waiting localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }

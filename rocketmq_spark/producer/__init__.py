@@ -2,6 +2,6 @@
 
 In import order: ``accumulator``, ``attempts``, ``results``, ``hooks``, ``lanes``, ``settings``, ``in_flight``,
 ``outgoing`` and ``encoding`` are pure, ``faults`` is but for its lock, ``topics``, ``choice`` and ``destination`` ask the
-sender only; ``under_way``, ``pending``, ``batching``, ``engine``, ``upkeep`` and ``producer`` have the threads
+sender only; ``under_way``, ``pending``, ``batching``, ``engine``, ``housekeeping`` and ``producer`` have the threads
 and locks. All that is sent goes through ``engine``.
 """

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.outgoing import Outcome
+from rocketmq_spark.timer import Timer
 
 Callback = Callable[[Outcome], None]
 
@@ -23,7 +23,7 @@ _LAST_CALLBACKS_S = 5.0
 class Pending:
     """Outcomes that were promised and are not there yet."""
 
-    def __init__(self, callbacks: Clockwork) -> None:
+    def __init__(self, callbacks: Timer) -> None:
         self._callbacks = callbacks
         self._changed = threading.Condition()
         self._count = 0

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer.attempts import Again, Attempts
@@ -19,6 +18,7 @@ from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.lanes import Lanes
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.timer import Timer
 
 
 @dataclass(slots=True, eq=False)
@@ -42,10 +42,10 @@ class Landing(NamedTuple):
 class UnderWay:
     """Knows what is under way, and what may go out next."""
 
-    def __init__(self, settings: ProducerSettings, clockwork: Clockwork) -> None:
+    def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.in_flight = InFlight(settings)
         self._stay_shut = settings.lanes_stay_shut
-        self._clockwork = clockwork
+        self._timer = timer
         self._lanes: Lanes[Sending] = Lanes(self.in_flight.max_out)
         self._shut: dict[MessageQueue | None, RocketMQError] = {}
         self._changed = threading.Condition()
@@ -68,7 +68,7 @@ class UnderWay:
                         "answered yet",
                         remedy="Send more slowly, or wait for results",
                     )
-                self._clockwork.hold(self._changed, deadline.remaining())
+                self._timer.hold(self._changed, deadline.remaining())
 
     def put(self, sending: Sending, brokers: int) -> RocketMQError | None:
         """Add it at the end of its queue's order, or say why what was before it failed. ``ClosedError`` when closed."""
@@ -87,7 +87,7 @@ class UnderWay:
     def take(self) -> list[Sending]:
         """What may go out now."""
         with self._changed:
-            return self._lanes.take(self._clockwork.now_ms())
+            return self._lanes.take(self._timer.now_ms())
 
     def landed(self, sending: Sending, verdict: Outcome | Again) -> Landing | None:
         """It ended, or is to be sent again; None when it was given up before that."""
@@ -97,7 +97,7 @@ class UnderWay:
             behind: list[Sending] = []
             if isinstance(verdict, Again):
                 sending.refresh = verdict.refresh
-                self._lanes.again(sending, self._clockwork.now_ms() + int(verdict.pause_s * 1000))
+                self._lanes.again(sending, self._timer.now_ms() + int(verdict.pause_s * 1000))
             else:
                 behind = self._finish(sending, verdict)
             return Landing(behind, self._lanes.blocked)
@@ -117,7 +117,7 @@ class UnderWay:
         """Whether everything has its outcome by then."""
         with self._changed:
             while (self.in_flight.requests or self._blocking) and not deadline.expired:
-                self._clockwork.hold(self._changed, deadline.remaining())
+                self._timer.hold(self._changed, deadline.remaining())
             return not self.in_flight.requests and not self._blocking
 
     def close(self) -> tuple[list[Sending], list[Sending]]:

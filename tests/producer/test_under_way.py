@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Again, Attempts, RetryPolicy
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.under_way import Landing, Sending, UnderWay
-from tests.producer.scripted import Bench, ManualClockwork
+from rocketmq_spark.timer import Timer
+from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q
 
 OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)
@@ -23,7 +23,7 @@ LOST = ConnectionLost("broken")
 
 
 def under_way(bench: Bench, **settings: Any) -> UnderWay:
-    return UnderWay(ProducerSettings(group="g", **settings), ManualClockwork(bench.time))
+    return UnderWay(ProducerSettings(group="g", **settings), ManualTimer(bench.time))
 
 
 def sending(body: bytes = b"x", timeout: float = 3.0, **how: Any) -> Sending:
@@ -107,7 +107,7 @@ def test_room_is_waited_for_within_the_deadline(bench: Bench) -> None:
 
 def test_a_thread_that_waits_is_woken_by_an_outcome_and_by_the_end() -> None:
     for end in ("outcome", "close"):
-        found = UnderWay(ProducerSettings(group="g", max_async_messages=1), Clockwork("test"))
+        found = UnderWay(ProducerSettings(group="g", max_async_messages=1), Timer("test"))
         first = sending()
         found.put(first, 1)
         found.take()
