@@ -48,7 +48,7 @@ ORDER = {
     "decode": "schema property_names bad frames answers header unpack promoted properties rows careful decoder",
     "encode": "bad_rows identifiers maps properties encoder",
     "pull": "missing pacing verdict window trials doubts hints patience requests collected reader replica puller heads reading",
-    "producer": "accumulator attempts faults results hooks lanes settings in_flight topics outgoing choice under_way"
+    "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"
     " pending encoding destination batching engine housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss positions filters catalog waiting publish listener tasks"
     " stream readers",

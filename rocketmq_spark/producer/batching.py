@@ -78,7 +78,7 @@ class Batcher:
         """Send the batches that are due."""
         owners: dict[int, Owner] = {}
         refused = []
-        with self._lock:  # held until each batch has its place in its lane, so that none overtakes another
+        with self._lock:  # held until each batch has its place in its queue, so that none overtakes another
             for batch in self.accumulator.take(self._timer.now_ms()):
                 answered = self._answered(batch)
                 if batch.owner.enqueue_batch(batch, answered):
@@ -124,7 +124,7 @@ class Batcher:
                 self.accumulator.done(batch)
             for entry, own in zip(batch.entries, _shares(outcome, len(batch.entries)), strict=True):
                 try:
-                    entry.ticket(own)
+                    entry.completion(own)
                 except Exception:  # one message's receiver must not keep the others from their results
                     logger.exception("a result could not be handed over")
 
@@ -152,10 +152,10 @@ class Membership:
         message = prepared.message
         key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
         item = encoding.batch_item(prepared)
-        result, ticket = self._pending.expect(callback, prepared.msg_id)
+        result, completion = self._pending.expect(callback, prepared.msg_id)
         batch = None
         try:
-            entry = Entry(item, len(message.body), prepared.msg_id, message.keys, ticket)
+            entry = Entry(item, len(message.body), prepared.msg_id, message.keys, completion)
             batch = self.batcher.add(key, entry, self._owner)
         finally:
             if batch is None:  # refused, or not taken: nothing is promised

@@ -36,13 +36,13 @@ class Pending:
         return lost
 
     def expect(self, callback: Callback | None = None, msg_id: str = "") -> tuple[Future[SendResult], Callback]:
-        """A future, and the ticket that completes it and has ``callback`` called; the ticket is used once."""
+        """A future, and its completion: called once, with the outcome, it sets the future and has ``callback`` called."""
         result: Future[SendResult] = Future()
         result.set_running_or_notify_cancel()  # what is on its way cannot be called back
         with self._changed:
             self._count += 1
 
-        def ticket(outcome: Outcome) -> None:
+        def completion(outcome: Outcome) -> None:
             if callback is not None:
                 self._callbacks.later(0, lambda: callback(outcome))
             if isinstance(outcome, RocketMQError):
@@ -53,7 +53,7 @@ class Pending:
                 result.set_result(outcome)
             self.forget()
 
-        return result, ticket
+        return result, completion
 
     def forget(self) -> None:
         """One promise less: kept, or taken back."""

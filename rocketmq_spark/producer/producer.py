@@ -176,10 +176,10 @@ class Producer:
             result, batch = self._membership.add(prepared, pinned, waits=False, callback=callback)
             if batch is not None:
                 return result
-        result, ticket = self._pending.expect(callback, prepared.msg_id)
+        result, completion = self._pending.expect(callback, prepared.msg_id)
 
         def done(ended: Ended) -> None:
-            ticket(_identified(ended.outcome, (prepared.msg_id,)))
+            completion(_identified(ended.outcome, (prepared.msg_id,)))
 
         try:
             self._engine.submit(self._outgoing(prepared, pinned, deadline, done))

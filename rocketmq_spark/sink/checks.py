@@ -43,7 +43,7 @@ def settings(options: Options) -> ProducerSettings:
         retries=None,
         pinned_retries=None,
         auto_create_topics=False,
-        lanes_stay_shut=True,
+        queues_stay_shut=True,
         max_in_flight=None,
         max_in_flight_per_broker=options.max_in_flight,
         max_async_messages=None,

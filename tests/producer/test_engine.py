@@ -261,7 +261,7 @@ def test_ordered_ones_of_a_queue_go_one_after_the_other_and_a_retry_stays_first(
     bench.sender.script = [None]
     bench.sender.answer(0, refused(Response.SYSTEM_BUSY))
     bench.time.run_due()
-    assert waiting() == "b1"  # the queue is mute
+    assert waiting() == "b1"  # the queue is muted
     bench.time.advance(0.02)
     assert waiting() == "b1 a1"
     bench.sender.script = [refused(Response.SYSTEM_BUSY)]
@@ -366,7 +366,7 @@ def test_submit_waits_for_room_within_the_deadline(bench: Bench) -> None:
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_11_18_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, stays: bool) -> None:
-    engine, told = engine_of(bench, lanes_stay_shut=stays), Told()
+    engine, told = engine_of(bench, queues_stay_shut=stays), Told()
     bench.sender.script = [None, None]
     for name in ("a:0", "a:0", "a:0", "a:1"):
         engine.submit(ordered(told, name))

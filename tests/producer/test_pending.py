@@ -13,19 +13,19 @@ from tests.producer.scripted import Bench, ok
 from tests.queues import q
 
 
-def test_a_ticket_completes_the_future_and_calls_back_on_the_callbacks_thread(bench: Bench) -> None:
+def test_a_completion_completes_the_future_and_calls_back_on_the_callbacks_thread(bench: Bench) -> None:
     pending, seen = Pending(bench.timer("x-callback")), []
-    future, ticket = pending.expect(seen.append)
+    future, completion = pending.expect(seen.append)
     assert not future.cancel()
     error = ConnectionLost("x")
-    ticket(error)
+    completion(error)
     assert future.exception(0) is error
     assert seen == []
     bench.time.run_due()
     assert seen == [error]
 
 
-def test_none_left_waits_for_every_ticket(bench: Bench) -> None:
+def test_none_left_waits_for_every_completion(bench: Bench) -> None:
     timer = bench.timer("x-callback")
     pending = Pending(timer)
     _, first = pending.expect()
@@ -43,8 +43,8 @@ def test_close_lets_the_last_callbacks_run_even_when_one_fails(bench: Bench, cap
     _, first = pending.expect(lambda outcome: 1 / 0)  # type: ignore[arg-type, return-value]
     _, second = pending.expect(seen.append)
     with caplog.at_level(logging.ERROR):
-        for ticket in (first, second):
-            ticket(ConnectionLost("x"))
+        for completion in (first, second):
+            completion(ConnectionLost("x"))
         pending.close()
     assert len(seen) == 1
     assert "ZeroDivisionError" in caplog.text

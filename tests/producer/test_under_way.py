@@ -62,7 +62,7 @@ def test_one_that_is_to_be_sent_again_mutes_its_queue_and_stays_first(bench: Ben
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_what_waits_behind_a_failure_fails_and_the_queue_may_stay_shut(bench: Bench, stays: bool) -> None:
-    found = under_way(bench, lanes_stay_shut=stays)
+    found = under_way(bench, queues_stay_shut=stays)
     first, second, free = ordered(), ordered(), sending()
     for each in (first, second, free):
         found.put(each, 1)
