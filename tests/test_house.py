@@ -47,7 +47,7 @@ ORDER = {
     "columnar": "arrow slices",
     "decode": "schema property_names bad frames answers header unpack promoted properties rows careful decoder",
     "encode": "bad_rows identifiers maps properties encoder",
-    "pull": "missing pacing verdict window trials doubts hints patience requests collected reader replica puller heads reading",
+    "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"
     " pending encoding destination batching engine housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss positions filters catalog waiting publish listener tasks"
@@ -79,7 +79,7 @@ OUTSIDE = {
     "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration",
     "py4j": "cli.demo.play",
     "pyarrow": "wire.compression columnar decode encode source.tasks sink",
-    "numpy": "remoting.bulk pull.window queues.hash_columns columnar decode encode sink",
+    "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar decode encode sink",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",

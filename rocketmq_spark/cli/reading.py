@@ -21,8 +21,8 @@ from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull import reading
+from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.pull.verdict import OnLoss
-from rocketmq_spark.pull.window import Piece, Window
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.subscription import ALL, parse_subscription
 
@@ -123,9 +123,9 @@ class TopicReader:
             part = list(group)
             found = reading.read(self._puller, part, self._on_loss, self._filter)
             held = [Held(room) for _ in part]
-            for window in found.windows():
-                for piece in answers.usable(window, found.usable, found.bounded):
-                    held[piece.number].take(window, piece)
+            for fetched in found.fetch():
+                for piece in answers.usable(fetched, found.usable, found.bounded):
+                    held[piece.number].take(fetched, piece)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)
                 self._held[r.queue] = self._messages(r.queue, mine)
@@ -153,11 +153,11 @@ class Held:
         self._answers: deque[tuple[Piece, bytes]] = deque()
         self._stopped_at: int | None = None
 
-    def take(self, window: Window, piece: Piece) -> None:
+    def take(self, fetched: Fetched, piece: Piece) -> None:
         if self._stopped_at is None and self._answers and self._bytes + piece.end - piece.begin > self._room:
             self._stopped_at = piece.start
         if self._stopped_at is None:
-            self._answers.append((piece, window.buffer[piece.begin : piece.end].tobytes()))
+            self._answers.append((piece, fetched.buffer[piece.begin : piece.end].tobytes()))
             self._bytes += piece.end - piece.begin
 
     def went(self, r: OffsetRange, most: int) -> tuple[int, int]:

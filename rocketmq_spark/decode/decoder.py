@@ -1,7 +1,7 @@
-"""A window of pulled answers to one Arrow record batch, without a Python step per message.
+"""Fetched answers to one Arrow record batch, without a Python step per message.
 
 ``frames`` finds the messages, ``properties`` takes their property strings apart, ``slices`` copies values; this module
-puts the columns together. Windows with inner batches, which hold messages within messages, go through the careful path
+puts the columns together. Answers with inner batches, which hold messages within messages, go through the careful path
 (``careful``), which gives the same batch from objects.
 """
 
@@ -27,7 +27,7 @@ from rocketmq_spark.decode.rows import Located
 from rocketmq_spark.decode.schema import BASIC, Column, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
-from rocketmq_spark.pull.window import Piece, Window
+from rocketmq_spark.pull.fetched import Fetched, Piece
 
 # Plain numbers: an enumeration costs a microsecond an operation.
 _INNER = int(codes.SysFlag.INNER_BATCH)
@@ -36,7 +36,7 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes windows whose piece numbers index ``queues`` into batches of ``columns``."""
+    """Decodes what was fetched, whose piece numbers index ``queues`` into batches of ``columns``."""
 
     queues: Sequence[MessageQueue]
     columns: tuple[Column, ...] = BASIC
@@ -59,22 +59,22 @@ class Decoder:
         )
         object.__setattr__(self, "wanted", wanted)
 
-    def __call__(self, window: Window) -> pa.RecordBatch:
-        """The window's messages in its order. Raises ``DecodeError`` with queue and offset of a bad message."""
-        (batch,) = self.batches(window, None)
+    def __call__(self, fetched: Fetched) -> pa.RecordBatch:
+        """The messages in their order. Raises ``DecodeError`` with queue and offset of a bad message."""
+        (batch,) = self.batches(fetched, None)
         return batch
 
-    def batches(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """The same in batches of about ``portion_bytes``, to be taken while the window is valid."""
+    def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """The same in batches of about ``portion_bytes``, to be taken before more is fetched."""
         try:
-            found = self._whole(frames.read(window.buffer, window.pieces), window)
+            found = self._whole(frames.read(fetched.buffer, fetched.pieces), fetched)
         except Malformed as e:
             if self.bad.fails:
-                raise self._decode_error(window, e) from e
-            yield from self._around(window, portion_bytes)
+                raise self._decode_error(fetched, e) from e
+            yield from self._around(fetched, portion_bytes)
             return
         if found.any_flags & _INNER and ((found.sys_flags & _INNER) != 0).any():
-            whole = Window(window.buffer, window.pieces[: len(found.pieces)])
+            whole = Fetched(fetched.buffer, fetched.pieces[: len(found.pieces)])
             yield from self._careful.batches(self._bounded(whole), portion_bytes)
         else:
             yield from self._batches(_trimmed(found, self.on_beyond), portion_bytes)
@@ -83,35 +83,35 @@ class Decoder:
     def _careful(self) -> careful.Careful:
         return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
-    def _whole(self, found: Frames, window: Window) -> Frames:
+    def _whole(self, found: Frames, fetched: Fetched) -> Frames:
         """Without what comes behind a hole that may still be filled. A filter makes holes."""
         if self.on_holes is None or self.filtered or not (holes := frames.holes(found)):
             return found
-        usable = self.on_holes(window.pieces, holes)
-        return found if usable == len(window.pieces) else frames.read(window.buffer, window.pieces[:usable])
+        usable = self.on_holes(fetched.pieces, holes)
+        return found if usable == len(fetched.pieces) else frames.read(fetched.buffer, fetched.pieces[:usable])
 
-    def _around(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """A window with answers that cannot be located: those go the careful way, the others the usual one."""
-        looks = answers.apart(window)
+    def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """Some answers cannot be located: those go the careful way, the others the usual one."""
+        looks = answers.apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
         doubt = self.on_holes if holes and not self.filtered else None
-        usable = doubt(window.pieces, holes) if doubt else len(window.pieces)
+        usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
         decoder = replace(self, on_holes=None)
         for whole, run in groupby(range(usable), lambda i: looks[i].whole):
-            part = Window(window.buffer, [window.pieces[i] for i in run])
+            part = Fetched(fetched.buffer, [fetched.pieces[i] for i in run])
             if whole:
                 yield from decoder.batches(part, portion_bytes)
             else:
                 yield from self._careful.batches(self._bounded(part), portion_bytes)
 
-    def _bounded(self, window: Window) -> Window:
+    def _bounded(self, fetched: Fetched) -> Fetched:
         if self.on_beyond is None:
-            return window
-        beyond = [piece.next_offset > piece.limit for piece in window.pieces]
-        return Window(window.buffer, answers.ended(window.pieces, beyond, self.on_beyond))
+            return fetched
+        beyond = [piece.next_offset > piece.limit for piece in fetched.pieces]
+        return Fetched(fetched.buffer, answers.ended(fetched.pieces, beyond, self.on_beyond))
 
-    def _decode_error(self, window: Window, e: Malformed) -> DecodeError:
-        piece = next(piece for piece in window.pieces if piece.begin <= e.at < piece.end)
+    def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
+        piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)
         return bad.error(self.queues[piece.number], f"a message at or after offset {piece.start}", e.why)
 
     def _batches(self, found: Frames, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark import codes
-from rocketmq_spark.pull.window import Hole, Piece
+from rocketmq_spark.pull.fetched import Hole, Piece
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -84,7 +84,7 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Messages of a window, row by row. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
+    """What was fetched, message by message. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
     and a column per field of ``Piece``, ``counts`` how many messages each answer had."""
 
     buffer: Bytes
@@ -176,7 +176,7 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
 
 def holes(found: Frames) -> list[Hole]:
     """What answers jumped over, where every offset of a queue has a message: their number tells, whatever offsets the
-    messages themselves have. A window without holes costs one comparison."""
+    messages themselves have. Without holes it costs one comparison."""
     going = field(found.pieces, "next_offset") - field(found.pieces, "start")
     odd = np.flatnonzero(found.counts != going).tolist()
     return [hole for i in odd for hole in _holes_of(found, i)]

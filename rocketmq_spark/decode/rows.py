@@ -18,14 +18,14 @@ from rocketmq_spark.model import MessageQueue
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The messages of a window, with what their properties are and the queues that the window's pieces are of."""
+    """The messages that were fetched, with what their properties are and the queues that the pieces are of."""
 
     found: Frames
     made: props.Columns
     queues: Sequence[MessageQueue]
 
     def of_queue(self, field: str) -> pa.Array:
-        """A text that depends on the queue alone, which in most windows means the same in every row."""
+        """A text that depends on the queue alone, which mostly means the same in every row."""
         names = [getattr(queue, field) for queue in self.queues]
         if len(set(names)) == 1:
             return slices.repeated(names[0], len(self.found))

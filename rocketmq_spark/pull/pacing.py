@@ -31,7 +31,7 @@ class PullSettings:
     depth: int | None = None
     batch_size: int = 1024
     read_deadline_s: float = 120.0
-    window_rows: int = 32_768
+    fetched_rows: int = 32_768
     filtered: bool = False
     grace_s: float = GRACE_S
 

@@ -72,8 +72,8 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
     for (broker_name, filtered), group in groupby(by_place, key=lambda r: _stream_of(options, r)):
         found = reading.read(puller, list(group), lost, filtered, addresses.get(broker_name))
         decoder = Decoder(found.queues, columns, options.include_properties, filtered, found.usable, found.bounded, bad)
-        for window in found.windows():
-            yield from filter(len, decoder.batches(window, _PORTION_BYTES))
+        for fetched in found.fetch():
+            yield from filter(len, decoder.batches(fetched, _PORTION_BYTES))
     bad.summary()
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.decode import properties as props
 from rocketmq_spark.wire.properties import decode_properties, is_reserved
-from tests.decode.windows import SLACK, clean_properties, odd_properties
+from tests.decode.fetching import SLACK, clean_properties, odd_properties
 from tests.harness import unhex, vectors
 
 

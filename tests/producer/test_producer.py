@@ -273,7 +273,7 @@ def test_async_sends_wait_for_room_and_then_fail(bench: Bench) -> None:
     assert producer.flush()
 
 
-def test_a_full_window_is_filled_again_when_answers_come(bench: Bench) -> None:
+def test_what_is_in_flight_is_filled_up_when_answers_come(bench: Bench) -> None:
     producer = bench.producer(max_in_flight=2)
     bench.sender.script = [None] * 5
     results = [producer.send_async(M) for _ in range(5)]

@@ -117,7 +117,7 @@ def test_the_depth_that_is_set_is_kept_within_the_bound() -> None:
     assert pacing.depth() < 4
 
 
-def test_filtered_pulls_always_ask_for_the_whole_window() -> None:
+def test_filtered_pulls_always_ask_for_all_they_may() -> None:
     assert set(run(Pacing(PullSettings(filtered=True)), gives(3, 100), 50)) == {1024}
 
 

@@ -344,7 +344,7 @@ def test_what_travels_alone_has_less_room_for_properties(topic: str, writes: Wri
         writes(long, topic=topic, autoBatch="false")
 
 
-def test_a_fixed_window_and_the_total_bound_what_is_under_way(
+def test_a_fixed_number_and_the_total_bound_what_is_under_way(
     topic: str, writes: Writes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
@@ -370,7 +370,7 @@ def test_a_fixed_window_and_the_total_bound_what_is_under_way(
     assert set(seen) <= {1, 2}
     seen.clear()
     writes(rows, topic=topic, batchMaxBytes=2000)
-    assert max(seen) > 4, "the window grows"
+    assert max(seen) > 4, "the bound grows"
 
 
 def test_what_a_broker_refuses_for_good_fails_the_task_with_its_words(
