@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import frames
-from rocketmq_spark.decode.frames import Malformed
+from rocketmq_spark.decode import stored_messages
+from rocketmq_spark.decode.stored_messages import Malformed
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.pull.fetched import Fetched, Hole, Piece
 
@@ -36,13 +36,13 @@ def apart(fetched: Fetched) -> list[Look]:
     for i, piece in enumerate(fetched.pieces):
         beyond = piece.next_offset > piece.limit
         try:
-            found = frames.read(fetched.buffer, [piece])
+            messages = stored_messages.locate(fetched.buffer, [piece])
         except Malformed:
             looks.append(Look(False, beyond, []))
             continue
-        holes = [hole._replace(piece=i) for hole in frames.holes(found)]
+        holes = [hole._replace(piece=i) for hole in stored_messages.holes(messages)]
         # An inner batch has offsets behind the one that stands in its head.
-        last = found.any_flags & SysFlag.INNER_BATCH or (found.head["queueOffset"] >= piece.limit).any()
+        last = messages.any_flags & SysFlag.INNER_BATCH or (messages.head["queueOffset"] >= piece.limit).any()
         looks.append(Look(True, beyond and bool(last), holes))
     return looks
 

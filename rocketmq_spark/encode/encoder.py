@@ -76,7 +76,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the frame).
+    """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the DataFrame).
 
     Items of more than ``alone_above`` bytes travel alone, where the broker adds to the properties.
     """

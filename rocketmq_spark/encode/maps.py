@@ -1,6 +1,6 @@
 """A map column as property strings.
 
-Most frames make their maps with the same names in the same order in every row. One comparison of memory tells; then the
+Most DataFrames make their maps with the same names in the same order in every row. One comparison of memory tells; then the
 names are constants, only the values are columns, and the names are checked once.
 """
 

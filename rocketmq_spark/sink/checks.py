@@ -52,7 +52,7 @@ def settings(options: Options) -> ProducerSettings:
 
 
 def check(options: Options, schema: StructType) -> dict[str, str]:
-    """The frame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker."""
+    """The DataFrame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker."""
     selector = options.queue_selector if "queue_selector" in options.given else None
     found, problems = columns.look(schema, options.topic, selector, options.message_id)
     problems += _option_problems(options)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import careful, frames
+from rocketmq_spark.decode import careful, stored_messages
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.decode.schema import BASIC, FULL, arrow_schema
@@ -130,8 +130,8 @@ def test_any_columns(fetched, columns, count):
 @given(fetches(most=40))
 def test_answers_in_lock_step(fetched):
     begins, ends = (np.array([getattr(p, name) for p in fetched.pieces], np.int64) for name in ("begin", "end"))
-    together = frames._in_lock_step(fetched.buffer, begins, ends)
-    in_turn = frames._one_by_one(fetched.buffer, begins, ends)
+    together = stored_messages._in_lock_step(fetched.buffer, begins, ends)
+    in_turn = stored_messages._one_by_one(fetched.buffer, begins, ends)
     assert [part.tolist() for part in together] == [part.tolist() for part in in_turn]
     both(fetched)
 

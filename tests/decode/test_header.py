@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.decode import frames
 from rocketmq_spark.decode import properties as props
+from rocketmq_spark.decode import stored_messages
 from rocketmq_spark.decode.header import offset_message_ids
 from rocketmq_spark.decode.rows import Located
 from rocketmq_spark.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
@@ -19,7 +19,7 @@ COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
 
 def values(messages, name):
     fetched = one(*messages)
-    located = Located(frames.read(fetched.buffer, fetched.pieces), props.Columns(), QUEUES)
+    located = Located(stored_messages.locate(fetched.buffer, fetched.pieces), props.Columns(), QUEUES)
     made = COLUMNS[name].fast(located, COLUMNS[name].arrow)
     made.validate(full=True)
     assert made.type == COLUMNS[name].arrow
@@ -70,5 +70,5 @@ def test_times_beyond_the_calendar_become_its_ends():
 
 def test_no_messages():
     fetched = one()
-    assert offset_message_ids(frames.read(fetched.buffer, fetched.pieces)).to_pylist() == []
+    assert offset_message_ids(stored_messages.locate(fetched.buffer, fetched.pieces)).to_pylist() == []
     assert values([], "bornHost") == []

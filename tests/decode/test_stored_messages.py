@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.decode import frames
-from rocketmq_spark.decode.frames import Malformed
+from rocketmq_spark.decode import stored_messages
+from rocketmq_spark.decode.stored_messages import Malformed
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import Answer, fetch, one, stored
 
 
 def parts(fetched):
-    found = frames.read(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     return [
         (bytes(found.buffer[a:b]), bytes(found.buffer[c:d]))
         for a, b, c, d in zip(
@@ -35,7 +35,7 @@ def test_parts(born, host, topic):
         stored(b"", b"", topic="t"),
     )
     assert parts(fetched) == [(b"body", b"a\x01b\x02"), (b"", b"")]
-    found = frames.read(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     assert found.part("storeTimestamp").tolist() == [77, 0]
     assert found.part("reconsumeTimes").tolist() == [3, 0]
     assert found.part("bodyLength").tolist() == [4, 0]
@@ -44,7 +44,7 @@ def test_parts(born, host, topic):
 def test_rows_know_their_answer():
     answers = [Answer([stored(queue_offset=10 * i + j) for j in range(i % 4)], number=i) for i in range(40)]
     fetched = fetch(*answers, order=list(reversed(range(40))))
-    found = frames.read(fetched.buffer, fetched.pieces)
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     expected = [(i, 10 * i + j) for i in range(40) for j in range(i % 4)]
     assert list(zip(found.piece_of_row.tolist(), found.head["queueOffset"].tolist(), strict=True)) == expected
 
@@ -67,8 +67,8 @@ def test_boundaries_in_long_answers(seed, answers):
     fetched = fetch(*long_answers(rng, answers, lambda: rng.choices(bodies, weights)[0]))
     begins = np.array([piece.begin for piece in fetched.pieces])
     ends = np.array([piece.end for piece in fetched.pieces])
-    starts, counts = frames.boundaries(fetched.buffer, begins, ends)
-    expected = frames._one_by_one(fetched.buffer, begins, ends)
+    starts, counts = stored_messages.boundaries(fetched.buffer, begins, ends)
+    expected = stored_messages._one_by_one(fetched.buffer, begins, ends)
     assert starts.tolist() == expected[0].tolist()
     assert counts.tolist() == expected[1].tolist()
 
@@ -79,7 +79,7 @@ def test_a_long_answer_is_cut_where_messages_begin(size):
     messages = [stored(bytes(size if i else 0)) for i in range(200)]
     fetched = one(*messages)
     begin, end = fetched.pieces[0].begin, fetched.pieces[0].end
-    begins, ends, first = frames._chains(fetched.buffer, np.array([begin]), np.array([end]))
+    begins, ends, first = stored_messages._chains(fetched.buffer, np.array([begin]), np.array([end]))
     real = set((begin + np.cumsum([0, *map(len, messages)])).tolist())
     assert len(begins) > 3
     assert set(begins.tolist()) < real
@@ -94,20 +94,20 @@ def test_a_malformed_message_in_a_long_answer(row, size, reason):
     messages[row] = size.to_bytes(4, "big") + messages[row][4:]
     fetched = one(*messages)
     with pytest.raises(Malformed, match=reason) as caught:
-        frames.read(fetched.buffer, fetched.pieces)
+        stored_messages.locate(fetched.buffer, fetched.pieces)
     assert caught.value.at == fetched.pieces[0].begin + sum(map(len, messages[:row]))
 
 
 def test_keeping_some_rows():
     fetched = one(*(stored(b"%d" % i, b"", queue_offset=i, sys_flag=i) for i in range(4)))
-    found = frames.read(fetched.buffer, fetched.pieces).keep(np.array([False, True, False, True]))
+    found = stored_messages.locate(fetched.buffer, fetched.pieces).keep(np.array([False, True, False, True]))
     assert len(found) == 2
     assert found.head["queueOffset"].tolist() == found.sys_flags.tolist() == [1, 3]
 
 
 def test_nothing_at_all():
-    assert len(frames.read(*fetch(Answer([]))[:1], fetch(Answer([])).pieces)) == 0
-    assert len(frames.read(fetch().buffer, [])) == 0
+    assert len(stored_messages.locate(*fetch(Answer([]))[:1], fetch(Answer([])).pieces)) == 0
+    assert len(stored_messages.locate(fetch().buffer, [])) == 0
 
 
 def test_a_message_that_ends_the_buffer_must_not_be_read_beyond_it():
@@ -115,7 +115,7 @@ def test_a_message_that_ends_the_buffer_must_not_be_read_beyond_it():
     huge = stored(b"x" * 100)[:-1]
     fetched = one(huge)
     with pytest.raises(Malformed, match="cut off"):
-        frames.read(fetched.buffer, fetched.pieces)
+        stored_messages.locate(fetched.buffer, fetched.pieces)
 
 
 def test_a_malformed_message_tells_where_it_begins():
@@ -123,7 +123,7 @@ def test_a_malformed_message_tells_where_it_begins():
     bad = good[:4] + b"\0\0\0\0" + good[8:]
     fetched = one(good, bad)
     with pytest.raises(Malformed) as caught:
-        frames.read(fetched.buffer, fetched.pieces)
+        stored_messages.locate(fetched.buffer, fetched.pieces)
     assert caught.value.at == fetched.pieces[0].begin + len(good)
     assert "unknown magic number" in caught.value.why
 
@@ -139,7 +139,7 @@ def test_a_body_of_negative_length_is_malformed_even_where_the_rest_fits(length)
         whole[at + 1 : at + 3] = (len(whole) - at - 3).to_bytes(2, "big")
     whole[84:88] = length.to_bytes(4, "big", signed=True)
     with pytest.raises(Malformed, match="negative length"):
-        frames.read(*one(stored(b"before"), bytes(whole))[:2])
+        stored_messages.locate(*one(stored(b"before"), bytes(whole))[:2])
 
 
 @pytest.mark.parametrize(("size", "fits"), [(91, True), (90, False)])
@@ -150,15 +150,15 @@ def test_the_smallest_message(size, fits, answers):
     empty[:4] = size.to_bytes(4, "big")
     fetched = fetch(*(Answer([bytes(empty[:size])], start=0, next_offset=1) for _ in range(answers)))
     if fits:
-        assert len(frames.read(fetched.buffer, fetched.pieces)) == answers
+        assert len(stored_messages.locate(fetched.buffer, fetched.pieces)) == answers
     else:
         with pytest.raises(Malformed, match="a message of 90 bytes"):
-            frames.read(fetched.buffer, fetched.pieces)
+            stored_messages.locate(fetched.buffer, fetched.pieces)
 
 
 def hole_bounds(*answers):
     fetched = fetch(*answers)
-    return [tuple(hole) for hole in frames.holes(frames.read(fetched.buffer, fetched.pieces))]
+    return [tuple(hole) for hole in stored_messages.holes(stored_messages.locate(fetched.buffer, fetched.pieces))]
 
 
 def numbered(*offsets, **asked):

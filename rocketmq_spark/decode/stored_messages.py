@@ -83,7 +83,7 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
+class StoredMessages:
     """What was fetched, message by message. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
     and a column per field of ``Piece``, ``counts`` how many messages each answer had."""
 
@@ -103,9 +103,9 @@ class Frames:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def keep(self, mask: npt.NDArray[np.bool_]) -> Frames:
+    def keep(self, mask: npt.NDArray[np.bool_]) -> StoredMessages:
         """The rows where ``mask`` is true."""
-        return Frames(
+        return StoredMessages(
             self.buffer,
             self.pieces,
             self.counts,
@@ -135,7 +135,7 @@ def field(pieces: Ints, name: str) -> Ints:
     return pieces[:, Piece._fields.index(name)]
 
 
-def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
+def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
     """Locate everything in the messages of ``pieces``. Raises ``Malformed``."""
     table = np.array(pieces, np.int64).reshape(len(pieces), len(Piece._fields))
     starts, counts = boundaries(buffer, field(table, "begin"), field(table, "end"))
@@ -158,7 +158,7 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     if len(wrong):
         raise Malformed(int(starts[wrong[0]]), "the properties do not end where the message does")
     piece_of_row = np.repeat(np.arange(len(pieces)), counts)
-    return Frames(
+    return StoredMessages(
         buffer,
         table,
         counts,
@@ -174,19 +174,19 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     )
 
 
-def holes(found: Frames) -> list[Hole]:
+def holes(messages: StoredMessages) -> list[Hole]:
     """What answers jumped over, where every offset of a queue has a message: their number tells, whatever offsets the
     messages themselves have. Without holes it costs one comparison."""
-    going = field(found.pieces, "next_offset") - field(found.pieces, "start")
-    odd = np.flatnonzero(found.counts != going).tolist()
-    return [hole for i in odd for hole in _holes_of(found, i)]
+    going = field(messages.pieces, "next_offset") - field(messages.pieces, "start")
+    odd = np.flatnonzero(messages.counts != going).tolist()
+    return [hole for i in odd for hole in _holes_of(messages, i)]
 
 
-def _holes_of(found: Frames, i: int) -> list[Hole]:
-    _, start, limit, next_offset, _, _ = found.pieces[i].tolist()
-    end, mine = min(limit, next_offset), found.piece_of_row == i
-    offsets = found.head["queueOffset"][mine].tolist()
-    if offsets and (found.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
+def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
+    _, start, limit, next_offset, _, _ = messages.pieces[i].tolist()
+    end, mine = min(limit, next_offset), messages.piece_of_row == i
+    offsets = messages.head["queueOffset"][mine].tolist()
+    if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
         # Such a message has several offsets. What is removed is removed from the front.
         return [Hole(i, start, min(offsets[0], end))] if offsets[0] > start else []
     if len(offsets) >= next_offset - start:
