@@ -45,7 +45,7 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "client": "credentials calls aside route broker instance sender admin committer pulls",
     "columnar": "arrow slices",
-    "decode": "schema property_names bad stored_messages answers header unpack promoted properties rows careful decoder",
+    "decode": "schema property_names bad stored_messages answers header unpack property_columns properties rows careful decoder",
     "encode": "bad_rows identifiers maps properties encoder",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"

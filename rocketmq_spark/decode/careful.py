@@ -12,7 +12,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from rocketmq_spark.codes import Property, SysFlag
-from rocketmq_spark.decode import promoted
+from rocketmq_spark.decode import property_columns
 from rocketmq_spark.decode.answers import placed
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.schema import Column, arrow_schema
@@ -90,7 +90,7 @@ class Careful:
     def _column(self, rows: list[Row], column: Column) -> pa.Array:
         if column.property is not None:
             texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
-            return promoted.cast(texts, column.arrow)
+            return property_columns.cast(texts, column.arrow)
         value, known, include = column.reference, column.of_queue, self._include
         assert value is not None
         return pa.array([value(q, m, include) if known or not _unreadable(m) else None for q, m in rows], column.arrow)

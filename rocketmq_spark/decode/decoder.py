@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
-from rocketmq_spark.decode import answers, bad, careful, promoted, stored_messages, unpack
+from rocketmq_spark.decode import answers, bad, careful, property_columns, stored_messages, unpack
 from rocketmq_spark.decode import properties as props
 from rocketmq_spark.decode.answers import OnBeyond, OnHoles
 from rocketmq_spark.decode.bad import Bad
@@ -128,7 +128,7 @@ class Decoder:
         arrays: list[pa.Array | None] = []
         for column in self.columns:
             if column.property is not None:
-                arrays.append(promoted.cast(made.promoted[column.property], column.arrow))
+                arrays.append(property_columns.cast(made.property_columns[column.property], column.arrow))
             else:
                 arrays.append(None if column.fast is None else column.fast(located, column.arrow))
         body_bytes = int((messages.body_end - messages.body_start).sum())

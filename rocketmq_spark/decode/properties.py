@@ -131,11 +131,11 @@ class Wanted:
     keys: bool = True
     msg_id: bool = True
     properties: str = "user"
-    promoted: tuple[str, ...] = ()
+    property_columns: tuple[str, ...] = ()
 
     @property
     def anything(self) -> bool:
-        return self.tags or self.keys or self.msg_id or self.properties != "none" or bool(self.promoted)
+        return self.tags or self.keys or self.msg_id or self.properties != "none" or bool(self.property_columns)
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class Columns:
     keys: pa.Array | None = None
     msg_id: pa.Array | None = None
     properties: pa.Array | None = None
-    promoted: dict[str, pa.Array] = field(default_factory=dict)
+    property_columns: dict[str, pa.Array] = field(default_factory=dict)
 
 
 def columns(pairs: Pairs, wanted: Wanted) -> Columns:
@@ -162,7 +162,7 @@ def columns(pairs: Pairs, wanted: Wanted) -> Columns:
         made.msg_id = source.column(Property.UNIQ_KEY)
     if wanted.properties != "none":
         made.properties = source.map(all_names=wanted.properties == "all")
-    made.promoted = {name: source.column(name) for name in wanted.promoted}
+    made.property_columns = {name: source.column(name) for name in wanted.property_columns}
     return made
 
 

@@ -32,7 +32,7 @@ def test_a_tag_filter_is_applied_to_the_messages_of_inner_batches():
     assert found.column("body").to_pylist() == [b"1", b"3"]
 
 
-def test_promoted_properties():
+def test_property_columns():
     columns = (Column("n", "bigint", arrow_schema(BASIC).field("queueOffset").type, "n"),)
     found = careful.decode(one(stored(properties=text(n="7")), stored(properties=text(n="x"))), QUEUES, columns, "none")
     assert found.to_pylist() == [{"n": 7}, {"n": None}]

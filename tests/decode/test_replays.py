@@ -18,8 +18,8 @@ from tests.decode.fetching import QUEUES, Answer, Style, clean_properties, fetch
 
 # Room for the messages of an inner batch.
 STEP = 10
-PROMOTED = {"int": pa.int32(), "double": pa.float64(), "boolean": pa.bool_()}
-COLUMNS = (*BASIC, *FULL, *(Column(f"p{kind}", kind, arrow, "region") for kind, arrow in PROMOTED.items()))
+PROPERTY_TYPES = {"int": pa.int32(), "double": pa.float64(), "boolean": pa.bool_()}
+COLUMNS = (*BASIC, *FULL, *(Column(f"p{kind}", kind, arrow, "region") for kind, arrow in PROPERTY_TYPES.items()))
 
 
 @st.composite

@@ -89,8 +89,8 @@ def test_a_schema_that_does_not_fit_is_refused():
 
 
 def test_a_column_travels_as_what_it_is_called():
-    promoted = columns_of(options(propertyColumns="n:bigint"))[-1]
-    for column in (*BASIC, *FULL, DECODE_ERROR, replace(BASIC[2], name="QUEUEID"), promoted):
+    property_column = columns_of(options(propertyColumns="n:bigint"))[-1]
+    for column in (*BASIC, *FULL, DECODE_ERROR, replace(BASIC[2], name="QUEUEID"), property_column):
         data = pickle.dumps(column)
         again = pickle.loads(data)
         assert (again, again.fast, again.reference) == (column, column.fast, column.reference)
