@@ -69,7 +69,7 @@ class RocketMQDataSource(DataSource):
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
         from rocketmq_spark.decode.schema import chosen, columns_of
         from rocketmq_spark.queues.environment import environment_of
-        from rocketmq_spark.source import filters, positions
+        from rocketmq_spark.source import filters, starting_offsets
 
         found = self._parsed.for_role(role)
         given = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in found.given]
@@ -79,7 +79,7 @@ class RocketMQDataSource(DataSource):
                 f"{'none is' if not given else 'several are'} given"
             )
         filters.check(found)
-        positions.check(found, role)
+        starting_offsets.check(found, role)
         environment_of(found.environment, found.environments)
         least, most = found.min_offsets_per_trigger, found.max_offsets_per_trigger
         if least is not None and most is not None and least > most:

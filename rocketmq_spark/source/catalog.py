@@ -29,7 +29,7 @@ from rocketmq_spark.retry import Retry, Trouble
 from rocketmq_spark.source import allocation, filters
 from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.positions import listed
+from rocketmq_spark.source.starting_offsets import listed
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import allocation, decisions, filters, loss, planner, positions, tasks
+from rocketmq_spark.source import allocation, decisions, filters, loss, planner, starting_offsets, tasks
 from rocketmq_spark.source.catalog import Catalog, planning_deadline
 from rocketmq_spark.source.decisions import Loss, View
 from rocketmq_spark.source.offsets import Offsets, Positions
@@ -72,7 +72,7 @@ class Stream:
             begin: Positions = {}
             try:
                 begin = patiently(
-                    catalog, lambda: positions.start(offsets, options, bounds, planning_deadline(options))
+                    catalog, lambda: starting_offsets.start(offsets, options, bounds, planning_deadline(options))
                 )
             except OffsetError as e:
                 # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
@@ -145,7 +145,7 @@ class Stream:
             if deadline.expired:
                 cause = self._catalog.trouble.first
                 raise BrokerNotFound(
-                    f"no broker answers for {positions.listed(missing)}, which this run has to read to its end",
+                    f"no broker answers for {starting_offsets.listed(missing)}, which this run has to read to its end",
                     cause.addr if cause else None,
                     remark=cause.message if cause else None,
                     remedy="Look at the brokers, or raise option 'readDeadline'",

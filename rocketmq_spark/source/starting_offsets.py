@@ -1,4 +1,4 @@
-"""Where a source starts and ends: ``earliest``, ``latest``, committed offsets, JSON, and times in three forms.
+"""Starting offsets of a source, and ending ones: ``earliest``, ``latest``, committed offsets, JSON, and times in three forms.
 
 Asks brokers, decides by pure functions. A question that fails is an error, never a rewind: RocketMQ's own clients
 turned some failures into "start at the end".
@@ -43,7 +43,7 @@ def check(options: Options, role: str) -> None:
 
 
 def start(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-    """Positions to start from. A time beats times by queue, which beat offsets, as in Spark's Kafka source."""
+    """Starting offsets. A time beats times by queue, which beat offsets, as in Spark's Kafka source."""
     if options.starting_timestamp is not None:
         times = dict.fromkeys(bounds, options.starting_timestamp)
         return _started_at(offsets, options, bounds, times, "startingTimestamp", deadline)
@@ -57,7 +57,7 @@ def start(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Dea
 
 
 def end(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-    """Positions to end at, each one past the last message to be read."""
+    """Ending offsets, each one past the last message to be read."""
     if options.ending_timestamp is not None:
         times = dict.fromkeys(bounds, options.ending_timestamp)
         return at(offsets, bounds, times, deadline)
@@ -108,7 +108,7 @@ def _committed(offsets: OffsetReader, options: Options, bounds: Bounds, deadline
 
 
 def resolve(wanted: str | Positions, bounds: Bounds, option: str) -> dict[MessageQueue, int]:
-    """Positions for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
+    """Offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
     JSON must name every queue and no other. A number below the minimum stays as it is: what is missing then is data
     loss, and reported as that.
