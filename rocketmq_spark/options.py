@@ -314,7 +314,7 @@ class Options:
         p.string,
         DEFAULT_GROUP,
         (*_SOURCE, "producer"),
-        "consumer group that pulls name; when given, finished positions are published as its offsets. "
+        "consumer group that pulls name; when given, finished positions are committed as its offsets. "
         "Of a `Producer` its producer group",
         shown=f"`{DEFAULT_GROUP}`",
     )

@@ -50,7 +50,7 @@ ORDER = {
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"
     " pending encoding destination batching engine housekeeping producer",
-    "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting publish"
+    "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
     " listener tasks stream readers",
     "sink": "columns report selectors routing checks task writers foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo demo.accounts"

@@ -182,7 +182,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks.read(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint has it. The last batch of a run never gets here, so publishing waits for ``latestOffset``."""
+        """Spark's checkpoint has it. The last batch of a run never gets here, so ``latestOffset`` commits for the group."""
 
     def stop(self) -> None:
         runner.end_quietly()

@@ -19,10 +19,10 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, decisions, filters, loss, planner, starting_offsets, tasks
 from rocketmq_spark.source.catalog import Catalog, planning_deadline
+from rocketmq_spark.source.commit import GroupOffsets
 from rocketmq_spark.source.decisions import Loss, View
 from rocketmq_spark.source.offsets import Offsets, Positions
 from rocketmq_spark.source.planner import Admission, Wanted
-from rocketmq_spark.source.publish import Publisher
 from rocketmq_spark.source.tasks import RangePartition
 from rocketmq_spark.source.waiting import Absence, patiently, whole
 
@@ -47,7 +47,7 @@ class Stream:
         self._options = options
         self._clock = clock or Clock()
         self._catalog = Catalog(options)
-        self._publisher = Publisher(options)
+        self._group_offsets = GroupOffsets(options)
         self._admission = Admission(options.max_trigger_delay, self._clock.now())
         self._absence = Absence()
         self._looked: tuple[Offsets, View] | None = None
@@ -96,7 +96,7 @@ class Stream:
         if self._to_freeze:
             self._frozen = patiently(self._catalog, lambda: whole(self._catalog).ends())
             self._to_freeze = False
-        self._publisher.publish(begin.positions)
+        self._group_offsets.commit(begin.positions)
         if self._frozen is not None:
             return patiently(self._catalog, lambda: self._planned(begin, wanted))
         try:
