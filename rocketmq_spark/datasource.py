@@ -81,7 +81,9 @@ class RocketMQDataSource(DataSource):
         filters.check(found)
         starting_offsets.check(found, role)
         environment_of(found.environment, found.environments)
-        least, most = found.min_offsets_per_trigger, found.max_offsets_per_trigger
-        if least is not None and most is not None and least > most:
-            raise OptionError(f"option 'minOffsetsPerTrigger' is {least}, more than 'maxOffsetsPerTrigger' {most}")
+        min_offsets, max_offsets = found.min_offsets_per_trigger, found.max_offsets_per_trigger
+        if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+            raise OptionError(
+                f"option 'minOffsetsPerTrigger' is {min_offsets}, more than 'maxOffsetsPerTrigger' {max_offsets}"
+            )
         return found, chosen(columns_of(self._parsed), schema)

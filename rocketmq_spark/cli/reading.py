@@ -160,10 +160,10 @@ class Held:
             self._answers.append((piece, fetched.buffer[piece.begin : piece.end].tobytes()))
             self._bytes += piece.end - piece.begin
 
-    def went(self, r: OffsetRange, most: int) -> tuple[int, int]:
+    def went(self, r: OffsetRange, max_offsets: int) -> tuple[int, int]:
         """Where to go on, and how many offsets to read then, by what they took so far."""
         end = r.end if self._stopped_at is None else self._stopped_at
-        return end, max(1, min(most, (end - r.start) * self._room // max(1, self._bytes)))
+        return end, max(1, min(max_offsets, (end - r.start) * self._room // max(1, self._bytes)))
 
     def answers(self) -> Iterator[tuple[Piece, bytes]]:
         while self._answers:

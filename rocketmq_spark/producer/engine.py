@@ -227,9 +227,9 @@ class Engine:
 
     def _share(self, sending: Sending) -> Deadline:
         """The deadline of one attempt: the whole one for the last."""
-        most = self._settings.attempt_timeout_s
-        if most is not None and sending.attempts.more_possible:
-            return sending.deadline.within(most)
+        max_s = self._settings.attempt_timeout_s
+        if max_s is not None and sending.attempts.more_possible:
+            return sending.deadline.within(max_s)
         return sending.deadline
 
     def _begin(self, sending: Sending, queue: MessageQueue, mode: str) -> _Attempt:

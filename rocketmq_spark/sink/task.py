@@ -133,9 +133,9 @@ class TaskWriter:
 
     def _send(self, share: routing.Share, encoded: Encoded, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
-        most = 0 if delayed else self._batch_bytes
-        for chunk in encoded.chunks(most):
-            request = self._request(share.topic, chunk, most)
+        max_bytes = 0 if delayed else self._batch_bytes
+        for chunk in encoded.chunks(max_bytes):
+            request = self._request(share.topic, chunk, max_bytes)
             self._submit(
                 Outgoing(
                     share.topic,
@@ -148,10 +148,10 @@ class TaskWriter:
                 )
             )
 
-    def _request(self, topic: str, chunk: Chunk, most: int) -> SendRequest:
+    def _request(self, topic: str, chunk: Chunk, max_bytes: int) -> SendRequest:
         """A batch, or a single message for a row that does not fit into one or must not travel in one."""
         now_ms = self._engine.timer.wall_ms()
-        if len(chunk.body) <= most:
+        if len(chunk.body) <= max_bytes:
             return encoding.batch_request(chunk.body, {}, self._settings, now_ms)
         (item,) = decode_batch(chunk.body)
         message = Message(topic, bytes(item.body), flag=item.flag)

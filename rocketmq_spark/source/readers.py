@@ -164,9 +164,9 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):  # Trigger.Once says so and means it
             return Wanted()
         return Wanted(
-            most=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
-            most_bytes=int(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else options.max_bytes_per_trigger,
-            least=int(limit.min_rows) if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger,
+            max_offsets=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
+            max_bytes=int(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else options.max_bytes_per_trigger,
+            min_offsets=int(limit.min_rows) if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger,
         )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

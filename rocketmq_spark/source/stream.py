@@ -118,13 +118,13 @@ class Stream:
         live = planner.above_minimum(moved, view.bounds)
         waiting = planner.backlog({**begins, **live.positions}, ends)
         if self._frozen is not None:  # what is there is read, and does not wait for more
-            wanted = replace(wanted, least=None)
-        most = self._admission.most(
+            wanted = replace(wanted, min_offsets=None)
+        max_offsets = self._admission.max_offsets(
             waiting, wanted, lambda queue: self._sample(queue, moved, begins[queue]), self._clock.now()
         )
-        if most == 0:
+        if max_offsets == 0:
             return begin
-        end = planner.next_end(live, ends, begins, most)
+        end = planner.next_end(live, ends, begins, max_offsets)
         if end is begin:
             self._idle = None if waiting else (view, begin)
             return begin

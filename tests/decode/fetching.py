@@ -178,12 +178,12 @@ def answers(draw: st.DrawFn, first: int, number: int, style: Style) -> Answer:
 
 
 @st.composite
-def fetches(draw: st.DrawFn, most: int = 6, inner: bool = False, beyond: int = 2) -> Fetched:
+def fetches(draw: st.DrawFn, max_answers: int = 6, inner: bool = False, beyond: int = 2) -> Fetched:
     """Of one writer, whose messages are all alike, or of many."""
     plain = draw(st.booleans())
     names = draw(st.lists(_NAMES, max_size=4, unique=draw(st.booleans())))
     alike = clean_properties(names)
     properties = draw(st.sampled_from([alike, alike, alike | odd_properties(), odd_properties()]))
-    numbers = sorted(draw(st.lists(st.integers(0, len(QUEUES) - 1), min_size=1, max_size=most)))
+    numbers = sorted(draw(st.lists(st.integers(0, len(QUEUES) - 1), min_size=1, max_size=max_answers)))
     made = [draw(answers(20 * i, number, Style(properties, plain, inner, beyond))) for i, number in enumerate(numbers)]
     return fetch(*made, order=draw(st.permutations(range(len(made)))))

@@ -127,7 +127,7 @@ def test_any_columns(fetched, columns, count):
 
 
 @settings(LENIENT, max_examples=60)
-@given(fetches(most=40))
+@given(fetches(max_answers=40))
 def test_answers_in_lock_step(fetched):
     begins, ends = (np.array([getattr(p, name) for p in fetched.pieces], np.int64) for name in ("begin", "end"))
     together = stored_messages._in_lock_step(fetched.buffer, begins, ends)
@@ -137,7 +137,7 @@ def test_answers_in_lock_step(fetched):
 
 
 @settings(LENIENT, max_examples=500)
-@given(fetches(most=2, beyond=0), st.data())
+@given(fetches(max_answers=2, beyond=0), st.data())
 def test_damaged_messages_are_refused_or_read_the_same_by_both(fetched, data):
     body = [i for piece in fetched.pieces for i in range(piece.begin, piece.end)]
     if not body:

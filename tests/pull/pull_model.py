@@ -112,10 +112,10 @@ class Model:
         self.streams: list[Stream] = []
         self.buffer_bytes = BUFFER_BYTES
         self.asked: list[tuple[int, int, int]] = []
-        self.most_in_flight = 0
+        self.max_in_flight = 0
         # Whether gaps are gone from the log, not filtered: then a broker says so when it finds nothing at all.
         self.removing = False
-        self.most_filled = 0
+        self.max_filled = 0
         self.latency: Callable[[int, int], float] = lambda queue, start: 0.001
         self.on_hint: Callable[[int | None], bool] | None = None
         self.suggests = 0
@@ -198,7 +198,7 @@ class Stream:
             answer = self.model.answer(queue, start, count)
             self._pending.append((self.model.time.now + wait, command.opaque, queue, answer))
         self._silent = self._silent or self.model.chance(self.model.accidents.silent)
-        self.model.most_in_flight = max(self.model.most_in_flight, sum(self._size(item) for item in self._pending))
+        self.model.max_in_flight = max(self.model.max_in_flight, sum(self._size(item) for item in self._pending))
 
     @property
     def room(self) -> int:
@@ -241,7 +241,7 @@ class Stream:
             low = b"%d" % self.model.lows.get(queue, 0)
             found.append((opaque, answer[1], self.model.suggests, begin, self.filled, low))
         self._arrived.clear()
-        self.model.most_filled = max(self.model.most_filled, self.filled)
+        self.model.max_filled = max(self.model.max_filled, self.filled)
         return found, others
 
     def turn(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -212,20 +212,20 @@ def test_an_error_of_the_loss_report_ends_the_read() -> None:
 
 @pytest.mark.parametrize("size", [100, 10_000, 200_000, 1 << 20])
 def test_rule_3_bytes_in_flight_are_bounded(size: int) -> None:
-    most = 2 << 20
+    max_bytes = 2 << 20
     count = min(2000, (24 << 20) // size)
     model = Model([Queue(0, count, message_bytes=size)])
-    assert len(read(model, [(0, count)], PullSettings(max_bytes_in_flight=most)).delivered) == count
-    assert model.most_in_flight <= max(most, 8 * size)  # the size is not known before the first answer
+    assert len(read(model, [(0, count)], PullSettings(max_bytes_in_flight=max_bytes)).delivered) == count
+    assert model.max_in_flight <= max(max_bytes, 8 * size)  # the size is not known before the first answer
 
 
 def test_rule_3_a_late_first_answer_does_not_fill_the_memory() -> None:
     """Everything behind it could be read meanwhile, but only so much is collected."""
-    size, most = 10_000, 1 << 20
+    size, max_bytes = 10_000, 1 << 20
     model = Model([Queue(0, 6000, message_bytes=size)])
     model.latency = lambda _, start: 15.0 if start in range(100, 140) else 0.001
-    assert read(model, [(0, 6000)], PullSettings(max_bytes_in_flight=most)).of(0) == list(range(6000))
-    assert model.most_filled <= BUFFER_BYTES + 4 * most
+    assert read(model, [(0, 6000)], PullSettings(max_bytes_in_flight=max_bytes)).of(0) == list(range(6000))
+    assert model.max_filled <= BUFFER_BYTES + 4 * max_bytes
 
 
 def test_a_consumer_that_pauses_is_no_silent_broker() -> None:

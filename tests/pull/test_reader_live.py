@@ -201,7 +201,7 @@ class TestFaultyNetwork:
         assert reading.offsets == reading.expected
 
     def test_a_byte_at_a_time(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
-        proxy.most_per_write = 1
+        proxy.max_per_write = 1
         reading = Reading([OffsetRange(filled[0].queue, 10, 40)], lambda: proxy.address)
         assert reading.run() == reading.expected
 

@@ -29,7 +29,7 @@ from tests.sink.live import Writes, bodies, frame, numbered, sink_options, store
 
 __all__ = ["writes"]
 
-FAULTS_S = scaled(30, least=2)
+FAULTS_S = scaled(30, minimum=2)
 
 
 class Unwilling(MockBroker):
