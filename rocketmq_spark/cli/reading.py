@@ -121,10 +121,10 @@ class TopicReader:
         room = _HELD_BYTES // len(self._next)
         for _, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
-            found = reading.read(self._puller, part, self._on_loss, self._filter)
+            pulls = reading.read(self._puller, part, self._on_loss, self._filter)
             held = [Held(room) for _ in part]
-            for fetched in found.fetch():
-                for piece in answers.usable(fetched, found.usable, found.bounded):
+            for fetched in pulls.fetch():
+                for piece in answers.usable(fetched, pulls.usable, pulls.bounded):
                     held[piece.number].take(fetched, piece)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)

@@ -1,6 +1,6 @@
 """The same record batches as ``decode`` gives, made message by message from objects.
 
-For answers with inner batches and for answers with messages that cannot be decoded; and the witness that the fast path
+For buffers with inner batches and for answers with messages that cannot be decoded; and the witness that the fast path
 is tested against.
 """
 

@@ -1,7 +1,7 @@
 """Fetched answers to one Arrow record batch, without a Python step per message.
 
 ``stored_messages`` finds the messages, ``properties`` takes their property strings apart, ``slices`` copies values; this
-module puts the columns together. Answers with inner batches, which hold messages within messages, go through the careful
+module puts the columns together. Buffers with inner batches, which hold messages within messages, go through the careful
 path (``careful``), which gives the same batch from objects.
 """
 

@@ -109,9 +109,9 @@ def _carefully(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
     parts: list[bytes] = []
     counts = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        found = decode_properties(bytes(buffer[start:end]).decode("utf-8", "replace"))
-        parts += [part.encode("utf-8", "replace") for pair in found.items() for part in pair]
-        counts.append(len(found))
+        pairs = decode_properties(bytes(buffer[start:end]).decode("utf-8", "replace"))
+        parts += [part.encode("utf-8", "replace") for pair in pairs.items() for part in pair]
+        counts.append(len(pairs))
     bounds = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=bounds[1:])
     first = np.zeros(len(counts) + 1, np.int64)

@@ -74,8 +74,8 @@ class Column:
 def _called(name: str, ddl: str, of_property: str | None) -> Column:
     if of_property is not None:
         return Column(name, ddl, _PROPERTY_TYPES[ddl], of_property)
-    (found,) = (column for column in (*BASIC, *FULL, DECODE_ERROR) if column.name.lower() == name.lower())
-    return replace(found, name=name)
+    (column,) = (column for column in (*BASIC, *FULL, DECODE_ERROR) if column.name.lower() == name.lower())
+    return replace(column, name=name)
 
 
 def _row(name: str, ddl: str, arrow: pa.DataType, fast: Fast | None, reference: Reference) -> Column:
@@ -193,7 +193,7 @@ def columns_of(options: Options) -> tuple[Column, ...]:
 def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
     """``columns`` as a schema given to ``.schema(…)`` picks and orders them. Raises ``OptionError``."""
     by_name = {column.name.lower(): column for column in columns}
-    problems, found = [], []
+    problems, selected = [], []
     for wanted in schema.fields:
         column = by_name.get(wanted.name.lower())
         kind = wanted.dataType.simpleString()
@@ -202,10 +202,10 @@ def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...
         elif kind != column.ddl:
             problems.append(f"the schema has {wanted.name!r} as {kind}; it is {column.ddl}")
         else:
-            found.append(replace(column, name=wanted.name))
+            selected.append(replace(column, name=wanted.name))
     if problems:
         raise OptionError.of(problems)
-    return tuple(found)
+    return tuple(selected)
 
 
 def ddl(columns: tuple[Column, ...] = BASIC) -> str:

@@ -227,8 +227,8 @@ def _behind_born_host(
 def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
     """A copy of the fixed fields at every start; as plain bytes, for numpy would swap each field of each record."""
     anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), f"V{_HEAD.itemsize}", buffer, strides=(1,))
-    found: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
-    return found
+    records: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
+    return records
 
 
 def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: Ints) -> Ints:
@@ -275,15 +275,15 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     if not (ends - begins >= 2 * steps).any():
         return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search
-    found: list[int] = []
+    begins_of_parts: list[int] = []
     first = []
     for begin, end, step in zip(begins.tolist(), ends.tolist(), steps.tolist(), strict=True):
-        first.append(len(found))
-        found.append(begin)
+        first.append(len(begins_of_parts))
+        begins_of_parts.append(begin)
         # From the last part on, so that no byte is looked at twice however large the messages become.
-        while match := search(view, found[-1] + step, end):
-            found.append(match.start() - 4)
-    chain_begins = np.array(found, np.int64)
+        while match := search(view, begins_of_parts[-1] + step, end):
+            begins_of_parts.append(match.start() - 4)
+    chain_begins = np.array(begins_of_parts, np.int64)
     chain_ends = np.append(chain_begins[1:], ends[-1])
     chain_ends[np.array(first[1:], np.intp) - 1] = ends[:-1]
     return chain_begins, chain_ends, np.array(first)

@@ -19,7 +19,7 @@ class Collected:
         self.rows = 0
         self.lent: list[Piece] = []  # what is handed out
         self._returned: list[Piece] = []  # what came back of it
-        self._begin = 0  # where in the buffer that begins
+        self._begin = 0  # where in the buffer what is handed out begins
 
     def add(self, piece: Piece, rows: int) -> None:
         self.pieces.append(piece)

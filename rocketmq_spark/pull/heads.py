@@ -40,7 +40,7 @@ class Heads:
         """The offset that each place's message itself has; None for one that is gone."""
         ranges = [OffsetRange(queue, at, at + 1) for queue, at in places]
         gone: set[OffsetRange] = set()
-        found: dict[int, int] = {}
+        firsts: dict[int, int] = {}
         reader = self._reader(ranges, lambda part, _: gone.add(part))
         for fetched in reader.fetch():
             offsets = [_first(fetched, piece) for piece in fetched.pieces]
@@ -52,8 +52,8 @@ class Heads:
                 and not self._sparse(ranges[piece.number].queue)
             ]
             usable = reader.doubt(holes) if holes else len(offsets)
-            found.update((fetched.pieces[i].number, offsets[i]) for i in range(usable))
-        return [None if part in gone else found.get(i) for i, part in enumerate(ranges)]
+            firsts.update((fetched.pieces[i].number, offsets[i]) for i in range(usable))
+        return [None if part in gone else firsts.get(i) for i, part in enumerate(ranges)]
 
 
 def _first(fetched: Fetched, piece: Piece) -> int:

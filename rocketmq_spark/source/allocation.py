@@ -93,16 +93,16 @@ def tasks(options: Options, queues: Iterable[MessageQueue], ranges: Sequence[Off
         return []
     wanted = {r.queue: r for r in ranges}
     shares = _shares(options, sorted({*queues, *wanted}), partition_count(options, ranges))
-    found: list[Task] = []
+    planned: list[Task] = []
     left: Mapping[MessageQueue, OffsetRange] = dict(wanted)
     for share in shares:
         task = [left.pop(queue) for queue in dict.fromkeys(share) if queue in left]  # type: ignore[attr-defined]
         if task:
-            found.append(task)
+            planned.append(task)
     # A strategy may know fewer partitions now than when the queues were chosen: nothing planned is ever dropped.
     if left:
-        found.append(sorted(left.values()))
-    return split(found, options.min_partitions, options.max_records_per_partition)
+        planned.append(sorted(left.values()))
+    return split(planned, options.min_partitions, options.max_records_per_partition)
 
 
 def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None) -> list[Task]:
@@ -121,7 +121,7 @@ def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None) ->
     rest_min_tasks = max(min_tasks - len(whole), 1)
     result: list[Task] = []
     for task in tasks:
-        parts = 1 if any(task is one for one in whole) else _parts(_rows(task), rest_rows, rest_min_tasks)
+        parts = 1 if any(task is small for small in whole) else _parts(_rows(task), rest_rows, rest_min_tasks)
         result += _cut(task, parts)
     return result
 
@@ -137,7 +137,7 @@ def _rows(task: Task) -> int:
 def _cut(task: Task, parts: int) -> list[Task]:
     """``parts`` tasks of nearly equal size, in order; the last takes what rounding leaves."""
     rows = _rows(task)
-    found: dict[int, Task] = defaultdict(list)
+    pieces: dict[int, Task] = defaultdict(list)
     bounds, remaining, at = [], rows, 0
     for part in range(parts):
         size = remaining // (parts - part)
@@ -151,7 +151,7 @@ def _cut(task: Task, parts: int) -> list[Task]:
             while bounds[part] <= seen:
                 part += 1
             size = min(r.end - start, bounds[part] - seen)
-            found[part].append(OffsetRange(r.queue, start, start + size))
+            pieces[part].append(OffsetRange(r.queue, start, start + size))
             start += size
             seen += size
-    return [found[part] for part in sorted(found)]
+    return [pieces[part] for part in sorted(pieces)]

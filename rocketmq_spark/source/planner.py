@@ -63,12 +63,12 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
     A beginning that the end carries wins: see ``offsets``. A queue that ``end`` no longer names is not read.
     """
-    found = []
+    between = []
     for queue in sorted(end.positions):
         begin = end.start.get(queue, start.positions.get(queue))
         if begin is not None and end.positions[queue] > begin:
-            found.append(OffsetRange(queue, begin, end.positions[queue]))
-    return found
+            between.append(OffsetRange(queue, begin, end.positions[queue]))
+    return between
 
 
 def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
@@ -80,31 +80,31 @@ def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     ]
 
 
-def truncated(found: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
+def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
     """The parts of ranges that lie before the minimum: deleted by retention."""
     return [
         OffsetRange(r.queue, r.start, min(r.end, bounds[r.queue].min_offset))
-        for r in found
+        for r in planned
         if r.queue in bounds and r.start < bounds[r.queue].min_offset
     ]
 
 
-def without(found: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
+def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The ranges after what was lost at their beginnings."""
     begins = {part.queue: part.end for part in lost}
-    cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in found]
+    cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in planned]
     return [r for r in cut if r.size > 0]
 
 
 def marks(positions: Positions, known: Positions, bounds: Bounds) -> dict[MessageQueue, int]:
     """The newest store time seen of every queue that was read at all; see ``offsets``."""
-    found = {}
+    marked = {}
     for queue, position in positions.items():
         newest = bounds[queue].last_update_ms if queue in bounds else 0
         mark = max(known.get(queue, 0), newest)
         if position > 0 and mark > 0:
-            found[queue] = mark
-    return found
+            marked[queue] = mark
+    return marked
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which frames can be written: each column in each type that it may have, and everything wrong in one error."""
+"""Which DataFrames can be written: each column in each type that it may have, and everything wrong in one error."""
 
 from __future__ import annotations
 
