@@ -12,7 +12,7 @@ from rocketmq_spark.decode.schema import BASIC
 from rocketmq_spark.encode.encoder import Encoder
 from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.pull.window import Window
+from rocketmq_spark.pull.fetched import Fetched
 
 ROWS = 20_000
 TIMES = 50
@@ -34,19 +34,19 @@ def run(broker: LocalBroker, found: Found, repeats: int) -> None:
 def _decodes(broker: LocalBroker, topic: str) -> list[Case]:
     ranges = ranges_of(broker, topic)
     reader = range_reader(broker, topic, ranges)
-    # A window lives until the next one is asked for.
-    windows = [Window(window.buffer.copy(), list(window.pieces)) for window in reader.windows()]
+    # The buffer is valid until more is fetched.
+    copies = [Fetched(fetched.buffer.copy(), list(fetched.pieces)) for fetched in reader.fetch()]
     queues = [r.queue for r in ranges]
     plain = tuple(column for column in BASIC if column.name in PLAIN)
     return [
-        Case("decode, all columns", lambda: _decode(Decoder(queues, BASIC), windows)),
-        Case("decode, without properties", lambda: _decode(Decoder(queues, plain), windows)),
+        Case("decode, all columns", lambda: _decode(Decoder(queues, BASIC), copies)),
+        Case("decode, without properties", lambda: _decode(Decoder(queues, plain), copies)),
     ]
 
 
-def _decode(decoder: Decoder, windows: list[Window]) -> Result:
+def _decode(decoder: Decoder, copies: list[Fetched]) -> Result:
     begin = time.process_time()
-    rows = sum(len(decoder(window)) for _ in range(TIMES) for window in windows)
+    rows = sum(len(decoder(fetched)) for _ in range(TIMES) for fetched in copies)
     harness.expect("decode", rows, ROWS * TIMES)
     return _of(rows, time.process_time() - begin)
 

@@ -21,7 +21,7 @@ from rocketmq_spark.codes import SysFlag
 
 # Bodies and how many of them; the largest that a stock broker takes are 4 MiB with their properties.
 TOPICS = {"100 B": (100, 500_000), "1 KiB": (1024, 200_000), "4 MiB": ((4 << 20) - 4096, 120)}
-# Zeros: a few kilobytes each on the wire, so that a window of pulls holds all of them.
+# Zeros: a few kilobytes each on the wire, so that one fetched buffer holds all of them.
 COMPRESSED = {"4 MiB of zeros, zlib": (SysFlag.ZLIB, 300), "4 MiB of zeros, zstd": (SysFlag.ZSTD, 300)}
 RAISED = {**read.RAISED, "maxTransferBytesOnMessageInMemory": str(64 << 20)}
 

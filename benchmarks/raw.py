@@ -77,7 +77,7 @@ def bulk(broker: LocalBroker, topic: str, count: int) -> Result:
     """The product's pulls with everything they promise, and no decoding."""
     reader = range_reader(broker, topic, ranges_of(broker, topic))
     with harness.timed([pid_of(broker)], count) as result:
-        read = sum(min(p.next_offset, p.limit) - p.start for window in reader.windows() for p in window.pieces)
+        read = sum(min(p.next_offset, p.limit) - p.start for fetched in reader.fetch() for p in fetched.pieces)
     harness.expect("bulk pull", read, count)
     return result
 

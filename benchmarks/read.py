@@ -105,10 +105,10 @@ class Reads:
             Case(targets.PLAIN, lambda: self.noop(self.source(columns=PLAIN)), warm_up),
         ]
 
-    def _java(self, most: int, lite: bool = False) -> list[Case]:
+    def _java(self, max_offsets: int, lite: bool = False) -> list[Case]:
         cases = [
-            Case(targets.PULL8, lambda: self.peer("pull", most, 8), warm_up=False),
-            Case(targets.LITE32, lambda: self.peer("lite", most, 20), warm_up=False),
+            Case(targets.PULL8, lambda: self.peer("pull", max_offsets, 8), warm_up=False),
+            Case(targets.LITE32, lambda: self.peer("lite", max_offsets, 20), warm_up=False),
         ]
         if lite:
             cases.append(Case(targets.LITE, lambda: self.peer("lite", 10, 20), warm_up=False))

@@ -69,19 +69,21 @@ class RocketMQDataSource(DataSource):
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
         from rocketmq_spark.decode.schema import chosen, columns_of
         from rocketmq_spark.queues.environment import environment_of
-        from rocketmq_spark.source import filters, positions
+        from rocketmq_spark.source import filters, starting_offsets
 
-        found = self._parsed.for_role(role)
-        given = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in found.given]
+        options = self._parsed.for_role(role)
+        given = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
         if len(given) != 1:
             raise OptionError(
                 "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
                 f"{'none is' if not given else 'several are'} given"
             )
-        filters.check(found)
-        positions.check(found, role)
-        environment_of(found.environment, found.environments)
-        least, most = found.min_offsets_per_trigger, found.max_offsets_per_trigger
-        if least is not None and most is not None and least > most:
-            raise OptionError(f"option 'minOffsetsPerTrigger' is {least}, more than 'maxOffsetsPerTrigger' {most}")
-        return found, chosen(columns_of(self._parsed), schema)
+        filters.check(options)
+        starting_offsets.check(options, role)
+        environment_of(options.environment, options.environments)
+        min_offsets, max_offsets = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+        if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+            raise OptionError(
+                f"option 'minOffsetsPerTrigger' is {min_offsets}, more than 'maxOffsetsPerTrigger' {max_offsets}"
+            )
+        return options, chosen(columns_of(self._parsed), schema)

@@ -264,8 +264,8 @@ class Options:
         p.boolean,
         False,
         _BATCH,
-        "let predicates prune where `spark.sql.python.filterPushdown.enabled` is set. Only for frames that are used once: "
-        "Spark reads a frame that is used again as a predicate left it",
+        "let predicates prune where `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that are used once: "
+        "Spark reads a DataFrame that is used again as a predicate left it",
         shown="false",
     )
     columns: tuple[str, ...] = _row(
@@ -314,7 +314,7 @@ class Options:
         p.string,
         DEFAULT_GROUP,
         (*_SOURCE, "producer"),
-        "consumer group that pulls name; when given, finished positions are published as its offsets. "
+        "consumer group that pulls name; when given, finished positions are committed as its offsets. "
         "Of a `Producer` its producer group",
         shown=f"`{DEFAULT_GROUP}`",
     )

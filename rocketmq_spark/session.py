@@ -169,6 +169,6 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 def close_all() -> None:
     """Close the clients of this process and forget all that it keeps: for tests and commands that end."""
     gone: dict[object, Client] = process.forget().get(_CLIENTS, {})
-    for one in gone.values():
-        one.instance.close()
-        one.calls.pool.close()
+    for client in gone.values():
+        client.instance.close()
+        client.calls.pool.close()

@@ -73,7 +73,7 @@ class FaultyProxy:
         self.forwarded = 0
         self.answered = 0
         self.delay_s = 0.0
-        self.most_per_write = 0
+        self.max_per_write = 0
         self.held = False
         self._cut_after: int | None = None
         self._may_pass = threading.Event()
@@ -121,7 +121,7 @@ class FaultyProxy:
         self.held = False
         self._may_pass.set()
         self.delay_s = 0.0
-        self.most_per_write = 0
+        self.max_per_write = 0
         self._cut_after = None
 
     def refuse(self) -> None:
@@ -150,7 +150,7 @@ class FaultyProxy:
             self._cut_after = None
             threading.Thread(target=self.cut, daemon=True).start()
             raise ConnectionAbortedError
-        step = self.most_per_write or len(data)
+        step = self.max_per_write or len(data)
         if step < len(data):
             sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for at in range(0, len(data), step):

@@ -216,10 +216,10 @@ def post(
         targets = [q for q in sorted(producer.queues(topic)) if queues is None or q in queues or q.queue_id in queues]
         step = -(-len(messages) // len(targets))
         for number, queue in enumerate(targets):
-            most = 1 if topic.startswith("%RETRY%") else 500  # those cannot be batched
-            for at in range(number * step, min((number + 1) * step, len(messages)), most):
-                part = messages[at : min(at + most, (number + 1) * step)]
-                result = producer.send_batch(part, queue) if most > 1 else producer.send(part[0], queue=queue)
+            max_batch = 1 if topic.startswith("%RETRY%") else 500  # those cannot be batched
+            for at in range(number * step, min((number + 1) * step, len(messages)), max_batch):
+                part = messages[at : min(at + max_batch, (number + 1) * step)]
+                result = producer.send_batch(part, queue) if max_batch > 1 else producer.send(part[0], queue=queue)
                 assert result.queue_offset is not None
                 ends[queue] = result.queue_offset + len(part)
     await_indexed(mq, ends, connection)

@@ -10,6 +10,6 @@ import os
 SCALE = float(os.environ.get("ROCKETMQ_SPARK_TEST_SCALE", "0.1"))
 
 
-def scaled(full: int, least: int = 1) -> int:
-    """A tenth of ``full`` by default, all of it at scale 1, never below ``least``."""
-    return max(least, round(full * SCALE))
+def scaled(full: int, minimum: int = 1) -> int:
+    """A tenth of ``full`` by default, all of it at scale 1, never below ``minimum``."""
+    return max(minimum, round(full * SCALE))

@@ -44,10 +44,10 @@ def test_a_deadline_of_zero_has_passed(now):
 
 
 @given(st.floats(0.001, 10.0), st.floats(10.0, 60.0), st.integers(0, 2**32))
-def test_pauses_double_up_to_their_limit_with_jitter(first, most, seed):
-    pauses = list(itertools.islice(backoff(first, most, random.Random(seed)), 20))
+def test_pauses_double_up_to_their_limit_with_jitter(first, limit, seed):
+    pauses = list(itertools.islice(backoff(first, limit, random.Random(seed)), 20))
     for turn, pause in enumerate(pauses):
-        full = min(first * 2**turn, most)
+        full = min(first * 2**turn, limit)
         assert full / 2 <= pause <= full
 
 

@@ -100,7 +100,7 @@ def test_swallows_and_heals(proxy: FaultyProxy, client: socket.socket) -> None:
 
 
 def test_writes_bytes_one_by_one(proxy: FaultyProxy, client: socket.socket) -> None:
-    proxy.most_per_write = 1
+    proxy.max_per_write = 1
     client.sendall(b"abc")
     got = b""
     while len(got) < 3:

@@ -21,7 +21,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 # A module imports from lines above its own only.
 RANKS = """
-    codes clock clockwork process runner tuning workers
+    codes clock timer process runner tuning workers
     errors model
     parsing retry
     options ports queues wire
@@ -46,13 +46,13 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "client": "credentials calls aside route broker instance sender admin committer pulls",
     "columnar": "arrow slices",
-    "decode": "schema property_names bad frames answers header unpack promoted properties rows careful decoder",
+    "decode": "schema property_names bad stored_messages answers header unpack property_columns properties rows careful decoder",
     "encode": "bad_rows identifiers maps properties encoder",
-    "pull": "missing pacing verdict window trials doubts hints patience requests collected reader replica puller heads reading",
-    "producer": "accumulator attempts faults results hooks lanes settings in_flight topics outgoing choice under_way"
-    " pending encoding destination batching engine upkeep producer",
-    "source": "offsets pushdown allocation planner decisions loss positions filters catalog waiting publish listener tasks"
-    " stream readers",
+    "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading",
+    "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"
+    " pending encoding destination batching engine housekeeping producer",
+    "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
+    " listener tasks stream readers",
     "sink": "columns report selectors routing checks task writers foreach",
     "cli": "output command background connection broker topic orders produce reading tail demo demo.accounts"
     " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
@@ -81,7 +81,7 @@ OUTSIDE = {
     "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration",
     "py4j": "cli.demo.play",
     "pyarrow": "wire.compression columnar decode encode source.tasks sink",
-    "numpy": "remoting.bulk pull.window queues.hash_columns columnar decode encode sink",
+    "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar decode encode sink",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
@@ -90,11 +90,11 @@ OUTSIDE = {
     "select": "remoting.connection",
     "subprocess": "localbroker cli.background workers",
     "threading": "remoting.connection remoting.pool client.aside client.calls client.instance client.route"
-    " producer.batching producer.choice clockwork producer.faults producer.pending producer.producer"
+    " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
     " producer.under_way process sink.checks localbroker cli",
-    "concurrent": "clockwork producer.batching producer.pending producer.producer localbroker cli",
+    "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.connection remoting.pool client.admin client.credentials client.route"
-    " clockwork client.instance source.catalog source.waiting localbroker cli",
+    " timer client.instance source.catalog source.waiting localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }

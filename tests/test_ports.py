@@ -41,7 +41,7 @@ from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.remoting.pool import Dialling
 from rocketmq_spark.sink import checks
 from rocketmq_spark.sink.task import TaskWriter
-from rocketmq_spark.source.publish import Publisher
+from rocketmq_spark.source.commit import GroupOffsets
 from rocketmq_spark.source.readers import PrunedReader, RocketMQReader, RocketMQStreamReader
 from tests.producer.scripted import ok
 
@@ -233,7 +233,7 @@ def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
         create_retry_topic=lambda group, timeout_s: None,
     )
     wired(**reading(), committer=committer)
-    Publisher(options("stream source", group="g")).publish({QUEUES[0]: 5})
+    GroupOffsets(options("stream source", group="g")).commit({QUEUES[0]: 5})
     assert committer.asked == ["members", "commit_each", "create_group", "create_retry_topic", "commit_each"]
 
 

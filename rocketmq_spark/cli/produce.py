@@ -139,8 +139,8 @@ def _send(producer: Producer, messages: Iterable[Message], report: _Report) -> N
     """In order, many under way. What was acknowledged before a failure or Ctrl-C is said in any case."""
     under_way: deque[Future[SendResult]] = deque()
 
-    def settle(most: int) -> None:
-        while under_way and (under_way[0].done() or len(under_way) > most):
+    def settle(max_under_way: int) -> None:
+        while under_way and (under_way[0].done() or len(under_way) > max_under_way):
             result = under_way[0].result()  # stays in line until it is there: Ctrl-C may come meanwhile
             under_way.popleft()
             report.acknowledged(result)

@@ -21,8 +21,8 @@ from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull import reading
+from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.pull.verdict import OnLoss
-from rocketmq_spark.pull.window import Piece, Window
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.subscription import ALL, parse_subscription
 
@@ -121,11 +121,11 @@ class TopicReader:
         room = _HELD_BYTES // len(self._next)
         for _, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
-            found = reading.read(self._puller, part, self._on_loss, self._filter)
+            pulls = reading.read(self._puller, part, self._on_loss, self._filter)
             held = [Held(room) for _ in part]
-            for window in found.windows():
-                for piece in answers.usable(window, found.usable, found.bounded):
-                    held[piece.number].take(window, piece)
+            for fetched in pulls.fetch():
+                for piece in answers.usable(fetched, pulls.usable, pulls.bounded):
+                    held[piece.number].take(fetched, piece)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)
                 self._held[r.queue] = self._messages(r.queue, mine)
@@ -153,17 +153,17 @@ class Held:
         self._answers: deque[tuple[Piece, bytes]] = deque()
         self._stopped_at: int | None = None
 
-    def take(self, window: Window, piece: Piece) -> None:
+    def take(self, fetched: Fetched, piece: Piece) -> None:
         if self._stopped_at is None and self._answers and self._bytes + piece.end - piece.begin > self._room:
             self._stopped_at = piece.start
         if self._stopped_at is None:
-            self._answers.append((piece, window.buffer[piece.begin : piece.end].tobytes()))
+            self._answers.append((piece, fetched.buffer[piece.begin : piece.end].tobytes()))
             self._bytes += piece.end - piece.begin
 
-    def went(self, r: OffsetRange, most: int) -> tuple[int, int]:
+    def went(self, r: OffsetRange, max_offsets: int) -> tuple[int, int]:
         """Where to go on, and how many offsets to read then, by what they took so far."""
         end = r.end if self._stopped_at is None else self._stopped_at
-        return end, max(1, min(most, (end - r.start) * self._room // max(1, self._bytes)))
+        return end, max(1, min(max_offsets, (end - r.start) * self._room // max(1, self._bytes)))
 
     def answers(self) -> Iterator[tuple[Piece, bytes]]:
         while self._answers:

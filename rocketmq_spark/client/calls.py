@@ -53,11 +53,11 @@ class _Answers:
             if not self._left:
                 self._all_told.set()
 
-    def wait(self, grace_s: float | None = None, most: int = 0) -> None:
-        """For all; with ``grace_s`` no longer than that for the last ones, once some of ``most`` are there."""
+    def wait(self, grace_s: float | None = None, max_left: int = 0) -> None:
+        """For all; with ``grace_s`` no longer than that for the last ones, once fewer than ``max_left`` are left."""
         left = self._left
         while not self._all_told.wait(grace_s):
-            if self._left == left < most:
+            if self._left == left < max_left:
                 return
             left = self._left
 

@@ -24,10 +24,10 @@ from rocketmq_spark.client.aside import Aside
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.codes import Property, Request, Response
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
 from rocketmq_spark.remoting.connection import ServerRequest
+from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
@@ -156,16 +156,16 @@ class Instance:
         calls: Calls,
         routes: Routes,
         client_id: str | None = None,
-        make_clockwork: Callable[[str], Clockwork] = Clockwork,
+        make_timer: Callable[[str], Timer] = Timer,
     ) -> None:
         self.client_id = client_id or f"{platform.node()}@{os.getpid()}#{time.monotonic_ns()}"
         self._groups = groups
         self._calls = calls
         self._routes = routes
-        self._make_clockwork = make_clockwork
+        self._make_timer = make_timer
         self._lock = threading.Lock()
         self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
-        self._clockwork: Clockwork | None = None
+        self._timer: Timer | None = None
         self._due_ms = math.inf
 
     def join(self, member: Member) -> None:
@@ -173,8 +173,8 @@ class Instance:
         self._groups.add(self._calls.on_wire(member.group), member)
         if member.heartbeat_s:
             with self._lock:
-                self._clockwork = self._clockwork or self._make_clockwork("rocketmq-instance")
-                self._schedule(self._clockwork, FIRST_HEARTBEAT_S)
+                self._timer = self._timer or self._make_timer("rocketmq-instance")
+                self._schedule(self._timer, FIRST_HEARTBEAT_S)
 
     def leave(self, member: Member, deadline: Deadline) -> None:
         """The last of a group tells brokers; failures of single brokers are logged."""
@@ -224,14 +224,14 @@ class Instance:
             if address
         ]
 
-    def _schedule(self, clockwork: Clockwork, in_s: float) -> None:
+    def _schedule(self, timer: Timer, in_s: float) -> None:
         """With the lock. The next heartbeat is one, however many want it."""
-        due_ms = clockwork.now_ms() + 1000 * in_s
+        due_ms = timer.now_ms() + 1000 * in_s
         if due_ms < self._due_ms:
             self._due_ms = due_ms
-            clockwork.later(in_s, functools.partial(self._beat, clockwork, due_ms))
+            timer.later(in_s, functools.partial(self._beat, timer, due_ms))
 
-    def _beat(self, clockwork: Clockwork, due_ms: float) -> None:
+    def _beat(self, timer: Timer, due_ms: float) -> None:
         if due_ms != self._due_ms:  # another one is due before
             return
         try:
@@ -240,17 +240,17 @@ class Instance:
             logger.info("no heartbeat was sent: %s", e)
         finally:
             with self._lock:
-                if self._clockwork is clockwork:
+                if self._timer is timer:
                     self._due_ms = math.inf
-                    self._schedule(clockwork, self._groups.heartbeat_s() or FIRST_HEARTBEAT_S)
+                    self._schedule(timer, self._groups.heartbeat_s() or FIRST_HEARTBEAT_S)
 
     def _rest(self, unless_wanted: bool = False) -> None:
         with self._lock:
             if unless_wanted and self._groups.heartbeat_s():
                 return
-            clockwork, self._clockwork, self._due_ms = self._clockwork, None, math.inf
-        if clockwork is not None:
-            clockwork.close()
+            timer, self._timer, self._due_ms = self._timer, None, math.inf
+        if timer is not None:
+            timer.close()
 
     def _quietly(self, address: str, command: Command, deadline: Deadline) -> None:
         try:

@@ -32,7 +32,7 @@ def odds(count: int) -> pa.Array:
 
 
 # Positions in Arrow's binary arrays have 32 bits.
-_MOST_BYTES = (1 << 31) - 1
+_MAX_BYTES = (1 << 31) - 1
 
 
 def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
@@ -40,7 +40,7 @@ def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
     count = len(starts)
     if count == 0:
         return pa.nulls(0, pa.binary())
-    if len(buffer) > _MOST_BYTES:
+    if len(buffer) > _MAX_BYTES:
         buffer, starts, ends = _narrowed(buffer, starts, ends)
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[0] = 0
@@ -53,9 +53,9 @@ def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
 def _narrowed(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
     """The same slices of the part of the buffer that has them."""
     low, high = int(starts.min()), int(ends.max())
-    if high - low > _MOST_BYTES:
+    if high - low > _MAX_BYTES:
         raise DecodeError(
-            f"{high - low} bytes of messages are too many for one Arrow array, which has at most {_MOST_BYTES}",
+            f"{high - low} bytes of messages are too many for one Arrow array, which has at most {_MAX_BYTES}",
             remedy="Lower option 'maxBytesInFlight'",
         )
     return buffer[low:high], starts - low, ends - low

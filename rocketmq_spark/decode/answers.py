@@ -1,6 +1,6 @@
 """Which messages belong to an answer, answer by answer: for messages as objects, and for what the fast path cannot locate.
 
-What the fast path decides of a whole window at once (``decoder``) is the same.
+What the fast path decides of all answers of a buffer at once (``decoder``) is the same.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import frames
-from rocketmq_spark.decode.frames import Malformed
+from rocketmq_spark.decode import stored_messages
+from rocketmq_spark.decode.stored_messages import Malformed
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.pull.window import Hole, Piece, Window
+from rocketmq_spark.pull.fetched import Fetched, Hole, Piece
 
 # Says how many answers may be used, given the offsets that they jump over.
 OnHoles = Callable[[Sequence[Piece], Sequence[Hole]], int]
@@ -30,28 +30,28 @@ class Look(NamedTuple):
     holes: list[Hole]
 
 
-def apart(window: Window) -> list[Look]:
+def apart(fetched: Fetched) -> list[Look]:
     """A look at each answer."""
     looks = []
-    for i, piece in enumerate(window.pieces):
+    for i, piece in enumerate(fetched.pieces):
         beyond = piece.next_offset > piece.limit
         try:
-            found = frames.read(window.buffer, [piece])
+            messages = stored_messages.locate(fetched.buffer, [piece])
         except Malformed:
             looks.append(Look(False, beyond, []))
             continue
-        holes = [hole._replace(piece=i) for hole in frames.holes(found)]
+        holes = [hole._replace(piece=i) for hole in stored_messages.holes(messages)]
         # An inner batch has offsets behind the one that stands in its head.
-        last = found.any_flags & SysFlag.INNER_BATCH or (found.head["queueOffset"] >= piece.limit).any()
+        last = messages.any_flags & SysFlag.INNER_BATCH or (messages.head["queueOffset"] >= piece.limit).any()
         looks.append(Look(True, beyond and bool(last), holes))
     return looks
 
 
-def usable(window: Window, on_holes: OnHoles, on_beyond: OnBeyond) -> list[Piece]:
+def usable(fetched: Fetched, on_holes: OnHoles, on_beyond: OnBeyond) -> list[Piece]:
     """The answers that may be used, with ends that are true of the offsets inside of their messages."""
-    looks = apart(window)
-    count = on_holes(window.pieces, [hole for look in looks for hole in look.holes])
-    return ended(window.pieces[:count], [look.beyond for look in looks[:count]], on_beyond)
+    looks = apart(fetched)
+    count = on_holes(fetched.pieces, [hole for look in looks for hole in look.holes])
+    return ended(fetched.pieces[:count], [look.beyond for look in looks[:count]], on_beyond)
 
 
 def ended(pieces: Sequence[Piece], beyond: Sequence[bool], on_beyond: OnBeyond) -> list[Piece]:

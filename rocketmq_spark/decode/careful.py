@@ -1,6 +1,6 @@
 """The same record batches as ``decode`` gives, made message by message from objects.
 
-For windows with inner batches and for answers with messages that cannot be decoded; and the witness that the fast path
+For buffers with inner batches and for answers with messages that cannot be decoded; and the witness that the fast path
 is tested against.
 """
 
@@ -12,19 +12,19 @@ from dataclasses import replace
 import pyarrow as pa
 
 from rocketmq_spark.codes import Property, SysFlag
-from rocketmq_spark.decode import promoted
+from rocketmq_spark.decode import property_columns
 from rocketmq_spark.decode.answers import placed
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.schema import Column, arrow_schema
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
-from rocketmq_spark.pull.window import Window
+from rocketmq_spark.pull.fetched import Fetched
 from rocketmq_spark.wire.messages import decode_leniently
 
 Row = tuple[MessageQueue, ReceivedMessage]
 
 
 class Careful:
-    """Decodes windows whose piece numbers index ``queues`` into batches of ``columns``."""
+    """Decodes what was fetched, whose piece numbers index ``queues`` into batches of ``columns``."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class Careful:
         self._bad = bad or Bad()
         self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
-    def __call__(self, window: Window) -> pa.RecordBatch:
-        """The window's messages as one batch."""
-        (batch,) = self.batches(window, None)
+    def __call__(self, fetched: Fetched) -> pa.RecordBatch:
+        """Its messages as one batch."""
+        (batch,) = self.batches(fetched, None)
         return batch
 
-    def batches(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """The same in batches of about ``portion_bytes``, at least one."""
         rows: list[Row] = []
         size, made = 0, False
-        for row in self._rows(window):
+        for row in self._rows(fetched):
             rows.append(row)
             size += row[1].store_size if row[1].decode_error else len(row[1].body) + row[1].store_size
             if portion_bytes and size >= portion_bytes:
@@ -60,10 +60,10 @@ class Careful:
         if rows or not made:
             yield self._batch(rows)
 
-    def _rows(self, window: Window) -> Iterator[Row]:
-        for piece in window.pieces:
+    def _rows(self, fetched: Fetched) -> Iterator[Row]:
+        for piece in fetched.pieces:
             queue = self._queues[piece.number]
-            data = window.buffer.data[piece.begin : piece.end]
+            data = fetched.buffer.data[piece.begin : piece.end]
             messages = map(self._judged, decode_leniently(data, queue.broker_name))
             for message in placed(messages, piece, dense=not self._filtered):
                 if message.decode_error is not None:
@@ -90,7 +90,7 @@ class Careful:
     def _column(self, rows: list[Row], column: Column) -> pa.Array:
         if column.property is not None:
             texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
-            return promoted.cast(texts, column.arrow)
+            return property_columns.cast(texts, column.arrow)
         value, known, include = column.reference, column.of_queue, self._include
         assert value is not None
         return pa.array([value(q, m, include) if known or not _unreadable(m) else None for q, m in rows], column.arrow)
@@ -106,11 +106,11 @@ def _is_batch(message: ReceivedMessage) -> bool:
 
 
 def decode(
-    window: Window,
+    fetched: Fetched,
     queues: Sequence[MessageQueue],
     columns: Sequence[Column],
     include_properties: str,
     filtered: Filter = NO_FILTER,
 ) -> pa.RecordBatch:
-    """The window's messages as ``columns``; a bad one is an error."""
-    return Careful(queues, columns, include_properties, filtered)(window)
+    """What was fetched as ``columns``; a bad one is an error."""
+    return Careful(queues, columns, include_properties, filtered)(fetched)

@@ -1,8 +1,8 @@
-"""A window of pulled answers to one Arrow record batch, without a Python step per message.
+"""Fetched answers to one Arrow record batch, without a Python step per message.
 
-``frames`` finds the messages, ``properties`` takes their property strings apart, ``slices`` copies values; this module
-puts the columns together. Windows with inner batches, which hold messages within messages, go through the careful path
-(``careful``), which gives the same batch from objects.
+``stored_messages`` finds the messages, ``properties`` takes their property strings apart, ``slices`` copies values; this
+module puts the columns together. Buffers with inner batches, which hold messages within messages, go through the careful
+path (``careful``), which gives the same batch from objects.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import pyarrow.compute as pc
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
-from rocketmq_spark.decode import answers, bad, careful, frames, promoted, unpack
+from rocketmq_spark.decode import answers, bad, careful, property_columns, stored_messages, unpack
 from rocketmq_spark.decode import properties as props
 from rocketmq_spark.decode.answers import OnBeyond, OnHoles
 from rocketmq_spark.decode.bad import Bad
-from rocketmq_spark.decode.frames import Frames, Malformed
 from rocketmq_spark.decode.rows import Located
 from rocketmq_spark.decode.schema import BASIC, Column, arrow_schema
+from rocketmq_spark.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
-from rocketmq_spark.pull.window import Piece, Window
+from rocketmq_spark.pull.fetched import Fetched, Piece
 
 # Plain numbers: an enumeration costs a microsecond an operation.
 _INNER = int(codes.SysFlag.INNER_BATCH)
@@ -36,7 +36,7 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes windows whose piece numbers index ``queues`` into batches of ``columns``."""
+    """Decodes what was fetched, whose piece numbers index ``queues`` into batches of ``columns``."""
 
     queues: Sequence[MessageQueue]
     columns: tuple[Column, ...] = BASIC
@@ -59,109 +59,111 @@ class Decoder:
         )
         object.__setattr__(self, "wanted", wanted)
 
-    def __call__(self, window: Window) -> pa.RecordBatch:
-        """The window's messages in its order. Raises ``DecodeError`` with queue and offset of a bad message."""
-        (batch,) = self.batches(window, None)
+    def __call__(self, fetched: Fetched) -> pa.RecordBatch:
+        """The messages in their order. Raises ``DecodeError`` with queue and offset of a bad message."""
+        (batch,) = self.batches(fetched, None)
         return batch
 
-    def batches(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """The same in batches of about ``portion_bytes``, to be taken while the window is valid."""
+    def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """The same in batches of about ``portion_bytes``, to be taken before more is fetched."""
         try:
-            found = self._whole(frames.read(window.buffer, window.pieces), window)
+            messages = self._whole(stored_messages.locate(fetched.buffer, fetched.pieces), fetched)
         except Malformed as e:
             if self.bad.fails:
-                raise self._decode_error(window, e) from e
-            yield from self._around(window, portion_bytes)
+                raise self._decode_error(fetched, e) from e
+            yield from self._around(fetched, portion_bytes)
             return
-        if found.any_flags & _INNER and ((found.sys_flags & _INNER) != 0).any():
-            whole = Window(window.buffer, window.pieces[: len(found.pieces)])
+        if messages.any_flags & _INNER and ((messages.sys_flags & _INNER) != 0).any():
+            whole = Fetched(fetched.buffer, fetched.pieces[: len(messages.pieces)])
             yield from self._careful.batches(self._bounded(whole), portion_bytes)
         else:
-            yield from self._batches(_trimmed(found, self.on_beyond), portion_bytes)
+            yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
 
     @property
     def _careful(self) -> careful.Careful:
         return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
-    def _whole(self, found: Frames, window: Window) -> Frames:
+    def _whole(self, messages: StoredMessages, fetched: Fetched) -> StoredMessages:
         """Without what comes behind a hole that may still be filled. A filter makes holes."""
-        if self.on_holes is None or self.filtered or not (holes := frames.holes(found)):
-            return found
-        usable = self.on_holes(window.pieces, holes)
-        return found if usable == len(window.pieces) else frames.read(window.buffer, window.pieces[:usable])
+        if self.on_holes is None or self.filtered or not (holes := stored_messages.holes(messages)):
+            return messages
+        usable = self.on_holes(fetched.pieces, holes)
+        if usable == len(fetched.pieces):
+            return messages
+        return stored_messages.locate(fetched.buffer, fetched.pieces[:usable])
 
-    def _around(self, window: Window, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """A window with answers that cannot be located: those go the careful way, the others the usual one."""
-        looks = answers.apart(window)
+    def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """Some answers cannot be located: those go the careful way, the others the usual one."""
+        looks = answers.apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
         doubt = self.on_holes if holes and not self.filtered else None
-        usable = doubt(window.pieces, holes) if doubt else len(window.pieces)
+        usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
         decoder = replace(self, on_holes=None)
         for whole, run in groupby(range(usable), lambda i: looks[i].whole):
-            part = Window(window.buffer, [window.pieces[i] for i in run])
+            part = Fetched(fetched.buffer, [fetched.pieces[i] for i in run])
             if whole:
                 yield from decoder.batches(part, portion_bytes)
             else:
                 yield from self._careful.batches(self._bounded(part), portion_bytes)
 
-    def _bounded(self, window: Window) -> Window:
+    def _bounded(self, fetched: Fetched) -> Fetched:
         if self.on_beyond is None:
-            return window
-        beyond = [piece.next_offset > piece.limit for piece in window.pieces]
-        return Window(window.buffer, answers.ended(window.pieces, beyond, self.on_beyond))
+            return fetched
+        beyond = [piece.next_offset > piece.limit for piece in fetched.pieces]
+        return Fetched(fetched.buffer, answers.ended(fetched.pieces, beyond, self.on_beyond))
 
-    def _decode_error(self, window: Window, e: Malformed) -> DecodeError:
-        piece = next(piece for piece in window.pieces if piece.begin <= e.at < piece.end)
+    def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
+        piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)
         return bad.error(self.queues[piece.number], f"a message at or after offset {piece.start}", e.why)
 
-    def _batches(self, found: Frames, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Bodies, most of the bytes, are copied portion by portion, which stay in a core's cache that way between
         Arrow, the socket and the JVM; and the memory of one is taken for the next."""
         wanted = self.wanted
         made = props.Columns()
         if wanted.anything:
-            pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
+            pairs = props.locate(messages.buffer, messages.properties_start, messages.properties_end)
             made = props.columns(pairs, wanted)
-        located = Located(found, made, self.queues)
+        located = Located(messages, made, self.queues)
         arrays: list[pa.Array | None] = []
         for column in self.columns:
             if column.property is not None:
-                arrays.append(promoted.cast(made.promoted[column.property], column.arrow))
+                arrays.append(property_columns.cast(made.property_columns[column.property], column.arrow))
             else:
                 arrays.append(None if column.fast is None else column.fast(located, column.arrow))
-        body_bytes = int((found.body_end - found.body_start).sum())
+        body_bytes = int((messages.body_end - messages.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
-        exact, packed = self._exact(made), bool(found.any_flags & _COMPRESSED) and None in arrays
-        for rows in _portions(len(found), size, portion_bytes):
+        exact, packed = self._exact(made), bool(messages.any_flags & _COMPRESSED) and None in arrays
+        for rows in _portions(len(messages), size, portion_bytes):
             if packed:
-                yield from self._unpacked(found, arrays, rows, exact, portion_bytes)
+                yield from self._unpacked(messages, arrays, rows, exact, portion_bytes)
                 continue
-            parts = [_bodies(found, rows) if array is None else array[rows] for array in arrays]
+            parts = [_bodies(messages, rows) if array is None else array[rows] for array in arrays]
             batch = pa.RecordBatch.from_arrays(parts, schema=arrow_schema(self.columns))
             yield batch if exact is None else batch.filter(exact[rows])
 
     def _unpacked(
         self,
-        found: Frames,
+        messages: StoredMessages,
         arrays: Sequence[pa.Array | None],
         rows: slice,
         exact: pa.Array | None,
         portion_bytes: int | None,
     ) -> Iterator[pa.RecordBatch]:
         """Rows with compressed bodies, cut again by what the bodies become. A bad one spoils no other row."""
-        for part in unpack.parts(found, rows, portion_bytes):
+        for part in unpack.parts(messages, rows, portion_bytes):
             mine = slice(part.begin, part.begin + len(part.bodies))
             keep = np.ones(len(part.bodies), bool) if exact is None else slices.truth(exact[mine])
             reasons = {row: why for row, why in part.reasons.items() if keep[row]}
             for row, why in reasons.items():
                 at = part.begin + row
-                queue = self.queues[int(found.pieces[found.piece_of_row[at]][0])]
-                self.bad.met(queue, int(found.head["queueOffset"][at]), why)
+                queue = self.queues[int(messages.pieces[messages.piece_of_row[at]][0])]
+                self.bad.met(queue, int(messages.head["queueOffset"][at]), why)
             if self.bad.skips:
                 keep[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
             if reasons:
-                columns = unpack.told(columns, self.columns, reasons, found.sys_flags[mine])
+                columns = unpack.told(columns, self.columns, reasons, messages.sys_flags[mine])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if keep.all() else batch.filter(pa.array(keep))
 
@@ -180,24 +182,24 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
-def _trimmed(found: Frames, on_beyond: OnBeyond | None) -> Frames:
+def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMessages:
     """Without the messages that an answer gave beyond what it was asked for: those belong to another pull.
 
     Only where the broker itself went on beyond the end: on a queue whose index was shifted by a damaged message the
     offset inside a message may reach the end although its position does not. Where both is the case ``on_beyond`` says.
     """
-    limits = frames.field(found.pieces, "limit")
-    beyond = frames.field(found.pieces, "next_offset") > limits
+    limits = stored_messages.field(messages.pieces, "limit")
+    beyond = stored_messages.field(messages.pieces, "next_offset") > limits
     if not beyond.any():
-        return found
+        return messages
     limits = np.where(beyond, limits, 1 << 62)
-    inside = found.head["queueOffset"] < limits[found.piece_of_row]
+    inside = messages.head["queueOffset"] < limits[messages.piece_of_row]
     if on_beyond is not None and not inside.all():
-        odd = np.unique(found.piece_of_row[~inside])
-        limits[odd] = [piece.limit for piece in on_beyond([Piece(*row) for row in found.pieces[odd].tolist()])]
-        inside = found.head["queueOffset"] < limits[found.piece_of_row]
-    return found if inside.all() else found.keep(inside)
+        odd = np.unique(messages.piece_of_row[~inside])
+        limits[odd] = [piece.limit for piece in on_beyond([Piece(*row) for row in messages.pieces[odd].tolist()])]
+        inside = messages.head["queueOffset"] < limits[messages.piece_of_row]
+    return messages if inside.all() else messages.keep(inside)
 
 
-def _bodies(found: Frames, rows: slice) -> pa.Array:
-    return slices.binary(found.buffer, found.body_start[rows], found.body_end[rows])
+def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
+    return slices.binary(messages.buffer, messages.body_start[rows], messages.body_end[rows])

@@ -109,9 +109,9 @@ def _carefully(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
     parts: list[bytes] = []
     counts = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        found = decode_properties(bytes(buffer[start:end]).decode("utf-8", "replace"))
-        parts += [part.encode("utf-8", "replace") for pair in found.items() for part in pair]
-        counts.append(len(found))
+        pairs = decode_properties(bytes(buffer[start:end]).decode("utf-8", "replace"))
+        parts += [part.encode("utf-8", "replace") for pair in pairs.items() for part in pair]
+        counts.append(len(pairs))
     bounds = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=bounds[1:])
     first = np.zeros(len(counts) + 1, np.int64)
@@ -131,11 +131,11 @@ class Wanted:
     keys: bool = True
     msg_id: bool = True
     properties: str = "user"
-    promoted: tuple[str, ...] = ()
+    property_columns: tuple[str, ...] = ()
 
     @property
     def anything(self) -> bool:
-        return self.tags or self.keys or self.msg_id or self.properties != "none" or bool(self.promoted)
+        return self.tags or self.keys or self.msg_id or self.properties != "none" or bool(self.property_columns)
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class Columns:
     keys: pa.Array | None = None
     msg_id: pa.Array | None = None
     properties: pa.Array | None = None
-    promoted: dict[str, pa.Array] = field(default_factory=dict)
+    property_columns: dict[str, pa.Array] = field(default_factory=dict)
 
 
 def columns(pairs: Pairs, wanted: Wanted) -> Columns:
@@ -162,7 +162,7 @@ def columns(pairs: Pairs, wanted: Wanted) -> Columns:
         made.msg_id = source.column(Property.UNIQ_KEY)
     if wanted.properties != "none":
         made.properties = source.map(all_names=wanted.properties == "all")
-    made.promoted = {name: source.column(name) for name in wanted.promoted}
+    made.property_columns = {name: source.column(name) for name in wanted.property_columns}
     return made
 
 

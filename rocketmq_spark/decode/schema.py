@@ -52,7 +52,7 @@ Reference = Callable[[MessageQueue, ReceivedMessage, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's name, its type in Spark's DDL and in Arrow; ``property`` is what it is promoted from.
+    """A column's name, its type in Spark's DDL and in Arrow; ``property`` is the one that a property column has.
 
     ``fast`` None is copied portion by portion. ``of_queue`` columns are known of a message whose parts cannot be told
     from each other, too: the rest of its row is null.
@@ -71,11 +71,11 @@ class Column:
         return _called, (self.name, self.ddl, self.property)
 
 
-def _called(name: str, ddl: str, promoted: str | None) -> Column:
-    if promoted is not None:
-        return Column(name, ddl, _PROMOTED[ddl], promoted)
-    (found,) = (column for column in (*BASIC, *FULL, DECODE_ERROR) if column.name.lower() == name.lower())
-    return replace(found, name=name)
+def _called(name: str, ddl: str, of_property: str | None) -> Column:
+    if of_property is not None:
+        return Column(name, ddl, _PROPERTY_TYPES[ddl], of_property)
+    (column,) = (column for column in (*BASIC, *FULL, DECODE_ERROR) if column.name.lower() == name.lower())
+    return replace(column, name=name)
 
 
 def _row(name: str, ddl: str, arrow: pa.DataType, fast: Fast | None, reference: Reference) -> Column:
@@ -150,7 +150,7 @@ DECODE_ERROR = _of_queue("decodeError", "string", pa.string(),
                          lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
 # fmt: on
 
-_PROMOTED = {
+_PROPERTY_TYPES = {
     "string": pa.string(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -166,18 +166,18 @@ _PROMOTED = {
 def columns_of(options: Options) -> tuple[Column, ...]:
     """The columns that the options ask for, in schema order. Raises ``OptionError``."""
     known = {column.name.lower(): column for column in (*BASIC, *FULL, DECODE_ERROR)}
-    promoted = tuple(Column(name, kind, _PROMOTED[kind], name) for name, kind in options.property_columns)
+    of_properties = tuple(Column(name, kind, _PROPERTY_TYPES[kind], name) for name, kind in options.property_columns)
     problems = [
         f"option 'propertyColumns' names {column.name!r}, which is a column already"
-        for column in promoted
+        for column in of_properties
         if column.name.lower() in known
     ]
     errors = (DECODE_ERROR,) if options.bad_message == "null" else ()
-    available = (*BASIC, *promoted) if options.metadata != "full" else (*BASIC, *FULL, *promoted, *errors)
+    available = (*BASIC, *of_properties) if options.metadata != "full" else (*BASIC, *FULL, *of_properties, *errors)
     if not options.columns:
         wanted = available
     else:
-        by_name = {column.name.lower(): column for column in (*BASIC, *FULL, *promoted, *errors)}
+        by_name = {column.name.lower(): column for column in (*BASIC, *FULL, *of_properties, *errors)}
         problems += [
             f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
             for name in options.columns
@@ -193,7 +193,7 @@ def columns_of(options: Options) -> tuple[Column, ...]:
 def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
     """``columns`` as a schema given to ``.schema(…)`` picks and orders them. Raises ``OptionError``."""
     by_name = {column.name.lower(): column for column in columns}
-    problems, found = [], []
+    problems, selected = [], []
     for wanted in schema.fields:
         column = by_name.get(wanted.name.lower())
         kind = wanted.dataType.simpleString()
@@ -202,10 +202,10 @@ def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...
         elif kind != column.ddl:
             problems.append(f"the schema has {wanted.name!r} as {kind}; it is {column.ddl}")
         else:
-            found.append(replace(column, name=wanted.name))
+            selected.append(replace(column, name=wanted.name))
     if problems:
         raise OptionError.of(problems)
-    return tuple(found)
+    return tuple(selected)
 
 
 def ddl(columns: tuple[Column, ...] = BASIC) -> str:

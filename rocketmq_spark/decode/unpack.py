@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
-from rocketmq_spark.decode.frames import Frames
 from rocketmq_spark.decode.schema import Column
+from rocketmq_spark.decode.stored_messages import StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.wire import compression
 
@@ -31,12 +31,12 @@ class Part:
     reasons: dict[int, str] = field(default_factory=dict)
 
 
-def parts(found: Frames, rows: slice, portion_bytes: int | None) -> Iterator[Part]:
+def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> Iterator[Part]:
     """The bodies of ``rows``, in parts that are cut as soon as they have ``portion_bytes``; always one."""
-    starts, ends, flags = found.body_start[rows], found.body_end[rows], found.sys_flags[rows]
+    starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
     packed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
     part, size, made = Part(rows.start), 0, False
-    stored = slices.binary(found.buffer, starts, ends).to_pylist()
+    stored = slices.binary(messages.buffer, starts, ends).to_pylist()
     for body, is_packed, flag in zip(stored, packed, flags.tolist(), strict=True):
         if is_packed:
             try:

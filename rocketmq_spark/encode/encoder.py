@@ -76,7 +76,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the frame).
+    """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the DataFrame).
 
     Items of more than ``alone_above`` bytes travel alone, where the broker adds to the properties.
     """
@@ -139,12 +139,14 @@ class Encoder:
             bad_rows.add(nulls, "body is null")
             lengths = np.where(nulls, 1, lengths)
         bad_rows.add(lengths == 0, "body is empty, which brokers refuse")
-        most = self.max_message_size
-        bad_rows.add(lengths > most, lambda i: f"body of {lengths[i]} bytes, option 'maxMessageSize' is {most}")
+        max_bytes = self.max_message_size
+        bad_rows.add(
+            lengths > max_bytes, lambda i: f"body of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
+        )
 
     def _check_lengths(self, body: Ints, lengths: Ints, delayed: Flags | None, bad_rows: BadRows) -> None:
-        most, single = codes.MAX_PROPERTIES_BYTES, SINGLE_MAX_PROPERTIES
-        bad_rows.add(lengths > most, lambda i: f"properties of {lengths[i]} bytes, {most} at most")
+        max_bytes, single = codes.MAX_PROPERTIES_BYTES, SINGLE_MAX_PROPERTIES
+        bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
         if bool((lengths > single).any()):
             alone = body + lengths + _OVERHEAD > self.alone_above
             if delayed is not None:

@@ -1,6 +1,6 @@
 """A map column as property strings.
 
-Most frames make their maps with the same names in the same order in every row. One comparison of memory tells; then the
+Most DataFrames make their maps with the same names in the same order in every row. One comparison of memory tells; then the
 names are constants, only the values are columns, and the names are checked once.
 """
 
@@ -18,7 +18,7 @@ from rocketmq_spark.columnar.arrow import Ints, Pieces
 from rocketmq_spark.encode.bad_rows import BadRows
 
 _SEPARATORS = b"\x01\x02"
-_MOST_CONSTANT = 16
+_MAX_CONSTANT = 16
 
 
 def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array) -> None:
@@ -42,7 +42,7 @@ def _constant_width(names: pa.Array, bounds: Ints) -> int:
     """How many entries every row has, if all have the same names in the same order; else 0."""
     rows = len(bounds) - 1
     width = int(bounds[1])
-    if not 0 < width <= _MOST_CONSTANT or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
+    if not 0 < width <= _MAX_CONSTANT or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
         return 0
     data, ends = arrow.content(names)
     start, size = int(ends[0]), int(ends[width] - ends[0])

@@ -61,13 +61,13 @@ class Key(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One message: its encoded batch item and what its sender needs of the result. ``ticket`` is the caller's."""
+    """One message: its encoded batch item and what its sender needs of the result. ``completion`` is the caller's."""
 
     item: bytes
     body_bytes: int
     msg_id: str
     keys: Sequence[str]
-    ticket: Any
+    completion: Any
 
 
 @dataclass(slots=True, eq=False)

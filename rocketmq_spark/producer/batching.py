@@ -2,10 +2,10 @@
 
 Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. A driver: it owns
 the lock round the accumulator.
-Java polls with two guard threads; here each batch sets one timer when it is started, and a synchronous sender that
-waits longer than the batch may take sends it itself, so that nobody depends on the timer's thread. Java's accumulator
-dies with the first of the producers that share it; this one lives until the last has left, and all that waits is sent
-when one leaves.
+Java polls with two guard threads; here each batch sets one call of the timer when it is started, and a synchronous
+sender that waits longer than the batch may take sends it itself, so that nobody depends on the timer's thread. Java's
+accumulator dies with the first of the producers that share it; this one lives until the last has left, and all that
+waits is sent when one leaves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from rocketmq_spark import codes, process
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
@@ -28,6 +27,7 @@ from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.producer.pending import Callback, Pending
 from rocketmq_spark.producer.results import split
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ class Owner(Protocol):
 class Batcher:
     """The accumulator of one name."""
 
-    def __init__(self, clockwork: Clockwork) -> None:
+    def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
         self.members = 0
         self._closed = False
-        self._clockwork = clockwork
+        self._timer = timer
         self._lock = threading.Lock()
 
     def join(self, settings: ProducerSettings) -> None:
@@ -63,13 +63,13 @@ class Batcher:
 
     def add(self, key: Key, entry: Entry, owner: Owner) -> Batch | None:
         """The batch that took the message, which may be on its way already; None when it is to be sent directly."""
-        now_ms = self._clockwork.now_ms()
+        now_ms = self._timer.now_ms()
         with self._lock:
             batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
             started = batch is not None and len(batch.entries) == 1
             ready = self.accumulator.ready(now_ms)
         if batch is not None and started:
-            self._clockwork.later((batch.due_ms - now_ms) / 1000, self.flush)
+            self._timer.later((batch.due_ms - now_ms) / 1000, self.flush)
         if ready:
             self.flush()
         return batch
@@ -78,8 +78,8 @@ class Batcher:
         """Send the batches that are due."""
         owners: dict[int, Owner] = {}
         refused = []
-        with self._lock:  # held until each batch has its place in its lane, so that none overtakes another
-            for batch in self.accumulator.take(self._clockwork.now_ms()):
+        with self._lock:  # held until each batch has its place in its queue, so that none overtakes another
+            for batch in self.accumulator.take(self._timer.now_ms()):
                 answered = self._answered(batch)
                 if batch.owner.enqueue_batch(batch, answered):
                     owners[id(batch.owner)] = batch.owner
@@ -95,9 +95,9 @@ class Batcher:
 
         A synchronous sender sends the batch itself then, when nobody else has.
         """
-        if not self._clockwork.wait(result, max(0, batch.due_ms - self._clockwork.now_ms()) / 1000):
+        if not self._timer.wait(result, max(0, batch.due_ms - self._timer.now_ms()) / 1000):
             self.flush()
-        return self._clockwork.wait(result, seconds)
+        return self._timer.wait(result, seconds)
 
     def send_all(self) -> None:
         """Send everything that waits for company."""
@@ -116,7 +116,7 @@ class Batcher:
         with self._lock:
             self._closed = True
         self.send_all()
-        self._clockwork.close()
+        self._timer.close()
 
     def _answered(self, batch: Batch) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
@@ -124,7 +124,7 @@ class Batcher:
                 self.accumulator.done(batch)
             for entry, own in zip(batch.entries, _shares(outcome, len(batch.entries)), strict=True):
                 try:
-                    entry.ticket(own)
+                    entry.completion(own)
                 except Exception:  # one message's receiver must not keep the others from their results
                     logger.exception("a result could not be handed over")
 
@@ -152,10 +152,10 @@ class Membership:
         message = prepared.message
         key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
         item = encoding.batch_item(prepared)
-        result, ticket = self._pending.expect(callback, prepared.msg_id)
+        result, completion = self._pending.expect(callback, prepared.msg_id)
         batch = None
         try:
-            entry = Entry(item, len(message.body), prepared.msg_id, message.keys, ticket)
+            entry = Entry(item, len(message.body), prepared.msg_id, message.keys, completion)
             batch = self.batcher.add(key, entry, self._owner)
         finally:
             if batch is None:  # refused, or not taken: nothing is promised
@@ -187,7 +187,7 @@ def _shares(outcome: Outcome, count: int) -> list[Outcome]:
 _ACCUMULATORS = "accumulators"
 
 
-def share(name: str, settings: ProducerSettings, make: Callable[[], Clockwork]) -> Batcher:
+def share(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
     """The accumulator of ``name`` in this process, made by the first producer that asks."""
     with process.lock():
         batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))

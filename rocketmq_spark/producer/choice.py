@@ -10,7 +10,6 @@ import logging
 import threading
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.producer.attempts import Attempts, OutOfTime
@@ -18,6 +17,7 @@ from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Outgoing, Queues
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.selection import RoundRobin
+from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 class Choice:
     """Chooses for every attempt of an engine."""
 
-    def __init__(self, topics: Topics, faults: FaultTable, clockwork: Clockwork) -> None:
+    def __init__(self, topics: Topics, faults: FaultTable, timer: Timer) -> None:
         self._topics = topics
         self._faults = faults
-        self._clockwork = clockwork
+        self._timer = timer
         self._indexes = threading.local()
 
     def queue(self, outgoing: Outgoing, attempts: Attempts, deadline: Deadline, refresh: bool) -> MessageQueue:
@@ -57,7 +57,7 @@ class Choice:
 
     def _pick(self, queues: Queues, index: RoundRobin, last_broker: str | None) -> MessageQueue:
         try:
-            return self._faults.pick(queues, index, last_broker, self._clockwork.now_ms())
+            return self._faults.pick(queues, index, last_broker, self._timer.now_ms())
         except Exception:  # the choice of a queue must never be why a message is not sent
             logger.exception("fault tolerance failed; going round the queues instead")
             return index.pick(queues, last_broker)

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Sequence
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import CallTimeout, MessageRefused, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.producer import encoding
@@ -18,19 +17,20 @@ from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import Select, select
+from rocketmq_spark.timer import Timer
 
 
 class Destinations:
     """Finds and checks the queue of each message of a producer."""
 
-    def __init__(self, topics: Topics, clockwork: Clockwork, environment: Environment | None) -> None:
+    def __init__(self, topics: Topics, timer: Timer, environment: Environment | None) -> None:
         self._topics = topics
-        self._clockwork = clockwork
+        self._timer = timer
         self._environment = environment
 
     def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""
-        return self._topics.awaited(topic, deadline, self._clockwork.pause)
+        return self._topics.awaited(topic, deadline, self._timer.pause)
 
     def of(self, message: Message, how: How, deadline: Deadline) -> MessageQueue | None:
         """The queue of ``message``; None when it may go to any."""

@@ -16,7 +16,6 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender
@@ -28,6 +27,7 @@ from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.producer.under_way import Sending, UnderWay, closed
+from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
 
@@ -55,19 +55,19 @@ class Engine:
     """
 
     def __init__(
-        self, sender: Sender, settings: ProducerSettings, clockwork: Clockwork, faults: FaultTable | None = None
+        self, sender: Sender, settings: ProducerSettings, timer: Timer, faults: FaultTable | None = None
     ) -> None:
         self.topics = Topics(sender, settings)
         self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
         self.hooks = Hooks()
-        self.clockwork = clockwork
+        self.timer = timer
         self._sender = sender
         self._settings = settings
         self._policy = settings.retry_policy
-        self._aside = clockwork.beside("route")
-        self._choice = Choice(self.topics, self.faults, clockwork)
+        self._aside = timer.beside("route")
+        self._choice = Choice(self.topics, self.faults, timer)
         self._rng = random.Random()
-        self._under_way = UnderWay(settings, clockwork)
+        self._under_way = UnderWay(settings, timer)
         self.in_flight = self._under_way.in_flight
 
     def send(self, outgoing: Outgoing) -> SendResult:
@@ -143,7 +143,7 @@ class Engine:
         self._aside.close(wait_s=0)
         for sending in left:
             self._end(sending, closed())
-        self.clockwork.close(wait_s)
+        self.timer.close(wait_s)
         return [Unsent(each.outgoing.topic, each.outgoing.queue, each.outgoing.msg_ids) for each in left + blocking]
 
     def _sending(self, outgoing: Outgoing) -> Sending:
@@ -170,7 +170,7 @@ class Engine:
                 return verdict
             sending.refresh = verdict.refresh
             if verdict.pause_s:
-                self.clockwork.pause(verdict.pause_s)
+                self.timer.pause(verdict.pause_s)
 
     def _try(self, sending: Sending, queue: MessageQueue) -> Outcome:
         try:
@@ -213,9 +213,9 @@ class Engine:
         if landing is None:
             return
         if landing.more:  # not from here: this may be the thread that reads answers
-            self.clockwork.later(0, self.pump)
+            self.timer.later(0, self.pump)
         if isinstance(verdict, Again):
-            self.clockwork.later(verdict.pause_s, self.pump)
+            self.timer.later(verdict.pause_s, self.pump)
             return
         self._end(sending, verdict)
         for each in landing.behind:
@@ -227,9 +227,9 @@ class Engine:
 
     def _share(self, sending: Sending) -> Deadline:
         """The deadline of one attempt: the whole one for the last."""
-        most = self._settings.attempt_timeout_s
-        if most is not None and sending.attempts.more_possible:
-            return sending.deadline.within(most)
+        max_s = self._settings.attempt_timeout_s
+        if max_s is not None and sending.attempts.more_possible:
+            return sending.deadline.within(max_s)
         return sending.deadline
 
     def _begin(self, sending: Sending, queue: MessageQueue, mode: str) -> _Attempt:
@@ -240,11 +240,11 @@ class Engine:
                 self._settings.group, queue, outgoing.request, mode, number, outgoing.message, outgoing.msg_ids
             )
             self.hooks.before(context)
-        return _Attempt(queue, self.clockwork.now_ms(), context)
+        return _Attempt(queue, self.timer.now_ms(), context)
 
     def _report(self, attempt: _Attempt, outcome: Outcome) -> None:
         """Tell the fault table and the hooks the outcome of an attempt."""
-        now_ms = self.clockwork.now_ms()
+        now_ms = self.timer.now_ms()
         latency_ms = now_ms - attempt.start_ms
         report = report_of(outcome)
         if report is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from rocketmq_spark.producer.settings import ProducerSettings
 
 START = 4
-MOST = 64
+MAX_PER_BROKER = 64
 AIM_BYTES = 8 << 20
 
 
@@ -68,4 +68,4 @@ class InFlight:
         if not clean:
             self.per_broker = max(1, self.per_broker // 2)
         elif size * (self.per_broker + 1) <= AIM_BYTES:
-            self.per_broker = min(MOST, self.per_broker + 1)
+            self.per_broker = min(MAX_PER_BROKER, self.per_broker + 1)

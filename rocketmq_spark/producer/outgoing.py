@@ -53,7 +53,7 @@ class Outgoing(NamedTuple):
     msg_ids: Sequence[str] = ()
 
     @property
-    def lane(self) -> MessageQueue | None:
+    def ordered_queue(self) -> MessageQueue | None:
         """The queue whose order it must keep."""
         return self.queue if self.ordered else None
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.outgoing import Outcome
+from rocketmq_spark.timer import Timer
 
 Callback = Callable[[Outcome], None]
 
@@ -23,7 +23,7 @@ _LAST_CALLBACKS_S = 5.0
 class Pending:
     """Outcomes that were promised and are not there yet."""
 
-    def __init__(self, callbacks: Clockwork) -> None:
+    def __init__(self, callbacks: Timer) -> None:
         self._callbacks = callbacks
         self._changed = threading.Condition()
         self._count = 0
@@ -36,13 +36,13 @@ class Pending:
         return lost
 
     def expect(self, callback: Callback | None = None, msg_id: str = "") -> tuple[Future[SendResult], Callback]:
-        """A future, and the ticket that completes it and has ``callback`` called; the ticket is used once."""
+        """A future, and its completion: called once, with the outcome, it sets the future and has ``callback`` called."""
         result: Future[SendResult] = Future()
         result.set_running_or_notify_cancel()  # what is on its way cannot be called back
         with self._changed:
             self._count += 1
 
-        def ticket(outcome: Outcome) -> None:
+        def completion(outcome: Outcome) -> None:
             if callback is not None:
                 self._callbacks.later(0, lambda: callback(outcome))
             if isinstance(outcome, RocketMQError):
@@ -53,7 +53,7 @@ class Pending:
                 result.set_result(outcome)
             self.forget()
 
-        return result, ticket
+        return result, completion
 
     def forget(self) -> None:
         """One promise less: kept, or taken back."""

@@ -1,7 +1,7 @@
 """The producer: what its user calls. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
 
 It may be used from several threads. A process that was forked must make its own. A driver: it owns the threads of its
-clockworks, and everything that decides is in the modules before it.
+timers, and everything that decides is in the modules before it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from datetime import datetime, timedelta
 from types import TracebackType
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.ports import Sender
@@ -31,12 +30,13 @@ from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.hooks import Hook
+from rocketmq_spark.producer.housekeeping import Housekeeping
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, nobody
 from rocketmq_spark.producer.pending import Callback, Pending
 from rocketmq_spark.producer.results import with_ids
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.upkeep import Upkeep
 from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
 
 logger = logging.getLogger(__name__)
@@ -56,25 +56,25 @@ class Producer:
         sender: Sender,
         settings: ProducerSettings,
         shared_as: str | None = None,
-        make_clockwork: Callable[[str], Clockwork] = Clockwork,
+        make_timer: Callable[[str], Timer] = Timer,
     ) -> None:
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self.settings = settings
         self.client_id = sender.client_id
         self._sender = sender
         self._pid = os.getpid()
-        self._engine = Engine(sender, settings, make_clockwork(f"{name}-send"))
-        self._pending = Pending(make_clockwork(f"{name}-callback"))
-        self._chores = make_clockwork(f"{name}-upkeep")
+        self._engine = Engine(sender, settings, make_timer(f"{name}-send"))
+        self._pending = Pending(make_timer(f"{name}-callback"))
+        self._housekeeping_timer = make_timer(f"{name}-housekeeping")
         self._closing = threading.Lock()
-        self._destinations = Destinations(self._engine.topics, self._engine.clockwork, settings.environment)
+        self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment)
         self._membership: Membership | None = None
         if settings.auto_batch:
             self._shared_as = shared_as or name
-            batcher = batching.share(self._shared_as, settings, lambda: make_clockwork(f"{name}-batch"))
+            batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
             self._membership = Membership(batcher, self, self._pending, settings.send_timeout_s)
         _open.add(self)
-        Upkeep(sender, self._engine, settings).start(self._chores)
+        Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s)
 
     def __enter__(self) -> Producer:
@@ -176,10 +176,10 @@ class Producer:
             result, batch = self._membership.add(prepared, pinned, waits=False, callback=callback)
             if batch is not None:
                 return result
-        result, ticket = self._pending.expect(callback, prepared.msg_id)
+        result, completion = self._pending.expect(callback, prepared.msg_id)
 
         def done(ended: Ended) -> None:
-            ticket(_identified(ended.outcome, (prepared.msg_id,)))
+            completion(_identified(ended.outcome, (prepared.msg_id,)))
 
         try:
             self._engine.submit(self._outgoing(prepared, pinned, deadline, done))
@@ -215,7 +215,7 @@ class Producer:
         They go to ``queue``, or to any; within ``timeout_s`` seconds, or the send timeout. Raises as ``send`` does.
         """
         self._check_open()
-        deadline, now_ms = self._deadline(timeout_s), self._engine.clockwork.wall_ms()
+        deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
         ids = _ids.take(len(messages) + 1, now_ms)
         prepared = [
             encoding.prepare(message, msg_id, self.settings) for message, msg_id in zip(messages, ids, strict=False)
@@ -265,7 +265,7 @@ class Producer:
         if unsent:
             group, count = self.settings.group, len(unsent)
             logger.warning("producer of %s closed: %d sends have no answer, among them %s", group, count, unsent[:10])
-        self._chores.close()
+        self._housekeeping_timer.close()
         self._pending.close()
         self._leave(Deadline.after(self.settings.send_timeout_s))
         return unsent
@@ -283,7 +283,7 @@ class Producer:
 
     def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
         """``batch`` leaves the accumulator: it is this producer's to send; ``done`` gets its outcome (``batching.Owner``)."""
-        now_ms = self._engine.clockwork.wall_ms()
+        now_ms = self._engine.timer.wall_ms()
         batch_id = _ids.next(now_ms)
         ids = [entry.msg_id for entry in batch.entries]
         outgoing = Outgoing(
@@ -317,7 +317,7 @@ class Producer:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
         self._check_open()
         deadline = self._deadline(how.timeout_s)
-        msg_id = _ids.next(self._engine.clockwork.wall_ms())
+        msg_id = _ids.next(self._engine.timer.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)
         return prepared, self._destinations.of(message, how, deadline), deadline
 
@@ -325,7 +325,7 @@ class Producer:
         self, prepared: Prepared, queue: MessageQueue | None, deadline: Deadline, done: Callable[[Ended], None] = nobody
     ) -> Outgoing:
         message = prepared.message
-        request = encoding.single_request(prepared, self.settings, self._engine.clockwork.wall_ms())
+        request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())
         return Outgoing(message.topic, request, deadline, queue, done=done, message=message, msg_ids=(prepared.msg_id,))
 
 

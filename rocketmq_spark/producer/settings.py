@@ -24,7 +24,7 @@ class ProducerSettings:
     ``retries`` and ``pinned_retries`` None repeat for as long as the send timeout allows; ``attempt_timeout_s`` then
     bounds one attempt. ``batch_*`` None leave an accumulator that is shared as it is. ``heartbeat_s`` and
     ``route_refresh_s`` 0 mean never: for producers that live shorter than that. What waits behind a failed batch of its
-    queue fails with it; ``lanes_stay_shut`` refuses what comes later, too. ``max_in_flight`` is how many requests may be
+    queue fails with it; ``queues_stay_shut`` refuses what comes later, too. ``max_in_flight`` is how many requests may be
     at brokers at once; None bounds them per broker instead, by ``max_in_flight_per_broker`` or adaptively. What has no
     outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``.
     """
@@ -53,7 +53,7 @@ class ProducerSettings:
     environment: Environment | None = None
     max_in_flight: int | None = 1024
     max_in_flight_per_broker: int | None = None
-    lanes_stay_shut: bool = False
+    queues_stay_shut: bool = False
     max_async_messages: int | None = 50_000
     max_async_bytes: int = 100 * 1024 * 1024
     heartbeat_s: float = 30.0

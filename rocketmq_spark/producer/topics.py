@@ -114,8 +114,8 @@ class Topics:
             queues = self._sender.publish_queues(codes.AUTO_CREATE_TOPIC, deadline)
         except RouteNotFound:
             return ()
-        most = self._settings.default_topic_queues
-        return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < most)
+        max_queues = self._settings.default_topic_queues
+        return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < max_queues)
 
     def _keep(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
         known = self._known.get(topic)

@@ -1,7 +1,7 @@
 """The requests of an engine that have no outcome yet: their order, their bounds, and who waits for them.
 
-The one lock of an engine is here. A driver: what is decided under the lock is decided by ``lanes`` and ``in_flight``, and
-acted upon by the engine, outside of it.
+The one lock of an engine is here. A driver: what is decided under the lock is decided by ``ordered_queues`` and ``in_flight``,
+and acted upon by the engine, outside of it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer.attempts import Again, Attempts
 from rocketmq_spark.producer.in_flight import InFlight
-from rocketmq_spark.producer.lanes import Lanes
+from rocketmq_spark.producer.ordered_queues import OrderedQueues
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.timer import Timer
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +42,11 @@ class Landing(NamedTuple):
 class UnderWay:
     """Knows what is under way, and what may go out next."""
 
-    def __init__(self, settings: ProducerSettings, clockwork: Clockwork) -> None:
+    def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.in_flight = InFlight(settings)
-        self._stay_shut = settings.lanes_stay_shut
-        self._clockwork = clockwork
-        self._lanes: Lanes[Sending] = Lanes(self.in_flight.max_out)
+        self._stay_shut = settings.queues_stay_shut
+        self._timer = timer
+        self._queues: OrderedQueues[Sending] = OrderedQueues(self.in_flight.max_out)
         self._shut: dict[MessageQueue | None, RocketMQError] = {}
         self._changed = threading.Condition()
         self._blocking: set[Sending] = set()
@@ -68,26 +68,26 @@ class UnderWay:
                         "answered yet",
                         remedy="Send more slowly, or wait for results",
                     )
-                self._clockwork.hold(self._changed, deadline.remaining())
+                self._timer.hold(self._changed, deadline.remaining())
 
     def put(self, sending: Sending, brokers: int) -> RocketMQError | None:
         """Add it at the end of its queue's order, or say why what was before it failed. ``ClosedError`` when closed."""
-        lane = sending.outgoing.lane
+        queue = sending.outgoing.ordered_queue
         with self._changed:
             if self._closed:
                 raise closed()
             self.in_flight.brokers = brokers
-            self._lanes.window = self.in_flight.max_out
-            if lane in self._shut:
-                return self._shut[lane]
-            self._lanes.put(sending, lane)
+            self._queues.max_out = self.in_flight.max_out
+            if queue in self._shut:
+                return self._shut[queue]
+            self._queues.put(sending, queue)
             self.in_flight.add(sending.outgoing.size)
             return None
 
     def take(self) -> list[Sending]:
         """What may go out now."""
         with self._changed:
-            return self._lanes.take(self._clockwork.now_ms())
+            return self._queues.take(self._timer.now_ms())
 
     def landed(self, sending: Sending, verdict: Outcome | Again) -> Landing | None:
         """It ended, or is to be sent again; None when it was given up before that."""
@@ -97,10 +97,10 @@ class UnderWay:
             behind: list[Sending] = []
             if isinstance(verdict, Again):
                 sending.refresh = verdict.refresh
-                self._lanes.again(sending, self._clockwork.now_ms() + int(verdict.pause_s * 1000))
+                self._queues.again(sending, self._timer.now_ms() + int(verdict.pause_s * 1000))
             else:
                 behind = self._finish(sending, verdict)
-            return Landing(behind, self._lanes.blocked)
+            return Landing(behind, self._queues.blocked)
 
     def block(self, sending: Sending) -> None:
         """A thread sends it by itself from now on."""
@@ -117,14 +117,14 @@ class UnderWay:
         """Whether everything has its outcome by then."""
         with self._changed:
             while (self.in_flight.requests or self._blocking) and not deadline.expired:
-                self._clockwork.hold(self._changed, deadline.remaining())
+                self._timer.hold(self._changed, deadline.remaining())
             return not self.in_flight.requests and not self._blocking
 
     def close(self) -> tuple[list[Sending], list[Sending]]:
         """Give up everything and take nothing more; what is given up, and what threads still wait for."""
         with self._changed:
             self._closed = True
-            left = self._lanes.drop()
+            left = self._queues.drop()
             for sending in left:
                 sending.finished = True
             self.in_flight.clear()
@@ -132,24 +132,24 @@ class UnderWay:
             return left, list(self._blocking)
 
     def _has_room(self, outgoing: Outgoing) -> bool:
-        return self._closed or self.in_flight.has_room(outgoing.size, outgoing.lane is not None)
+        return self._closed or self.in_flight.has_room(outgoing.size, outgoing.ordered_queue is not None)
 
     def _finish(self, sending: Sending, outcome: Outcome) -> list[Sending]:
         """What fails with it: the requests that wait for the same queue, since none may overtake another."""
         behind: list[Sending] = []
-        lane = sending.outgoing.lane
-        if lane is not None and isinstance(outcome, RocketMQError):
-            behind = self._lanes.shut(sending)
+        queue = sending.outgoing.ordered_queue
+        if queue is not None and isinstance(outcome, RocketMQError):
+            behind = self._queues.shut(sending)
             if self._stay_shut:
-                self._shut[lane] = outcome
+                self._shut[queue] = outcome
         else:
-            self._lanes.done(sending)
+            self._queues.done(sending)
         for each in (sending, *behind):
             each.finished = True
             self.in_flight.remove(each.outgoing.size)
         if isinstance(outcome, SendResult):
             self.in_flight.answered(sending.outgoing.size, clean=sending.attempts.count == 1)
-            self._lanes.window = self.in_flight.max_out
+            self._queues.max_out = self.in_flight.max_out
         self._changed.notify_all()
         return behind
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from rocketmq_spark.pull.fetched import Piece, covered
 from rocketmq_spark.pull.missing import Slot
-from rocketmq_spark.pull.window import Piece, covered
 from rocketmq_spark.remoting.bulk import BulkStream
 
 
@@ -17,9 +17,9 @@ class Collected:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.rows = 0
-        self.lent: list[Piece] = []  # the window that is handed out
+        self.lent: list[Piece] = []  # what is handed out
         self._returned: list[Piece] = []  # what came back of it
-        self._begin = 0  # where in the buffer the window at hand begins
+        self._begin = 0  # where in the buffer what is handed out begins
 
     def add(self, piece: Piece, rows: int) -> None:
         self.pieces.append(piece)
@@ -32,11 +32,11 @@ class Collected:
         return self.pieces[:split], self.pieces[split:]
 
     def give_back(self, pieces: Sequence[Piece]) -> None:
-        """Of the window that is handed out: they come again."""
+        """Of what is handed out: they come again."""
         self._returned = list(pieces)
 
     def keep(self, rest: list[Piece], rows: int, stream: BulkStream) -> None:
-        """``rest`` and what was given back are all that is left; the buffer turns where another such window might not fit."""
+        """``rest`` and what was given back are all that is left; the buffer turns where as much might not fit again."""
         if self._returned:
             rest, self._returned = self._returned + rest, []
             rows = covered(rest)

@@ -1,15 +1,15 @@
 """How long a broker is doubted whose answers jump over offsets. Pure.
 
 A broker skips index entries whose part of the commit log is gone and goes on behind them: the answer says "found", and
-only the number of its messages tells. Who decodes a window sees that and names the holes.
+only the number of its messages tells. Who decodes the answers sees that and names the holes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from rocketmq_spark.pull.fetched import Hole, Piece
 from rocketmq_spark.pull.trials import Trials
-from rocketmq_spark.pull.window import Hole, Piece
 
 
 class Doubts:

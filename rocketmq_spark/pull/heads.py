@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.fetched import Fetched, Hole, Piece
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import Cause, OnLoss
-from rocketmq_spark.pull.window import Hole, Piece, Window
 
 # Where a stored message has its offset.
 _OFFSET_AT = 20
@@ -40,24 +40,24 @@ class Heads:
         """The offset that each place's message itself has; None for one that is gone."""
         ranges = [OffsetRange(queue, at, at + 1) for queue, at in places]
         gone: set[OffsetRange] = set()
-        found: dict[int, int] = {}
+        firsts: dict[int, int] = {}
         reader = self._reader(ranges, lambda part, _: gone.add(part))
-        for window in reader.windows():
-            offsets = [_first(window, piece) for piece in window.pieces]
+        for fetched in reader.fetch():
+            offsets = [_first(fetched, piece) for piece in fetched.pieces]
             holes = [
                 Hole(i, piece.start, piece.limit)
-                for i, (piece, offset) in enumerate(zip(window.pieces, offsets, strict=True))
+                for i, (piece, offset) in enumerate(zip(fetched.pieces, offsets, strict=True))
                 if piece.next_offset > piece.limit
                 and offset > piece.start  # an inner batch begins below what was asked for
                 and not self._sparse(ranges[piece.number].queue)
             ]
             usable = reader.doubt(holes) if holes else len(offsets)
-            found.update((window.pieces[i].number, offsets[i]) for i in range(usable))
-        return [None if part in gone else found.get(i) for i, part in enumerate(ranges)]
+            firsts.update((fetched.pieces[i].number, offsets[i]) for i in range(usable))
+        return [None if part in gone else firsts.get(i) for i, part in enumerate(ranges)]
 
 
-def _first(window: Window, piece: Piece) -> int:
-    offset: int = _OFFSET.unpack_from(window.buffer.data, piece.begin + _OFFSET_AT)[0]
+def _first(fetched: Fetched, piece: Piece) -> int:
+    offset: int = _OFFSET.unpack_from(fetched.buffer.data, piece.begin + _OFFSET_AT)[0]
     return offset
 
 
@@ -108,14 +108,14 @@ class Edge:
                 del self._first[i]
         self._on_loss(part, cause)
 
-    def read(self, window: Window) -> None:
-        """A window came: everything before its last answer was looked through."""
-        for piece in window.pieces:
-            offset = _first(window, piece)
+    def read(self, fetched: Fetched) -> None:
+        """Answers came: everything before the last of them was looked through."""
+        for piece in fetched.pieces:
+            offset = _first(fetched, piece)
             if offset >= self._sure[piece.number]:
                 self._first.setdefault(piece.number, offset)
-        if window.pieces and self._clock.now() - self._asked_at >= _EVERY_S:
-            number, _, limit, next_offset, _, _ = window.pieces[-1]
+        if fetched.pieces and self._clock.now() - self._asked_at >= _EVERY_S:
+            number, _, limit, next_offset, _, _ = fetched.pieces[-1]
             self._ask([r.end for r in self._ranges[:number]] + [min(limit, next_offset)])
 
     def end(self) -> None:

@@ -53,13 +53,13 @@ class Missing:
         """When the first parked slot may be tried again."""
         return self._parked[0][0] if self._parked else None
 
-    def send(self, opaque: int, count: int, most: int = 1) -> list[Slot]:
-        """Take the lowest offsets of what is to be asked for, as ``most`` slots of ``count`` or as many as there are;
-        they are under way with the numbers from ``opaque`` on."""
+    def send(self, opaque: int, count: int, max_slots: int = 1) -> list[Slot]:
+        """Take the lowest offsets of what is to be asked for, as ``max_slots`` slots of ``count`` or as many as there
+        are; they are under way with the numbers from ``opaque`` on."""
         slots: list[Slot] = []
-        while self._todo and len(slots) < most:
+        while self._todo and len(slots) < max_slots:
             number, start, end = self._todo[0]
-            limit = start + count * (most - len(slots))
+            limit = start + count * (max_slots - len(slots))
             if limit < end:
                 heapq.heapreplace(self._todo, Slot(number, limit, end))
             else:

@@ -31,7 +31,7 @@ class PullSettings:
     depth: int | None = None
     batch_size: int = 1024
     read_deadline_s: float = 120.0
-    window_rows: int = 32_768
+    fetched_rows: int = 32_768
     filtered: bool = False
     grace_s: float = GRACE_S
 
@@ -59,8 +59,8 @@ class Pacing:
         if self._settings.filtered:
             return self.count
         if self._probing or self._full_answers < self._patience:
-            return min(self.count, self._most())
-        return min(max(self.count, min(self.count * 2, self._settings.batch_size)), self._most())
+            return min(self.count, self._max_pull())
+        return min(max(self.count, min(self.count * 2, self._settings.batch_size)), self._max_pull())
 
     def asked(self, count: int) -> None:
         """A pull of ``count`` was sent: fewer than proposed where a range ends."""
@@ -73,8 +73,8 @@ class Pacing:
     def pulls(self, count: int, asked: int) -> int:
         """How many more pulls of ``count`` the bound of bytes allows while ``asked`` messages are under way, as far as
         their size is known; one when ``count`` is a probe."""
-        most = int(self._settings.max_bytes_in_flight / max(1.0, self._bytes_per_message))
-        room = max(0, (most - asked) // count)
+        max_messages = int(self._settings.max_bytes_in_flight / max(1.0, self._bytes_per_message))
+        room = max(0, (max_messages - asked) // count)
         return min(1, room) if count > self.count else room
 
     def passed(self) -> None:
@@ -89,10 +89,10 @@ class Pacing:
         # The next filtered answer may be full although the last ones were empty.
         full = FILTERED_ANSWER_BYTES if self._settings.filtered else self._bytes_per_message * self.count
         answer = max(1.0, self._answer_bytes, full)
-        most = int(self._settings.max_bytes_in_flight / answer)
+        max_depth = int(self._settings.max_bytes_in_flight / answer)
         if self._settings.depth:
-            return max(1, min(self._settings.depth, most))
-        return max(1, min(DEPTH, most, max(4, int(ADAPTIVE_BYTES_IN_FLIGHT / answer))))
+            return max(1, min(self._settings.depth, max_depth))
+        return max(1, min(DEPTH, max_depth, max(4, int(ADAPTIVE_BYTES_IN_FLIGHT / answer))))
 
     def learn(self, asked: int, covered: int, size: int, answers: int = 1) -> None:
         """An answer covered ``covered`` of the ``asked`` offsets with ``size`` bytes; of several like it the largest."""
@@ -117,9 +117,9 @@ class Pacing:
         elif asked == self.count:
             self._full_answers += answers
 
-    def _most(self) -> int:
-        most_bytes = min(PULL_BYTES, self._settings.max_bytes_in_flight)
-        return max(1, int(most_bytes / max(1.0, self._bytes_per_message)))
+    def _max_pull(self) -> int:
+        max_bytes = min(PULL_BYTES, self._settings.max_bytes_in_flight)
+        return max(1, int(max_bytes / max(1.0, self._bytes_per_message)))
 
 
 def _follow(estimate: float, seen: float) -> float:

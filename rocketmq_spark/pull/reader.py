@@ -2,7 +2,7 @@
 
 The offsets of a range are known, so many pulls are under way at once. Answers may be short (a broker sends 32 messages
 or 256 KiB, 8 when the data is cold), empty (filters, compaction), late or out of order: what an answer did not cover is
-asked for again, and a window is handed out up to the first offset that is still missing. What an answer means is
+asked for again, and answers are handed out up to the first offset that is still missing. What an answer means is
 decided in ``verdict``, what is missing is kept in ``missing``, what is there in ``collected``, how much to ask for in
 ``pacing``; how long to wait in ``patience``, for one offset in ``trials``.
 """
@@ -17,6 +17,7 @@ from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, Roc
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.pull.collected import Collected
 from rocketmq_spark.pull.doubts import Doubts, lasting, undoubted
+from rocketmq_spark.pull.fetched import Fetched, Hole, Piece, covered
 from rocketmq_spark.pull.hints import Hints, OnHint
 from rocketmq_spark.pull.missing import Missing, Slot
 from rocketmq_spark.pull.pacing import Pacing, PullSettings
@@ -24,8 +25,7 @@ from rocketmq_spark.pull.patience import SILENCE_S, Patience
 from rocketmq_spark.pull.requests import Requests
 from rocketmq_spark.pull.trials import Trials
 from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, OnLoss, Reconnect, Suspect, judge
-from rocketmq_spark.pull.window import Hole, Piece, Window, covered
-from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, BulkStream, Found, PullTemplate
+from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class RangeReader:
         self._stream: BulkStream | None = None
         self.requests = Requests(templates)
 
-    def windows(self) -> Iterator[Window]:
-        """All messages of the ranges, window by window. A dropped iterator closes the connection too."""
+    def fetch(self) -> Iterator[Fetched]:
+        """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""
         self._patience.renew()
         try:
             while self._missing:
@@ -73,14 +73,14 @@ class RangeReader:
                     self._drop_stream()
                     self._patience.pause(e)
                     continue
-                # What is given back of the last window is missing again.
+                # What is given back of the last answers is missing again.
                 yield from self._deliver()
         finally:
             if self._stream is not None:
                 self._stream.close()
 
     def doubt(self, holes: Sequence[Hole]) -> int:
-        """How many answers of the window at hand may be used; the others are given out again.
+        """How many of the answers at hand may be used; the others are given out again.
 
         ``holes``, in order, are offsets that it jumps over although every offset of their queue has a message. They are
         asked for again, of the master, until they come or have been missing for too long: then they are lost.
@@ -115,7 +115,7 @@ class RangeReader:
             return
         depth = self._pacing.depth()
         # While the first missing offset keeps us waiting, no more is collected behind it than may be in flight.
-        if stream.filled > WINDOW_BYTES + self._settings.max_bytes_in_flight:
+        if stream.filled > BUFFER_BYTES + self._settings.max_bytes_in_flight:
             depth = 0 if self._missing.next_due is not None else 1
         frames: list[bytes] = []
         missing = self._missing
@@ -275,9 +275,9 @@ class RangeReader:
         self._missing.recall()
         self._pacing.forget()
 
-    def _deliver(self) -> Iterator[Window]:
-        """Hand out what lies before the first offset that is missing, once it is worth a window or nothing is missing."""
-        stream, enough = self._stream, self._settings.window_rows
+    def _deliver(self) -> Iterator[Fetched]:
+        """Hand out what lies before the first offset that is missing, once it is worth it or nothing is missing."""
+        stream, enough = self._stream, self._settings.fetched_rows
         hurry = not self._missing or (stream is not None and stream.full)
         if stream is None or not (hurry or self._collected.rows >= enough):
             return
@@ -287,6 +287,6 @@ class RangeReader:
             return
         if ready:
             self._collected.lent = ready
-            yield Window(stream.buffer, ready)
+            yield Fetched(stream.buffer, ready)
             self._patience.renew()
         self._collected.keep(rest, waiting, stream)

@@ -1,6 +1,6 @@
 """The one way to read ranges, for tasks and for the command line: so both agree which messages belong to an answer.
 
-Who decodes a window sees what an answer jumps over and what it has beyond its end; what that means is said here.
+Who decodes what was fetched sees what an answer jumps over and what it has beyond its end; what that means is said here.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
+from rocketmq_spark.pull.fetched import Fetched, Hole, Piece
 from rocketmq_spark.pull.heads import Edge, Heads, bounded
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.verdict import OnLoss
-from rocketmq_spark.pull.window import Hole, Piece, Window
 
 
 def read(
@@ -45,17 +45,17 @@ class Reading:
             on_loss = self._edge.lost
         self._reader = puller.reader(ranges, on_loss, filtered, known)
 
-    def windows(self) -> Iterator[Window]:
-        """All messages of the ranges, window by window. A dropped iterator closes the connection too."""
-        for window in self._reader.windows():
+    def fetch(self) -> Iterator[Fetched]:
+        """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""
+        for fetched in self._reader.fetch():
             if self._edge is not None:
-                self._edge.read(window)
-            yield window
+                self._edge.read(fetched)
+            yield fetched
         if self._edge is not None:
             self._edge.end()
 
     def usable(self, pieces: Sequence[Piece], holes: Sequence[Hole]) -> int:
-        """How many answers of the window at hand may be used, where some jump over offsets: the others come again.
+        """How many of the answers at hand may be used, where some jump over offsets: the others come again.
 
         A filter makes holes, and so does compaction; otherwise they are doubted, and lost in the end.
         """

@@ -1,7 +1,7 @@
 """A stream of pipelined pulls: one connection, one thread, no object per answer but a tuple.
 
 Requests are made from a template with three holes. Answers are received into one large buffer where frames are only
-noted; whoever owns the stream reads the bodies in place and then says which of them to keep for the next window.
+noted; whoever owns the stream reads the bodies in place and then says which of them to keep when the buffer turns.
 It knows how a pull's answer looks, not what to do about it. docs/design.md says why this is not ``Connection``.
 """
 
@@ -33,7 +33,7 @@ _LENGTHS = struct.Struct(">II")
 _PREFIX_BYTES = 8
 _NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _MAX_FRAME = 256 << 20
-WINDOW_BYTES = 16 << 20
+BUFFER_BYTES = 16 << 20
 # Stays free behind the last body, so that readers may look a few words ahead without leaving the buffer.
 SLACK_BYTES = 64
 
@@ -128,15 +128,15 @@ class BulkStream:
     """The connection with its receive buffer. ``received`` counts the bytes that came so far."""
 
     def __init__(
-        self, address: str, deadline: Deadline, tls: TlsSettings | None, window_bytes: int = WINDOW_BYTES
+        self, address: str, deadline: Deadline, tls: TlsSettings | None, buffer_bytes: int = BUFFER_BYTES
     ) -> None:
         self.address = address
         self._sock: socket.socket = connect(address, deadline, tls)
         self._sock.settimeout(None)
         # Encrypted sockets take no flags.
         self._eager = bool(_NO_WAIT) and tls is None
-        self._window_bytes = window_bytes
-        self.buffer: npt.NDArray[np.uint8] = _uninitialised(window_bytes + SLACK_BYTES)
+        self._buffer_bytes = buffer_bytes
+        self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
         self._filled = 0
         self._scanned = 0
@@ -153,7 +153,7 @@ class BulkStream:
 
     @property
     def full(self) -> bool:
-        """No room for the frame that is arriving: the window must be turned."""
+        """No room for the frame that is arriving: the buffer must be turned."""
         return self._missing() > self.room
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
@@ -242,14 +242,14 @@ class BulkStream:
             others.append((command.opaque, answer))
 
     def turn(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Begin a new window: the bodies to keep and the torn tail move to its start; old start -> new start.
+        """Turn the buffer: the bodies to keep and the torn tail move to its start; old start -> new start.
 
         Everything else in the buffer is lost with this call.
         """
         kept = sorted(keep)
         torn = self._filled - self._scanned
         need = sum(end - start for start, end in kept) + max(torn, self._frame_bytes(self._scanned) or 0)
-        size = max(self._window_bytes, need + (self._window_bytes >> 2))
+        size = max(self._buffer_bytes, need + (self._buffer_bytes >> 2))
         old = self._view
         if len(old) != size + SLACK_BYTES:  # larger for once, or back to what is usual
             self.buffer = _uninitialised(size + SLACK_BYTES)

@@ -43,7 +43,7 @@ def settings(options: Options) -> ProducerSettings:
         retries=None,
         pinned_retries=None,
         auto_create_topics=False,
-        lanes_stay_shut=True,
+        queues_stay_shut=True,
         max_in_flight=None,
         max_in_flight_per_broker=options.max_in_flight,
         max_async_messages=None,
@@ -52,7 +52,7 @@ def settings(options: Options) -> ProducerSettings:
 
 
 def check(options: Options, schema: StructType) -> dict[str, str]:
-    """The frame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker."""
+    """The DataFrame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker."""
     selector = options.queue_selector if "queue_selector" in options.given else None
     found, problems = columns.look(schema, options.topic, selector, options.message_id)
     problems += _option_problems(options)

@@ -1,4 +1,4 @@
-"""Which columns a frame may have to be written, and a check that names all wrong ones at once."""
+"""Which columns a DataFrame may have to be written, and a check that names all wrong ones at once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _fits(name: str, kind: DataType) -> bool:
 def look(
     schema: StructType, topic: str | None, selector: object = None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """The frame's columns by name, that of the row id too, and what is wrong with them.
+    """The DataFrame's columns by name, that of the row id too, and what is wrong with them.
 
     ``selector`` is None when the user named none.
     """
@@ -102,7 +102,7 @@ def _known(schema: StructType, row_id: str | None) -> tuple[dict[str, str], list
 def _row_id(schema: StructType, row_id: str, found: dict[str, str]) -> list[str]:
     fields = [field for field in schema.fields if field.name.lower() == row_id.lower()]
     if len(fields) != 1:
-        many = "several columns of the frame are" if fields else "no column of the frame is"
+        many = "several columns of the DataFrame are" if fields else "no column of the DataFrame is"
         return [f"option 'messageId' is {row_id!r}, but {many} called so"]
     if not _fits(MESSAGE_ID, fields[0].dataType):
         return [_wrong(fields[0], "string or bigint, since option 'messageId' names it")]

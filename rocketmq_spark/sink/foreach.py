@@ -1,4 +1,4 @@
-"""Writing from the driver's side: a function for ``foreachBatch``, which serves every output mode, and one for frames.
+"""Writing from the driver's side: a function for ``foreachBatch``, which serves every output mode, and one for DataFrames.
 
 Both run exactly one action, whose result is what each task had acknowledged. On Spark Connect Spark calls the function in
 a process of the server, so that what it keeps is not seen by the client; it logs there.
@@ -33,7 +33,7 @@ _SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
 
 
 def write_rocketmq(df: DataFrame, **options: object) -> Written:
-    """Write a batch frame and return the counts; options of the sink in snake_case or camelCase.
+    """Write a batch DataFrame and return the counts; options of the sink in snake_case or camelCase.
 
     Unlike ``df.write.format("rocketmq").save()`` it needs no ``mode("append")``.
     """

@@ -95,7 +95,7 @@ class ByColumn:
 
     def _look_up(self, ids: Ints, brokers: pa.Array | None, queues: Sequence[MessageQueue]) -> Ints:
         """Through a table of brokers and queue ids; its last row and column stand for all that is unknown."""
-        most = 1 + max(queue.queue_id for queue in queues)
+        max_id = 1 + max(queue.queue_id for queue in queues)
         names: list[str | None]
         if brokers is None:
             names, lines = [None], np.zeros(len(ids), np.int64)
@@ -103,7 +103,7 @@ class ByColumn:
             coded = brokers.dictionary_encode()
             names = coded.dictionary.to_pylist()
             lines = pc.fill_null(coded.indices.cast(pa.int64()), len(names)).to_numpy()
-        table = np.full((len(names) + 1, most + 1), UNKNOWN, np.int64)
+        table = np.full((len(names) + 1, max_id + 1), UNKNOWN, np.int64)
         for at, queue in enumerate(queues):
             for line, name in enumerate(names):
                 if name is None:
@@ -111,7 +111,7 @@ class ByColumn:
                     table[line, queue.queue_id] = AMBIGUOUS if known else at
                 elif name == queue.broker_name:
                     table[line, queue.queue_id] = at
-        found: Ints = table[lines, np.where((ids < 0) | (ids > most), most, ids)]
+        found: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
         return found
 
 

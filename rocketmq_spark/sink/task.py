@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from rocketmq_spark import process, session
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.encode.encoder import Chunk, Encoded, Encoder
 from rocketmq_spark.encode.identifiers import UniqueIds
@@ -30,6 +29,7 @@ from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.report import Tally, Written
+from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import decode_batch
 
 # How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
@@ -55,11 +55,11 @@ class TaskWriter:
         self._partition = partition
         self._sender = session.sender(options)
         self._settings = checks.settings(options)
-        self._engine = Engine(self._sender, self._settings, Clockwork("rocketmq-sink"), _faults(options))
+        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options))
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
-        ids = UniqueIds(os.urandom(8), self._engine.clockwork.wall_ms)
+        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms)
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._router = routing.Router(options, self._names, self._queues)
         self._candidates = routing.candidates(options)
@@ -133,9 +133,9 @@ class TaskWriter:
 
     def _send(self, share: routing.Share, encoded: Encoded, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
-        most = 0 if delayed else self._batch_bytes
-        for chunk in encoded.chunks(most):
-            request = self._request(share.topic, chunk, most)
+        max_bytes = 0 if delayed else self._batch_bytes
+        for chunk in encoded.chunks(max_bytes):
+            request = self._request(share.topic, chunk, max_bytes)
             self._submit(
                 Outgoing(
                     share.topic,
@@ -148,10 +148,10 @@ class TaskWriter:
                 )
             )
 
-    def _request(self, topic: str, chunk: Chunk, most: int) -> SendRequest:
+    def _request(self, topic: str, chunk: Chunk, max_bytes: int) -> SendRequest:
         """A batch, or a single message for a row that does not fit into one or must not travel in one."""
-        now_ms = self._engine.clockwork.wall_ms()
-        if len(chunk.body) <= most:
+        now_ms = self._engine.timer.wall_ms()
+        if len(chunk.body) <= max_bytes:
             return encoding.batch_request(chunk.body, {}, self._settings, now_ms)
         (item,) = decode_batch(chunk.body)
         message = Message(topic, bytes(item.body), flag=item.flag)

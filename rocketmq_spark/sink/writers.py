@@ -57,7 +57,7 @@ def write_task(options: Options, names: dict[str, str], iterator: Iterator[pa.Re
 
 
 class RocketMQWriter(DataSourceArrowWriter):
-    """Writes a batch frame."""
+    """Writes a batch DataFrame."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._writer = _Writer(options, schema, stream=False)

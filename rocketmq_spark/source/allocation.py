@@ -93,41 +93,41 @@ def tasks(options: Options, queues: Iterable[MessageQueue], ranges: Sequence[Off
         return []
     wanted = {r.queue: r for r in ranges}
     shares = _shares(options, sorted({*queues, *wanted}), partition_count(options, ranges))
-    found: list[Task] = []
+    planned: list[Task] = []
     left: Mapping[MessageQueue, OffsetRange] = dict(wanted)
     for share in shares:
         task = [left.pop(queue) for queue in dict.fromkeys(share) if queue in left]  # type: ignore[attr-defined]
         if task:
-            found.append(task)
+            planned.append(task)
     # A strategy may know fewer partitions now than when the queues were chosen: nothing planned is ever dropped.
     if left:
-        found.append(sorted(left.values()))
-    return split(found, options.min_partitions, options.max_records_per_partition)
+        planned.append(sorted(left.values()))
+    return split(planned, options.min_partitions, options.max_records_per_partition)
 
 
-def split(found: Sequence[Task], least: int | None, most_rows: int | None) -> list[Task]:
-    """Cut tasks of more than ``most_rows``, then big ones until there are ``least``.
+def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None) -> list[Task]:
+    """Cut tasks of more than ``max_rows``, then big ones until there are ``min_tasks``.
 
     The arithmetic is that of Spark's ``KafkaOffsetRangeCalculator``, with tasks in the place of its ranges: small tasks
     stay whole and do not count in the shares of the large ones.
     """
-    if most_rows is not None:
-        found = [part for task in found for part in _cut(task, -(-_rows(task) // most_rows))]
-    if least is None or least <= len(found):
-        return list(found)
-    total = sum(_rows(task) for task in found)
-    whole = [task for task in found if _parts(_rows(task), total, least) == 1]
+    if max_rows is not None:
+        tasks = [part for task in tasks for part in _cut(task, -(-_rows(task) // max_rows))]
+    if min_tasks is None or min_tasks <= len(tasks):
+        return list(tasks)
+    total = sum(_rows(task) for task in tasks)
+    whole = [task for task in tasks if _parts(_rows(task), total, min_tasks) == 1]
     rest_rows = total - sum(_rows(task) for task in whole)
-    rest_least = max(least - len(whole), 1)
+    rest_min_tasks = max(min_tasks - len(whole), 1)
     result: list[Task] = []
-    for task in found:
-        parts = 1 if any(task is one for one in whole) else _parts(_rows(task), rest_rows, rest_least)
+    for task in tasks:
+        parts = 1 if any(task is small for small in whole) else _parts(_rows(task), rest_rows, rest_min_tasks)
         result += _cut(task, parts)
     return result
 
 
-def _parts(rows: int, total: int, least: int) -> int:
-    return max(int(rows / total * least + 0.5), 1)
+def _parts(rows: int, total: int, min_tasks: int) -> int:
+    return max(int(rows / total * min_tasks + 0.5), 1)
 
 
 def _rows(task: Task) -> int:
@@ -137,7 +137,7 @@ def _rows(task: Task) -> int:
 def _cut(task: Task, parts: int) -> list[Task]:
     """``parts`` tasks of nearly equal size, in order; the last takes what rounding leaves."""
     rows = _rows(task)
-    found: dict[int, Task] = defaultdict(list)
+    pieces: dict[int, Task] = defaultdict(list)
     bounds, remaining, at = [], rows, 0
     for part in range(parts):
         size = remaining // (parts - part)
@@ -151,7 +151,7 @@ def _cut(task: Task, parts: int) -> list[Task]:
             while bounds[part] <= seen:
                 part += 1
             size = min(r.end - start, bounds[part] - seen)
-            found[part].append(OffsetRange(r.queue, start, start + size))
+            pieces[part].append(OffsetRange(r.queue, start, start + size))
             start += size
             seen += size
-    return [found[part] for part in sorted(found)]
+    return [pieces[part] for part in sorted(pieces)]

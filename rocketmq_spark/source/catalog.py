@@ -29,7 +29,7 @@ from rocketmq_spark.retry import Retry, Trouble
 from rocketmq_spark.source import allocation, filters
 from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.positions import listed
+from rocketmq_spark.source.starting_offsets import listed
 
 logger = logging.getLogger(__name__)
 
@@ -197,13 +197,13 @@ class Catalog:
         """Ask for the routes anew, as far as a name server answers: a broker may have another address now."""
         self._routed(self.topics_or_last())
 
-    def rest(self, most_s: float) -> None:
-        """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``most_s``.
+    def rest(self, max_s: float) -> None:
+        """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``max_s``.
 
         A quarter of a second at most where it took so long to ask them.
         """
         due_s = self._swept_at + self._rest_s - time.monotonic()
-        time.sleep(max(0.0, min(due_s, max(most_s, min(self._took_s, _LONGEST_REST_S)))))
+        time.sleep(max(0.0, min(due_s, max(max_s, min(self._took_s, _LONGEST_REST_S)))))
 
     def topics_or_last(self) -> tuple[str, ...]:
         """The topics, or those of the last answer while the name server gives none."""

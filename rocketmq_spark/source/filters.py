@@ -16,7 +16,7 @@ from rocketmq_spark.errors import BrokerError, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
-from rocketmq_spark.source.positions import listed
+from rocketmq_spark.source.starting_offsets import listed
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.subscription import parse_subscription
 

@@ -1,6 +1,6 @@
-"""Publishes a group's offsets the moment a query makes progress or ends, from the driver program.
+"""Commits a group's offsets the moment a query makes progress or ends, from the driver program.
 
-The source itself publishes finished positions when Spark asks for the next ones, which after the last batch of a run is
+The source itself commits finished positions when Spark asks for the next ones, which after the last batch of a run is
 at the next start. A listener hears of that batch at once.
 """
 
@@ -18,8 +18,8 @@ from pyspark.sql.streaming.listener import (
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
+from rocketmq_spark.source.commit import GroupOffsets
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.publish import Publisher
 
 logger = logging.getLogger(__name__)
 
@@ -28,21 +28,21 @@ class GroupOffsetListener(StreamingQueryListener):
     """``spark.streams.addListener(GroupOffsetListener(name_server=…, group=…, subscribe=…))``.
 
     Takes the options of the source. Sources of other formats, and topics that ``subscribe`` does not name, are left
-    alone; without ``subscribe`` every rocketmq source of the session is published.
+    alone; without ``subscribe`` it commits for every rocketmq source of the session.
     """
 
     def __init__(self, **options: object) -> None:
         parsed = options_table.parse(options).for_role("stream source")
         if "group" not in parsed.given:
-            raise OptionError("option 'group' is required: name the group whose offsets are published")
+            raise OptionError("option 'group' is required: name the group whose offsets are committed")
         self._topics = set(parsed.subscribe)
-        self._publisher = Publisher(parsed)
+        self._group_offsets = GroupOffsets(parsed)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Does nothing at this ``event``: nothing is finished yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Publish where the batch of ``event`` ended. What cannot be published is logged, for Spark swallows errors here."""
+        """Commit where the batch of ``event`` ended. What cannot be committed is logged, for Spark swallows errors here."""
         for source in event.progress.sources:
             try:
                 end = Offsets.from_json(source.endOffset)
@@ -50,9 +50,9 @@ class GroupOffsetListener(StreamingQueryListener):
                 continue  # another format's source
             mine = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
             try:
-                self._publisher.publish(mine)
+                self._group_offsets.commit(mine)
             except RocketMQError:
-                logger.exception("the offsets of a finished batch are not published")
+                logger.exception("the offsets of a finished batch are not committed")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Does nothing at this ``event``: nothing new is finished."""

@@ -42,41 +42,41 @@ class Offsets:
 
     def to_json(self) -> dict[str, Any]:
         """What a reader hands to Spark; key order is canonical."""
-        found: dict[str, Any] = {}
+        log_entry: dict[str, Any] = {}
         if self.environment:
-            found["environment"] = _nested(self.environment)
+            log_entry["environment"] = _nested(self.environment)
         if self.filter:
-            found["filter"] = json.loads(json.dumps(self.filter, sort_keys=True))
+            log_entry["filter"] = json.loads(json.dumps(self.filter, sort_keys=True))
         if self.marks:
-            found["marks"] = _nested(self.marks)
+            log_entry["marks"] = _nested(self.marks)
         if self.start:
-            found["start"] = _nested(self.start)
-        found["topics"] = _nested(self.positions)
-        found["v"] = VERSION
-        return found
+            log_entry["start"] = _nested(self.start)
+        log_entry["topics"] = _nested(self.positions)
+        log_entry["v"] = VERSION
+        return log_entry
 
     @classmethod
-    def from_json(cls, given: object) -> Offsets:
+    def from_json(cls, logged: object) -> Offsets:
         """From Spark's log, or from a person's text. Raises ``OffsetError`` saying what is wrong and where."""
-        if isinstance(given, str):
+        if isinstance(logged, str):
             try:
-                given = json.loads(given)
+                logged = json.loads(logged)
             except ValueError as e:
                 raise OffsetError(f"an offset must be JSON: {e}", remedy=_REMEDY) from e
-        if not isinstance(given, Mapping) or not isinstance(given.get("topics"), Mapping):
+        if not isinstance(logged, Mapping) or not isinstance(logged.get("topics"), Mapping):
             raise OffsetError('an offset must be a JSON object with "topics"', remedy=_REMEDY)
-        version = given.get("v", VERSION)
+        version = logged.get("v", VERSION)
         if not isinstance(version, int) or version > VERSION:
             raise OffsetError(
                 f"the offset has version {version!r}, this package reads versions up to {VERSION}",
                 remedy="The checkpoint was written by a newer rocketmq-spark: upgrade this one",
             )
         return cls(
-            _flat(given["topics"]),
-            _flat(given.get("start") or {}),
-            _flat(given.get("marks") or {}),
-            given.get("filter") or {},
-            _flat(given.get("environment") or {}),
+            _flat(logged["topics"]),
+            _flat(logged.get("start") or {}),
+            _flat(logged.get("marks") or {}),
+            logged.get("filter") or {},
+            _flat(logged.get("environment") or {}),
         )
 
 
@@ -84,14 +84,14 @@ _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}
 
 
 def _nested(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
-    found: dict[str, dict[str, dict[str, int]]] = {}
+    nested: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(positions):
-        found.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = positions[queue]
-    return found
+        nested.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = positions[queue]
+    return nested
 
 
 def _flat(topics: object) -> dict[MessageQueue, int]:
-    found = {}
+    positions = {}
     for topic, brokers in _items(topics, "topics"):
         for broker, queues in _items(brokers, topic):
             for queue_id, offset in _items(queues, f"{topic}/{broker}"):
@@ -102,8 +102,8 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
                     or offset < 0
                 ):
                     raise OffsetError(f"{topic}/{broker}/{queue_id}: {offset!r} is not an offset", remedy=_REMEDY)
-                found[MessageQueue(topic, broker, int(queue_id))] = offset
-    return found
+                positions[MessageQueue(topic, broker, int(queue_id))] = offset
+    return positions
 
 
 def _items(value: object, where: str) -> list[tuple[str, Any]]:

@@ -16,12 +16,12 @@ _LEARNING = 0.2
 SAMPLED_QUEUES = 4
 
 
-def next_end(begin: Offsets, ends: Positions, begins: Positions, most: int | None = None) -> Offsets:
+def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: int | None = None) -> Offsets:
     """Where a batch from ``begin`` ends, given the ``ends`` of queues and the ``begins`` of those that are new.
 
-    Queues that stand still keep their position; a queue never moves back here. With ``most`` every queue gets its share
-    of it in proportion to its backlog, at least one message, as in Spark's Kafka source. Gives ``begin`` itself when
-    nothing is new.
+    Queues that stand still keep their position; a queue never moves back here. With ``max_offsets`` every queue gets its
+    share of it in proportion to its backlog, at least one message, as in Spark's Kafka source. Gives ``begin`` itself
+    when nothing is new.
     """
     positions = dict(begin.positions)
     fresh = {queue: begins[queue] for queue in ends if queue not in positions}
@@ -29,7 +29,7 @@ def next_end(begin: Offsets, ends: Positions, begins: Positions, most: int | Non
     waiting = backlog(positions, ends)
     if not waiting and not fresh:
         return begin
-    for queue, count in shares(waiting, most).items():
+    for queue, count in shares(waiting, max_offsets).items():
         positions[queue] += count
     return Offsets(positions, fresh)
 
@@ -45,12 +45,12 @@ def above_minimum(begin: Offsets, bounds: Bounds) -> Offsets:
     return replace(begin, positions={**begin.positions, **low}, start={}) if low else begin
 
 
-def shares(waiting: Mapping[MessageQueue, int], most: int | None) -> dict[MessageQueue, int]:
+def shares(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
     """How much of its backlog each queue may read. Queues with little are not starved by those with much."""
     total = sum(waiting.values())
-    if most is None or total <= most:
+    if max_offsets is None or total <= max_offsets:
         return dict(waiting)
-    return {queue: min(count, max(1, most * count // total)) for queue, count in sorted(waiting.items())}
+    return {queue: min(count, max(1, max_offsets * count // total)) for queue, count in sorted(waiting.items())}
 
 
 def first_batch(initial: Offsets, end: Offsets) -> Offsets:
@@ -63,12 +63,12 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
     A beginning that the end carries wins: see ``offsets``. A queue that ``end`` no longer names is not read.
     """
-    found = []
+    between = []
     for queue in sorted(end.positions):
         begin = end.start.get(queue, start.positions.get(queue))
         if begin is not None and end.positions[queue] > begin:
-            found.append(OffsetRange(queue, begin, end.positions[queue]))
-    return found
+            between.append(OffsetRange(queue, begin, end.positions[queue]))
+    return between
 
 
 def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
@@ -80,40 +80,40 @@ def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     ]
 
 
-def truncated(found: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
+def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
     """The parts of ranges that lie before the minimum: deleted by retention."""
     return [
         OffsetRange(r.queue, r.start, min(r.end, bounds[r.queue].min_offset))
-        for r in found
+        for r in planned
         if r.queue in bounds and r.start < bounds[r.queue].min_offset
     ]
 
 
-def without(found: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
+def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The ranges after what was lost at their beginnings."""
     begins = {part.queue: part.end for part in lost}
-    cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in found]
+    cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in planned]
     return [r for r in cut if r.size > 0]
 
 
 def marks(positions: Positions, known: Positions, bounds: Bounds) -> dict[MessageQueue, int]:
     """The newest store time seen of every queue that was read at all; see ``offsets``."""
-    found = {}
+    marked = {}
     for queue, position in positions.items():
         newest = bounds[queue].last_update_ms if queue in bounds else 0
         mark = max(known.get(queue, 0), newest)
         if position > 0 and mark > 0:
-            found[queue] = mark
-    return found
+            marked[queue] = mark
+    return marked
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Limits of one batch; None means none."""
 
-    most: int | None = None
-    most_bytes: int | None = None
-    least: int | None = None
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
 
 
 class Admission:
@@ -124,7 +124,7 @@ class Admission:
         self._admitted_at = now
         self._message_bytes: float | None = None
 
-    def most(
+    def max_offsets(
         self,
         waiting: Mapping[MessageQueue, int],
         wanted: Wanted,
@@ -137,15 +137,19 @@ class Admission:
         """
         total = sum(waiting.values())
         if not total:
-            return wanted.most
-        if wanted.least is not None and total < wanted.least and now - self._admitted_at < self._max_delay_s:
+            return wanted.max_offsets
+        if (
+            wanted.min_offsets is not None
+            and total < wanted.min_offsets
+            and now - self._admitted_at < self._max_delay_s
+        ):
             return 0
         self._admitted_at = now
-        if wanted.most_bytes is None:
-            return wanted.most
+        if wanted.max_bytes is None:
+            return wanted.max_offsets
         self._learn(waiting, sample)
-        fitting = max(1, int(wanted.most_bytes / self._message_bytes)) if self._message_bytes else wanted.most
-        return fitting if wanted.most is None or fitting is None else min(wanted.most, fitting)
+        fitting = max(1, int(wanted.max_bytes / self._message_bytes)) if self._message_bytes else wanted.max_offsets
+        return fitting if wanted.max_offsets is None or fitting is None else min(wanted.max_offsets, fitting)
 
     def _learn(self, waiting: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]) -> None:
         largest = sorted(waiting, key=lambda queue: -waiting[queue])[:SAMPLED_QUEUES]

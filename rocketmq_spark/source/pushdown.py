@@ -67,35 +67,35 @@ class Predicates:
 
 def understand(filters: Iterable[Filter]) -> Predicates:
     """What can be used of ``filters``."""
-    found = Predicates({})
-    for one in filters:
-        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+    predicates = Predicates({})
+    for predicate in filters:
+        attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
         if len(attribute) == 1:
-            _take(found, attribute[0].lower(), one)
-    return found
+            _take(predicates, attribute[0].lower(), predicate)
+    return predicates
 
 
-def _take(found: Predicates, name: str, one: Filter) -> None:
+def _take(predicates: Predicates, name: str, predicate: Filter) -> None:
     if name in ("topic", "brokername", "queueid"):
-        test = _test(one)
+        test = _test(predicate)
         if test is not None:
-            found.tests.setdefault(name, []).append(test)
+            predicates.tests.setdefault(name, []).append(test)
     elif name == "tags":
-        tags = _values(one)
+        tags = _values(predicate)
         if tags is not None and all(_is_plain_tag(tag) for tag in tags):
-            found.tags = frozenset(tags) if found.tags is None else found.tags & frozenset(tags)
+            predicates.tags = frozenset(tags) if predicates.tags is None else predicates.tags & frozenset(tags)
     elif name == "queueoffset":
-        low, high = _interval(one, 1)
-        found.offset_from = _later(found.offset_from, low)
-        found.offset_to = _earlier(found.offset_to, high)
+        low, high = _interval(predicate, 1)
+        predicates.offset_from = _later(predicates.offset_from, low)
+        predicates.offset_to = _earlier(predicates.offset_to, high)
     elif name == "storetimestamp":
-        low, high = _interval(one, 1)
-        found.time_from_ms = _later(found.time_from_ms, None if low is None else low - CLOCK_MARGIN_MS)
-        found.time_to_ms = _earlier(found.time_to_ms, None if high is None else high + CLOCK_MARGIN_MS)
+        low, high = _interval(predicate, 1)
+        predicates.time_from_ms = _later(predicates.time_from_ms, None if low is None else low - CLOCK_MARGIN_MS)
+        predicates.time_to_ms = _earlier(predicates.time_to_ms, None if high is None else high + CLOCK_MARGIN_MS)
 
 
-def _values(one: Filter) -> tuple[Any, ...] | None:
-    match one:
+def _values(predicate: Filter) -> tuple[Any, ...] | None:
+    match predicate:
         case EqualTo(_, value) | EqualNullSafe(_, value):
             return (value,)
         case In(_, values):
@@ -103,11 +103,11 @@ def _values(one: Filter) -> tuple[Any, ...] | None:
     return None
 
 
-def _test(one: Filter) -> _Test | None:
-    values = _values(one)
+def _test(predicate: Filter) -> _Test | None:
+    values = _values(predicate)
     if values is not None:
         return lambda value: value in values
-    match one:
+    match predicate:
         case GreaterThan(_, bound):
             return lambda value: bool(value > bound)
         case GreaterThanOrEqual(_, bound):
@@ -119,9 +119,9 @@ def _test(one: Filter) -> _Test | None:
     return None
 
 
-def _interval(one: Filter, step: int) -> tuple[int | None, int | None]:
+def _interval(predicate: Filter, step: int) -> tuple[int | None, int | None]:
     """Whole numbers ``[low, high)`` that can match; times as epoch ms."""
-    match one:
+    match predicate:
         case EqualTo(_, value) | EqualNullSafe(_, value):
             number = _number(value)
             return (number, None if number is None else number + step)

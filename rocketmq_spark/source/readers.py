@@ -27,9 +27,9 @@ from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import allocation, decisions, filters, loss, planner, positions, pushdown, tasks
+from rocketmq_spark.source import allocation, decisions, filters, loss, planner, pushdown, starting_offsets, tasks
 from rocketmq_spark.source.catalog import Catalog, planning_deadline
-from rocketmq_spark.source.offsets import Bounds, Offsets
+from rocketmq_spark.source.offsets import Bounds, Offsets, Positions
 from rocketmq_spark.source.planner import Wanted
 from rocketmq_spark.source.stream import Stream
 from rocketmq_spark.source.waiting import patiently, whole
@@ -51,11 +51,11 @@ class RocketMQReader(DataSourceReader):
         view = whole(catalog)
         bounds, offsets = view.bounds, catalog.offsets
         patiently(catalog, lambda: filters.validate(offsets, options, bounds, planning_deadline(options)))
-        start = patiently(catalog, lambda: positions.start(offsets, options, bounds, planning_deadline(options)))
-        end = patiently(catalog, lambda: positions.end(offsets, options, bounds, planning_deadline(options)))
+        start = patiently(catalog, lambda: starting_offsets.start(offsets, options, bounds, planning_deadline(options)))
+        end = patiently(catalog, lambda: starting_offsets.end(offsets, options, bounds, planning_deadline(options)))
         backwards = sorted(queue for queue in start if start[queue] > end[queue])
         if backwards and not _by_time(options):
-            raise OffsetError(f"the start lies behind the end in {positions.listed(backwards)}")
+            raise OffsetError(f"the start lies behind the end in {starting_offsets.listed(backwards)}")
         readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
         ranges = loss.settled(options.fail_on_data_loss, *readable)
         predicates = self._predicates
@@ -114,8 +114,12 @@ def _pruned(
         return kept
     mine = {r.queue: bounds[r.queue] for r in kept}
     low, high = predicates.time_from_ms, predicates.time_to_ms
-    starts = {} if low is None else positions.at(catalog.offsets, mine, dict.fromkeys(mine, max(0, low)), deadline)
-    ends = {} if high is None else positions.at(catalog.offsets, mine, dict.fromkeys(mine, max(0, high)), deadline)
+
+    def at(epoch_ms: int) -> Positions:
+        return starting_offsets.at(catalog.offsets, mine, dict.fromkeys(mine, max(0, epoch_ms)), deadline)
+
+    starts = {} if low is None else at(low)
+    ends = {} if high is None else at(high)
     cut = [
         OffsetRange(r.queue, max(r.start, starts.get(r.queue, r.start)), min(r.end, ends.get(r.queue, r.end)))
         for r in kept
@@ -160,9 +164,9 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):  # Trigger.Once says so and means it
             return Wanted()
         return Wanted(
-            most=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
-            most_bytes=int(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else options.max_bytes_per_trigger,
-            least=int(limit.min_rows) if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger,
+            max_offsets=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
+            max_bytes=int(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else options.max_bytes_per_trigger,
+            min_offsets=int(limit.min_rows) if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger,
         )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -178,7 +182,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks.read(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint has it. The last batch of a run never gets here, so publishing waits for ``latestOffset``."""
+        """Spark's checkpoint has it. The last batch of a run never gets here, so ``latestOffset`` commits for the group."""
 
     def stop(self) -> None:
         runner.end_quietly()

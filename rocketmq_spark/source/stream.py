@@ -17,12 +17,12 @@ from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import allocation, decisions, filters, loss, planner, positions, tasks
+from rocketmq_spark.source import allocation, decisions, filters, loss, planner, starting_offsets, tasks
 from rocketmq_spark.source.catalog import Catalog, planning_deadline
+from rocketmq_spark.source.commit import GroupOffsets
 from rocketmq_spark.source.decisions import Loss, View
 from rocketmq_spark.source.offsets import Offsets, Positions
 from rocketmq_spark.source.planner import Admission, Wanted
-from rocketmq_spark.source.publish import Publisher
 from rocketmq_spark.source.tasks import RangePartition
 from rocketmq_spark.source.waiting import Absence, patiently, whole
 
@@ -47,7 +47,7 @@ class Stream:
         self._options = options
         self._clock = clock or Clock()
         self._catalog = Catalog(options)
-        self._publisher = Publisher(options)
+        self._group_offsets = GroupOffsets(options)
         self._admission = Admission(options.max_trigger_delay, self._clock.now())
         self._absence = Absence()
         self._looked: tuple[Offsets, View] | None = None
@@ -72,7 +72,7 @@ class Stream:
             begin: Positions = {}
             try:
                 begin = patiently(
-                    catalog, lambda: positions.start(offsets, options, bounds, planning_deadline(options))
+                    catalog, lambda: starting_offsets.start(offsets, options, bounds, planning_deadline(options))
                 )
             except OffsetError as e:
                 # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
@@ -96,7 +96,7 @@ class Stream:
         if self._to_freeze:
             self._frozen = patiently(self._catalog, lambda: whole(self._catalog).ends())
             self._to_freeze = False
-        self._publisher.publish(begin.positions)
+        self._group_offsets.commit(begin.positions)
         if self._frozen is not None:
             return patiently(self._catalog, lambda: self._planned(begin, wanted))
         try:
@@ -118,13 +118,13 @@ class Stream:
         live = planner.above_minimum(moved, view.bounds)
         waiting = planner.backlog({**begins, **live.positions}, ends)
         if self._frozen is not None:  # what is there is read, and does not wait for more
-            wanted = replace(wanted, least=None)
-        most = self._admission.most(
+            wanted = replace(wanted, min_offsets=None)
+        max_offsets = self._admission.max_offsets(
             waiting, wanted, lambda queue: self._sample(queue, moved, begins[queue]), self._clock.now()
         )
-        if most == 0:
+        if max_offsets == 0:
             return begin
-        end = planner.next_end(live, ends, begins, most)
+        end = planner.next_end(live, ends, begins, max_offsets)
         if end is begin:
             self._idle = None if waiting else (view, begin)
             return begin
@@ -145,7 +145,7 @@ class Stream:
             if deadline.expired:
                 cause = self._catalog.trouble.first
                 raise BrokerNotFound(
-                    f"no broker answers for {positions.listed(missing)}, which this run has to read to its end",
+                    f"no broker answers for {starting_offsets.listed(missing)}, which this run has to read to its end",
                     cause.addr if cause else None,
                     remark=cause.message if cause else None,
                     remedy="Look at the brokers, or raise option 'readDeadline'",

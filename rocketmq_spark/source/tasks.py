@@ -48,11 +48,11 @@ def partitions(routes: RouteReader, tasks: Sequence[Iterable[OffsetRange]]) -> l
             known[broker_name] = routes.address(broker_name)
         except RocketMQError as e:
             logger.info("tasks look up broker %s themselves: %s", broker_name, e)
-    found = []
+    planned = []
     for task in tasks:
         names = sorted({r.queue.broker_name for r in task} & known.keys())
-        found.append(RangePartition(tuple(task), tuple((name, known[name]) for name in names)))
-    return found
+        planned.append(RangePartition(tuple(task), tuple((name, known[name]) for name in names)))
+    return planned
 
 
 def read(options: Options, columns: tuple[Column, ...], partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -70,10 +70,10 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
     lost = functools.partial(_lost, options)
     by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
     for (broker_name, filtered), group in groupby(by_place, key=lambda r: _stream_of(options, r)):
-        found = reading.read(puller, list(group), lost, filtered, addresses.get(broker_name))
-        decoder = Decoder(found.queues, columns, options.include_properties, filtered, found.usable, found.bounded, bad)
-        for window in found.windows():
-            yield from filter(len, decoder.batches(window, _PORTION_BYTES))
+        pulls = reading.read(puller, list(group), lost, filtered, addresses.get(broker_name))
+        decoder = Decoder(pulls.queues, columns, options.include_properties, filtered, pulls.usable, pulls.bounded, bad)
+        for fetched in pulls.fetch():
+            yield from filter(len, decoder.batches(fetched, _PORTION_BYTES))
     bad.summary()
 
 

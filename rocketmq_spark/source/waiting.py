@@ -19,7 +19,7 @@ from rocketmq_spark.retry import Trouble
 from rocketmq_spark.source.catalog import Catalog
 from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.offsets import Bounds
-from rocketmq_spark.source.positions import listed
+from rocketmq_spark.source.starting_offsets import listed
 
 logger = logging.getLogger(__name__)
 

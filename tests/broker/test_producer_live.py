@@ -12,7 +12,6 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageRefused, RouteNotFound, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
@@ -23,6 +22,7 @@ from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from tests.broker.recording import RecordingSender, recorded
 from tests.witness import JavaPeer
@@ -84,7 +84,7 @@ def test_11_15_a_queue_may_be_named_in_the_first_send_of_a_client(
         elif mode == "batch":
             assert producer.send_batch([message], queue=queue).queue == queue
         else:
-            engine, done = Engine(fresh.sender, settings, Clockwork("live")), Future[Any]()
+            engine, done = Engine(fresh.sender, settings, Timer("live")), Future[Any]()
             request = batch_request(encode_batch([BatchItem(b"x", "")]), {}, settings, 0)
             engine.submit(Outgoing(rocketmq_topic, request, 10.0, queue, ordered=True, done=done.set_result))
             assert done.result(10).outcome.queue == queue

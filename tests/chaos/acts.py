@@ -17,7 +17,7 @@ from tests.chaos.pipeline import AGAIN, COPIED, FILES, Driver, Producers
 from tests.mockbroker import eventually
 
 DELETE_EXPIRED_COMMITLOG = 329
-MOST_QUEUES = 4
+MAX_QUEUES = 4
 LONGEST_S = 12.0
 
 # Nothing is deleted by itself, and all but the newest file when it is asked for.
@@ -122,7 +122,7 @@ class Acts:
         return f"{name} deletes old files"
 
     def more_queues(self) -> str:
-        if self.queues == MOST_QUEUES:
+        if self.queues == MAX_QUEUES:
             return "no more queues"
         self.queues += 1
         for topic in (FILES, COPIED):

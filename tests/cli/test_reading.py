@@ -10,7 +10,7 @@ from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.window import Piece, Window
+from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.session import Producer
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.cli.conftest import eventually
@@ -71,8 +71,8 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
             yield message
 
     class Watched(reading.Held):
-        def take(self, window, piece):
-            super().take(window, piece)
+        def take(self, fetched, piece):
+            super().take(fetched, piece)
             held.append((self._bytes, len(self._answers)))
 
     monkeypatch.setattr(reading, "decode_leniently", counted)
@@ -108,7 +108,7 @@ def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader,
 def test_how_far_the_next_look_goes(pieces, went):
     held = reading.Held(1000)
     for start, end, size in pieces:
-        held.take(Window(np.zeros(size, np.uint8), []), Piece(0, start, end, end, 0, size))
+        held.take(Fetched(np.zeros(size, np.uint8), []), Piece(0, start, end, end, 0, size))
     assert held.went(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went
     assert [piece.start for piece, _ in held.answers()] == [start for start, *_ in pieces if start < went[0]]
 

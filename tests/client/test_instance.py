@@ -21,7 +21,7 @@ from rocketmq_spark.wire.subscription import parse_subscription
 from tests.client.conftest import Parts
 from tests.harness import store
 from tests.mockbroker import WAIT_S, MockBroker, eventually, never, ok, refuse, route
-from tests.producer.scripted import ManualClockwork, Time
+from tests.producer.scripted import ManualTimer, Time
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 
@@ -162,7 +162,7 @@ def test_1_1_a_heartbeat_soon_and_every_thirty_seconds_however_many_there_are(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, told = Time(), list[float]()
-    instance = Instance(Groups(), parts.calls, parts.routes, "me", lambda name: ManualClockwork(clock))
+    instance = Instance(Groups(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
     monkeypatch.setattr(instance, "heartbeat", lambda deadline: told.append(round(clock.now - 1000, 3)))
     silent, first, second, quick = Member("a", 0.0), Member("a", 30.0), Member("b", 30.0), Member("c", 2.0)
     instance.join(silent)
@@ -194,7 +194,7 @@ def test_what_fails_stops_no_heartbeat(parts: Parts, broker: MockBroker, caplog:
         raise LocalProtocolError("no subscription")
 
     caplog.set_level("INFO")
-    instance = Instance(Groups(), parts.calls, parts.routes, "me", lambda name: ManualClockwork(clock))
+    instance = Instance(Groups(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
     instance.join(Member("g", membership=membership))
     clock.advance(65)
     assert len(tries) == 3

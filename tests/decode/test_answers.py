@@ -11,9 +11,9 @@ from rocketmq_spark.decode import answers
 from rocketmq_spark.decode.answers import Look
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.pull.window import Hole, Piece
+from rocketmq_spark.pull.fetched import Hole, Piece
 from rocketmq_spark.wire.messages import BatchItem, decode_leniently, encode_batch
-from tests.decode.windows import QUEUES, Answer, stored, window
+from tests.decode.fetching import QUEUES, Answer, fetch, stored
 
 
 def numbered(*offsets, **asked):
@@ -43,23 +43,23 @@ def inner(base, **asked):
     ],
 )
 def test_a_look_at_an_answer(answer, whole, beyond, holes):
-    first, found = answers.apart(window(numbered(7), answer))
+    first, found = answers.apart(fetch(numbered(7), answer))
     assert first == Look(True, False, [])
 
     assert found == Look(whole, beyond, [Hole(1, start, end) for start, end in holes])
 
 
-def placed(win, pieces):
+def placed(fetched, pieces):
     return [
         (piece.number, message.queue_offset)
         for piece in pieces
-        for message in answers.placed(decode_leniently(win.buffer[piece.begin : piece.end].tobytes(), "b"), piece)
+        for message in answers.placed(decode_leniently(fetched.buffer[piece.begin : piece.end].tobytes(), "b"), piece)
     ]
 
 
 def test_objects_and_columns_agree():
     """An answer that went beyond its end on a shifted queue, one on a healthy queue, one with a hole that is doubted."""
-    win = window(
+    fetched = fetch(
         numbered(0, 1, 3, 4, 5, number=0, start=0, limit=3, next_offset=5),
         numbered(0, 1, 2, 3, 4, number=1, start=0, limit=3, next_offset=5),
         numbered(0, 2, number=2, start=0, limit=3, next_offset=3),
@@ -74,18 +74,18 @@ def test_objects_and_columns_agree():
         return [piece._replace(limit=4 if piece.number == 0 else 3) for piece in pieces]
 
     wanted = [*((0, n) for n in (0, 1, 3)), *((1, n) for n in range(3))]
-    assert placed(win, answers.usable(win, on_holes, on_beyond)) == wanted
-    (batch,) = Decoder(QUEUES, on_holes=on_holes, on_beyond=on_beyond).batches(win, None)
+    assert placed(fetched, answers.usable(fetched, on_holes, on_beyond)) == wanted
+    (batch,) = Decoder(QUEUES, on_holes=on_holes, on_beyond=on_beyond).batches(fetched, None)
     assert batch.column("queueOffset").to_pylist() == [offset for _, offset in wanted]
     assert told[0] == told[1] == [Hole(2, 1, 2)]
 
 
 def test_only_answers_that_went_beyond_are_asked_about():
-    win = window(numbered(0, 1), numbered(2, 3, start=2, limit=3, next_offset=4))
+    fetched = fetch(numbered(0, 1), numbered(2, 3, start=2, limit=3, next_offset=4))
     asked = []
-    found = answers.usable(win, lambda pieces, holes: len(pieces), lambda pieces: asked.extend(pieces) or pieces)
-    assert asked == [win.pieces[1]]
-    assert found == win.pieces
+    found = answers.usable(fetched, lambda pieces, holes: len(pieces), lambda pieces: asked.extend(pieces) or pieces)
+    assert asked == [fetched.pieces[1]]
+    assert found == fetched.pieces
 
 
 # --- messages as objects

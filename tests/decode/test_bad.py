@@ -15,7 +15,7 @@ from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
-from tests.decode.windows import QUEUES, Answer, stored, text, window
+from tests.decode.fetching import QUEUES, Answer, fetch, stored, text
 
 COLUMNS = (*BASIC, *FULL, DECODE_ERROR)
 INNER = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
@@ -46,7 +46,7 @@ BAD = {
 def damaged(bad: bytes, **around: int):
     answers = [Answer([good(20 * i + n) for n in range(5)], number=0) for i in range(around.get("before", 0))]
     here = Answer([good(10), good(11), bad, good(13), good(14)], number=1, start=10, limit=15, next_offset=15)
-    return window(*answers, here, Answer([good(n) for n in range(3)], number=2))
+    return fetch(*answers, here, Answer([good(n) for n in range(3)], number=2))
 
 
 def rows(policy: str, bad: bytes, columns=COLUMNS, portion: int | None = None, **around: int):
@@ -109,36 +109,36 @@ def test_a_body_that_nobody_wants_need_not_be_readable(what):
 @pytest.mark.parametrize(("one", "two"), list(itertools.combinations(BAD, 2)))
 def test_both_paths_agree_where_several_are_bad(policy, one, two):
     here = Answer([good(10), BAD[one], good(13)], number=1, start=10, limit=14, next_offset=14)
-    win = window(here, Answer([BAD[two], good(13)], number=2, start=12, limit=14, next_offset=14))
-    found = [row for b in Decoder(QUEUES, COLUMNS, bad=Bad(policy)).batches(win, None) for row in b.to_pylist()]
-    assert found == Careful(QUEUES, COLUMNS, "user", bad=Bad(policy))(win).to_pylist()
+    fetched = fetch(here, Answer([BAD[two], good(13)], number=2, start=12, limit=14, next_offset=14))
+    found = [row for b in Decoder(QUEUES, COLUMNS, bad=Bad(policy)).batches(fetched, None) for row in b.to_pylist()]
+    assert found == Careful(QUEUES, COLUMNS, "user", bad=Bad(policy))(fetched).to_pylist()
 
 
 def test_an_unreadable_rest_of_an_answer_has_a_row_for_each_offset():
     rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
-    win = window(Answer([good(10), rest], start=10, limit=14, next_offset=14))
-    found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(win, None)
+    fetched = fetch(Answer([good(10), rest], start=10, limit=14, next_offset=14))
+    found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(fetched, None)
     assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11, 12, 13]
 
 
 def test_with_a_filter_nobody_knows_how_many_there_were():
     rest = b"\x00\x00\x00\x05" + good(12)[4:-20]
-    win = window(Answer([good(10), rest], start=10, limit=14, next_offset=14))
-    found = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG"), bad=Bad("null")).batches(win, None)
+    fetched = fetch(Answer([good(10), rest], start=10, limit=14, next_offset=14))
+    found = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG"), bad=Bad("null")).batches(fetched, None)
     assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11]
 
 
 def test_bad_messages_with_another_tag_are_none_of_ours():
-    win = window(Answer([good(10), stored(b"x", text(TAGS="b"), queue_offset=11, sys_flag=SysFlag.COMPRESSED)]))
-    (batch,) = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG")).batches(win, None)
+    fetched = fetch(Answer([good(10), stored(b"x", text(TAGS="b"), queue_offset=11, sys_flag=SysFlag.COMPRESSED)]))
+    (batch,) = Decoder(QUEUES, COLUMNS, "user", Filter("a", "TAG")).batches(fetched, None)
     assert batch.column("queueOffset").to_pylist() == [10]
 
 
 def test_inner_batches_among_bad_messages():
     items = [BatchItem(b"%d" % i, text(n=str(i)).decode()) for i in range(3)]
     inner = stored(encode_batch(items), sys_flag=INNER, queue_offset=11)
-    win = window(Answer([good(10), inner, unpackable(14), good(15)], start=10, limit=16, next_offset=16))
-    found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(win, None)
+    fetched = fetch(Answer([good(10), inner, unpackable(14), good(15)], start=10, limit=16, next_offset=16))
+    found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(fetched, None)
     assert [row["body"] for batch in found for row in batch.to_pylist()] == [b"10", b"0", b"1", b"2", None, b"15"]
 
 

@@ -7,7 +7,7 @@ from rocketmq_spark.decode import careful
 from rocketmq_spark.decode.schema import BASIC, FULL, Column, arrow_schema
 from rocketmq_spark.model import Filter
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
-from tests.decode.windows import QUEUES, Answer, one, stored, text, window
+from tests.decode.fetching import QUEUES, Answer, fetch, one, stored, text
 from tests.harness import unhex, vectors
 
 CASES = vectors("stored_messages")
@@ -16,7 +16,7 @@ CASES = vectors("stored_messages")
 def test_all_columns():
     columns = (*BASIC, *FULL)
     data = [unhex(case["stored"]) for case in CASES]
-    found = careful.decode(window(Answer(data, start=0)), QUEUES, columns, "all")
+    found = careful.decode(fetch(Answer(data, start=0)), QUEUES, columns, "all")
     assert found.schema.equals(arrow_schema(columns))
     messages = [decode_messages(one)[0] for one in data]
     for row, message in zip(found.to_pylist(), messages, strict=True):
@@ -32,7 +32,7 @@ def test_a_tag_filter_is_applied_to_the_messages_of_inner_batches():
     assert found.column("body").to_pylist() == [b"1", b"3"]
 
 
-def test_promoted_properties():
+def test_property_columns():
     columns = (Column("n", "bigint", arrow_schema(BASIC).field("queueOffset").type, "n"),)
     found = careful.decode(one(stored(properties=text(n="7")), stored(properties=text(n="x"))), QUEUES, columns, "none")
     assert found.to_pylist() == [{"n": 7}, {"n": None}]

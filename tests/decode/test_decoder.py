@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import careful, frames
+from rocketmq_spark.decode import careful, stored_messages
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.decode.schema import BASIC, FULL, arrow_schema
@@ -21,7 +21,7 @@ from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
-from tests.decode.windows import QUEUES, Answer, one, stored, text, window, windows
+from tests.decode.fetching import QUEUES, Answer, fetch, fetches, one, stored, text
 from tests.harness import unhex, vectors
 
 STORED = vectors("stored_messages")
@@ -29,25 +29,25 @@ PULLED = vectors("pull_bodies")
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def both(win, include="user", columns=(*BASIC, *FULL)):
+def both(fetched, include="user", columns=(*BASIC, *FULL)):
     """The batch, checked in itself and against the careful path."""
     decoder = Decoder(QUEUES, columns, include)
-    fast = decoder(win)
+    fast = decoder(fetched)
     fast.validate(full=True)
-    parts = list(decoder.batches(win, 300))
+    parts = list(decoder.batches(fetched, 300))
     assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([fast]))
     assert fast.schema.equals(arrow_schema(columns))
-    slow = careful.decode(win, QUEUES, columns, include)
+    slow = careful.decode(fetched, QUEUES, columns, include)
     assert rows(fast) == rows(slow)
     return fast
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 10), (5000, 1000), (3, 2 << 20), (20_000, 1)])
 def test_portions_are_the_batch_in_parts_of_about_a_mebibyte(count, size):
-    win = one(*(stored(bytes(size), text(TAGS="t"), queue_offset=i) for i in range(count)))
+    fetched = one(*(stored(bytes(size), text(TAGS="t"), queue_offset=i) for i in range(count)))
     decoder = Decoder(QUEUES)
-    whole = decoder(win)
-    portions = list(decoder.batches(win, 1 << 20))
+    whole = decoder(fetched)
+    portions = list(decoder.batches(fetched, 1 << 20))
     assert pa.Table.from_batches(portions).combine_chunks().to_batches() == [whole]
     assert all(len(portion) == 1 or portion.nbytes <= (1 << 20) + 4096 for portion in portions)
     assert len(portions) == 1 or portions[0].nbytes >= min(size, 1 << 19)
@@ -81,7 +81,7 @@ def test_stored_messages_of_java(case):
     assert (row["topic"], row["brokerName"]) == ("t", "broker-a")
 
 
-def test_all_stored_messages_of_java_in_one_window():
+def test_all_stored_messages_of_java_in_one_buffer():
     found = both(one(*(unhex(case["stored"]) for case in STORED)), "all")
     assert found.column("body").to_pylist() == [unhex(case["decoded"]["body"]) for case in STORED]
 
@@ -89,7 +89,7 @@ def test_all_stored_messages_of_java_in_one_window():
 @numbered([case for case in PULLED if case["label"] == "whole"])
 def test_pulled_bodies_of_java(case):
     body = unhex(case["body"])
-    found = both(window(Answer([body] if body else [], start=-(1 << 63), next_offset=(1 << 63) - 1)), "all")
+    found = both(fetch(Answer([body] if body else [], start=-(1 << 63), next_offset=(1 << 63) - 1)), "all")
     assert found.num_rows == case["count"]
     for row, expected in zip(found.to_pylist(), case["decoded"], strict=True):
         assert row["queueOffset"] == expected["queue_offset"]
@@ -98,7 +98,7 @@ def test_pulled_bodies_of_java(case):
 
 @numbered([case for case in PULLED if case["label"] != "whole"])
 def test_bodies_that_java_gives_up_silently_are_errors(case):
-    data = window(Answer([unhex(case["body"])], start=5, limit=9, next_offset=9))
+    data = fetch(Answer([unhex(case["body"])], start=5, limit=9, next_offset=9))
     with pytest.raises(DecodeError, match="at or after offset 5"):
         Decoder(QUEUES)(data)
 
@@ -109,56 +109,56 @@ LENIENT = settings(
 
 
 @LENIENT
-@given(windows(), st.sampled_from(["none", "user", "all"]))
-def test_random_windows(win, include):
-    both(win, include)
+@given(fetches(), st.sampled_from(["none", "user", "all"]))
+def test_random_messages(fetched, include):
+    both(fetched, include)
 
 
 @settings(LENIENT, max_examples=100)
-@given(windows(inner=True), st.sampled_from(["user", "all"]))
-def test_random_windows_with_inner_batches(win, include):
-    both(win, include)
+@given(fetches(inner=True), st.sampled_from(["user", "all"]))
+def test_random_messages_with_inner_batches(fetched, include):
+    both(fetched, include)
 
 
 @settings(LENIENT, max_examples=60)
-@given(windows(), st.permutations(BASIC), st.integers(1, len(BASIC)))
-def test_any_columns(win, columns, count):
-    both(win, columns=tuple(columns[:count]))
+@given(fetches(), st.permutations(BASIC), st.integers(1, len(BASIC)))
+def test_any_columns(fetched, columns, count):
+    both(fetched, columns=tuple(columns[:count]))
 
 
 @settings(LENIENT, max_examples=60)
-@given(windows(most=40))
-def test_answers_in_lock_step(win):
-    begins, ends = (np.array([getattr(p, name) for p in win.pieces], np.int64) for name in ("begin", "end"))
-    together = frames._in_lock_step(win.buffer, begins, ends)
-    in_turn = frames._one_by_one(win.buffer, begins, ends)
+@given(fetches(max_answers=40))
+def test_answers_in_lock_step(fetched):
+    begins, ends = (np.array([getattr(p, name) for p in fetched.pieces], np.int64) for name in ("begin", "end"))
+    together = stored_messages._in_lock_step(fetched.buffer, begins, ends)
+    in_turn = stored_messages._one_by_one(fetched.buffer, begins, ends)
     assert [part.tolist() for part in together] == [part.tolist() for part in in_turn]
-    both(win)
+    both(fetched)
 
 
 @settings(LENIENT, max_examples=500)
-@given(windows(most=2, beyond=0), st.data())
-def test_damaged_windows_are_refused_or_read_the_same_by_both(win, data):
-    body = [i for piece in win.pieces for i in range(piece.begin, piece.end)]
+@given(fetches(max_answers=2, beyond=0), st.data())
+def test_damaged_messages_are_refused_or_read_the_same_by_both(fetched, data):
+    body = [i for piece in fetched.pieces for i in range(piece.begin, piece.end)]
     if not body:
         return
     for _ in range(data.draw(st.integers(1, 3))):
         # Only where lengths, magic and flags stand: most other damage is content.
-        win.buffer[data.draw(st.sampled_from(body))] = data.draw(st.integers(0, 255))
-    assert outcome(lambda: rows(Decoder(QUEUES)(win))) == outcome(
-        lambda: rows(careful.decode(win, QUEUES, BASIC, "user"))
+        fetched.buffer[data.draw(st.sampled_from(body))] = data.draw(st.integers(0, 255))
+    assert outcome(lambda: rows(Decoder(QUEUES)(fetched))) == outcome(
+        lambda: rows(careful.decode(fetched, QUEUES, BASIC, "user"))
     )
 
 
 def test_a_message_without_length_is_told_behind_one_whose_offset_is_damaged():
     first, second = stored(b"a", queue_offset=1), stored(b"b", queue_offset=2)
-    win = window(Answer([first, second], start=0, limit=3, next_offset=3))
-    begin = win.pieces[0].begin
-    win.buffer[begin + 20] = 1  # the offset's highest byte
-    win.buffer[begin + len(first) + 3] = 1
-    win.buffer[begin + len(first) + 2] = 0
-    assert outcome(lambda: rows(Decoder(QUEUES)(win))) is DecodeError
-    assert outcome(lambda: rows(careful.decode(win, QUEUES, BASIC, "user"))) is DecodeError
+    fetched = fetch(Answer([first, second], start=0, limit=3, next_offset=3))
+    begin = fetched.pieces[0].begin
+    fetched.buffer[begin + 20] = 1  # the offset's highest byte
+    fetched.buffer[begin + len(first) + 3] = 1
+    fetched.buffer[begin + len(first) + 2] = 0
+    assert outcome(lambda: rows(Decoder(QUEUES)(fetched))) is DecodeError
+    assert outcome(lambda: rows(careful.decode(fetched, QUEUES, BASIC, "user"))) is DecodeError
 
 
 def outcome(decode):
@@ -192,8 +192,8 @@ def test_properties_left_out_are_null():
 
 def test_of_a_repeated_name_the_last_value_counts():
     properties = b"a\x01one\x02TAGS\x01x\x02a\x01two\x02TAGS\x01y\x02"
-    for win in (one(stored(properties=properties)), one(stored(properties=properties), stored(queue_offset=1))):
-        row = both(win).to_pylist()[0]
+    for fetched in (one(stored(properties=properties)), one(stored(properties=properties), stored(queue_offset=1))):
+        row = both(fetched).to_pylist()[0]
         assert (row["tags"], row["properties"]) == ("y", [("a", "two")])
 
 
@@ -209,10 +209,10 @@ def test_compressed_bodies(kind):
     body = b"compress me " * 500
     flags = SysFlag.COMPRESSED | kind
     packed = compression.compress(body, kind or SysFlag.ZLIB)
-    win = one(
+    fetched = one(
         stored(packed, sys_flag=flags), stored(b"plain", queue_offset=1), stored(b"", sys_flag=flags, queue_offset=2)
     )
-    assert both(win).column("body").to_pylist() == [body, b"plain", b""]
+    assert both(fetched).column("body").to_pylist() == [body, b"plain", b""]
 
 
 @pytest.mark.parametrize("flags", [0x1, 0x101, 0x4001, -0x7FFFFFFF, 0x3D])
@@ -228,28 +228,28 @@ def test_system_flags_do_not_depend_on_neighbours(flags, body):
 
 
 def test_a_broken_compressed_body_names_its_message():
-    win = window(Answer([stored(b"no zlib", sys_flag=SysFlag.COMPRESSED, queue_offset=41)], number=2))
+    fetched = fetch(Answer([stored(b"no zlib", sys_flag=SysFlag.COMPRESSED, queue_offset=41)], number=2))
     with pytest.raises(DecodeError, match=r"the message at offset 41 .*queue u/b/3"):
-        Decoder(QUEUES)(win)
+        Decoder(QUEUES)(fetched)
 
 
 @pytest.mark.parametrize("born", [4, 16])
 @pytest.mark.parametrize("host", [4, 16])
 def test_addresses_of_both_families(born, host):
-    win = one(
+    fetched = one(
         stored(b"body", text(a="1"), born=(b"\x01" * born, 5), stored=(b"\x02" * host, 10911), log_offset=77),
         stored(b"other", text(a="2"), queue_offset=1),
     )
-    row = both(win).to_pylist()[0]
+    row = both(fetched).to_pylist()[0]
     assert row["msgId"] == (b"\x02" * host + struct.pack(">iq", 10911, 77)).hex().upper()
     assert (row["body"], row["properties"]) == (b"body", [("a", "1")])
 
 
 def test_long_topics():
-    win = one(
+    fetched = one(
         *(stored(b"b", text(a="1"), topic=topic, queue_offset=i) for i, topic in enumerate(["n" * 200, "t", "m" * 127]))
     )
-    assert both(win).column("properties").to_pylist() == [[("a", "1")]] * 3
+    assert both(fetched).column("properties").to_pylist() == [[("a", "1")]] * 3
 
 
 def test_inner_batches_are_unwrapped_and_cut_at_the_start():
@@ -257,18 +257,18 @@ def test_inner_batches_are_unwrapped_and_cut_at_the_start():
     outer = stored(
         encode_batch(items), text(INNER_NUM="4"), sys_flag=SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH, queue_offset=10
     )
-    win = window(Answer([outer, stored(b"next", queue_offset=14)], start=12, limit=15, next_offset=15))
-    found = both(win)
+    fetched = fetch(Answer([outer, stored(b"next", queue_offset=14)], start=12, limit=15, next_offset=15))
+    found = both(fetched)
     assert found.column("queueOffset").to_pylist() == [12, 13, 14]
     assert found.column("body").to_pylist() == [b"2", b"3", b"next"]
 
 
 def test_what_was_not_asked_for_is_dropped_only_where_the_broker_went_beyond():
     many = [stored(b"%d" % i, queue_offset=i) for i in range(5)]
-    asked_for_three = window(Answer(many, start=0, limit=3, next_offset=5))
+    asked_for_three = fetch(Answer(many, start=0, limit=3, next_offset=5))
     assert both(asked_for_three).column("queueOffset").to_pylist() == [0, 1, 2]
     # A queue whose index was shifted: positions 0 to 2 hold messages that say 0, 2 and 3.
-    shifted = window(Answer([many[0], many[2], many[3]], start=0, limit=3, next_offset=3))
+    shifted = fetch(Answer([many[0], many[2], many[3]], start=0, limit=3, next_offset=3))
     assert both(shifted).column("queueOffset").to_pylist() == [0, 2, 3]
 
 
@@ -277,7 +277,7 @@ def test_an_answer_that_went_beyond_beside_one_of_a_shifted_queue():
     beyond = Answer([stored(queue_offset=i) for i in range(5)], number=0, start=0, limit=3, next_offset=5)
     shifted = Answer([stored(queue_offset=i) for i in (0, 2, 3)], number=1, start=0, limit=3, next_offset=3)
     for order in ((beyond, shifted), (shifted, beyond)):
-        found = both(window(*order)).select(["brokerName", "queueOffset"]).to_pylist()
+        found = both(fetch(*order)).select(["brokerName", "queueOffset"]).to_pylist()
         places = sorted((row["brokerName"], row["queueOffset"]) for row in found)
         assert places == [*(("broker-a", n) for n in (0, 1, 2)), *(("broker-b", n) for n in (0, 2, 3))]
 
@@ -296,7 +296,7 @@ def test_where_a_filtered_answer_went_beyond_on_a_shifted_queue_its_end_is_asked
         return [piece._replace(limit=4 if piece.number == 0 else 3) for piece in pieces]
 
     decoder = Decoder(QUEUES, filtered=Filter("a"), on_beyond=on_beyond, bad=Bad("null"))
-    found = pa.Table.from_batches(decoder.batches(window(Answer(made, 0, 0, 3, 5), healthy), None)).to_pylist()
+    found = pa.Table.from_batches(decoder.batches(fetch(Answer(made, 0, 0, 3, 5), healthy), None)).to_pylist()
     places = [(row["brokerName"], row["queueOffset"]) for row in found]
     expected = [*(("broker-a", n) for n in (0, 1, 3)), *(("broker-b", n) for n in range(3))]
     assert sorted(places) == expected
@@ -307,17 +307,17 @@ def test_an_answer_whose_messages_all_lie_before_its_end_is_not_asked_about():
     def on_beyond(pieces):
         raise AssertionError(pieces)
 
-    win = window(Answer([stored(queue_offset=i) for i in range(3)], start=0, limit=3, next_offset=9))
-    assert Decoder(QUEUES, on_beyond=on_beyond)(win).num_rows == 3
+    fetched = fetch(Answer([stored(queue_offset=i) for i in range(3)], start=0, limit=3, next_offset=9))
+    assert Decoder(QUEUES, on_beyond=on_beyond)(fetched).num_rows == 3
 
 
 def test_nothing_left_is_an_empty_batch():
-    assert both(window(Answer([stored(queue_offset=7)], start=0, limit=7, next_offset=8))).num_rows == 0
+    assert both(fetch(Answer([stored(queue_offset=7)], start=0, limit=7, next_offset=8))).num_rows == 0
 
 
 def test_topic_and_broker_are_those_of_the_queue_that_was_asked():
-    win = window(*(Answer([stored(queue_offset=i)], number=i) for i in range(3)))
-    assert both(win).select(["topic", "brokerName"]).to_pylist() == [
+    fetched = fetch(*(Answer([stored(queue_offset=i)], number=i) for i in range(3)))
+    assert both(fetched).select(["topic", "brokerName"]).to_pylist() == [
         {"topic": queue.topic, "brokerName": queue.broker_name} for queue in QUEUES
     ]
 
@@ -349,17 +349,17 @@ def test_malformed_messages_name_queue_and_offset(why, bad, before):
     good = [Answer([stored(queue_offset=i)], number=0) for i in range(before)]
     bad_answer = Answer([stored(queue_offset=29), bad], number=1, start=29, limit=31, next_offset=31)
     with pytest.raises(DecodeError, match=r"at or after offset 29 .*queue t/broker-b/3") as caught:
-        Decoder(QUEUES)(window(*good, bad_answer))
+        Decoder(QUEUES)(fetch(*good, bad_answer))
     assert "rocketmq-spark tail" in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_values_outlive_the_window():
-    """Buffers of windows are used again: nothing of a batch may point into one."""
-    win = one(*(stored(b"%03d" % i, text(TAGS="t", UNIQ_KEY=f"{i:032}", a="b"), queue_offset=i) for i in range(50)))
-    found = Decoder(QUEUES)(win)
+def test_values_outlive_the_buffer():
+    """Buffers are used again: nothing of a batch may point into one."""
+    fetched = one(*(stored(b"%03d" % i, text(TAGS="t", UNIQ_KEY=f"{i:032}", a="b"), queue_offset=i) for i in range(50)))
+    found = Decoder(QUEUES)(fetched)
     before = found.to_pylist()
-    win.buffer[:] = 0
+    fetched.buffer[:] = 0
     assert found.to_pylist() == before
 
 

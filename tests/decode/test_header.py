@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.decode import frames
 from rocketmq_spark.decode import properties as props
+from rocketmq_spark.decode import stored_messages
 from rocketmq_spark.decode.header import offset_message_ids
 from rocketmq_spark.decode.rows import Located
 from rocketmq_spark.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
 from rocketmq_spark.wire.identifiers import host_text
-from tests.decode.windows import QUEUES, one, stored
+from tests.decode.fetching import QUEUES, one, stored
 from tests.harness import unhex, vectors
 
 CASES = vectors("stored_messages")
@@ -18,8 +18,8 @@ COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
 
 
 def values(messages, name):
-    win = one(*messages)
-    located = Located(frames.read(win.buffer, win.pieces), props.Columns(), QUEUES)
+    fetched = one(*messages)
+    located = Located(stored_messages.locate(fetched.buffer, fetched.pieces), props.Columns(), QUEUES)
     made = COLUMNS[name].fast(located, COLUMNS[name].arrow)
     made.validate(full=True)
     assert made.type == COLUMNS[name].arrow
@@ -69,6 +69,6 @@ def test_times_beyond_the_calendar_become_its_ends():
 
 
 def test_no_messages():
-    win = one()
-    assert offset_message_ids(frames.read(win.buffer, win.pieces)).to_pylist() == []
+    fetched = one()
+    assert offset_message_ids(stored_messages.locate(fetched.buffer, fetched.pieces)).to_pylist() == []
     assert values([], "bornHost") == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.decode import properties as props
 from rocketmq_spark.wire.properties import decode_properties, is_reserved
-from tests.decode.windows import SLACK, clean_properties, odd_properties
+from tests.decode.fetching import SLACK, clean_properties, odd_properties
 from tests.harness import unhex, vectors
 
 
@@ -34,7 +34,7 @@ _UNIFORM = st.lists(st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"a", b"b"])
 @given(_UNIFORM | st.lists(odd_properties(), max_size=6))
 def test_columns(strings):
     rows = model(strings)
-    made = columns(strings, properties="all", promoted=("a", "region", "user-property-with-a-long-name"))
+    made = columns(strings, properties="all", property_columns=("a", "region", "user-property-with-a-long-name"))
     for column, name in ((made.tags, "TAGS"), (made.msg_id, "UNIQ_KEY")):
         assert column.to_pylist() == [row.get(name) for row in rows]
     assert made.keys.to_pylist() == [
@@ -42,7 +42,7 @@ def test_columns(strings):
     ]
     assert [dict(row) for row in made.properties.to_pylist()] == rows
     assert sum(map(len, made.properties.to_pylist())) == sum(map(len, rows)), "no name twice"
-    for name, column in made.promoted.items():
+    for name, column in made.property_columns.items():
         column.validate(full=True)
         assert column.to_pylist() == [row.get(name) for row in rows]
 
@@ -57,7 +57,7 @@ def test_the_users_own(strings):
 
 def test_only_what_is_wanted_is_made():
     made = columns([b"TAGS\x01a\x02"], tags=False, keys=False, msg_id=False, properties="none")
-    assert (made.tags, made.keys, made.msg_id, made.properties, made.promoted) == (None, None, None, None, {})
+    assert (made.tags, made.keys, made.msg_id, made.properties, made.property_columns) == (None, None, None, None, {})
     assert not props.Wanted(False, False, False, "none").anything
     assert props.Wanted(False, False, False, "none", ("x",)).anything
 

@@ -13,13 +13,13 @@ from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.decode.schema import BASIC, FULL, Column
-from rocketmq_spark.pull.window import Window
-from tests.decode.windows import QUEUES, Answer, Style, clean_properties, messages, odd_properties, stored, window
+from rocketmq_spark.pull.fetched import Fetched
+from tests.decode.fetching import QUEUES, Answer, Style, clean_properties, fetch, messages, odd_properties, stored
 
 # Room for the messages of an inner batch.
 STEP = 10
-PROMOTED = {"int": pa.int32(), "double": pa.float64(), "boolean": pa.bool_()}
-COLUMNS = (*BASIC, *FULL, *(Column(f"p{kind}", kind, arrow, "region") for kind, arrow in PROMOTED.items()))
+PROPERTY_TYPES = {"int": pa.int32(), "double": pa.float64(), "boolean": pa.bool_()}
+COLUMNS = (*BASIC, *FULL, *(Column(f"p{kind}", kind, arrow, "region") for kind, arrow in PROPERTY_TYPES.items()))
 
 
 @st.composite
@@ -44,9 +44,9 @@ def answer(log: list[bytes], start: int, end: int) -> Answer:
     return Answer(log[start:end], 0, start * STEP, end * STEP, end * STEP)
 
 
-def read(win: Window, portion_bytes: int | None) -> list[dict[str, Any]]:
+def read(fetched: Fetched, portion_bytes: int | None) -> list[dict[str, Any]]:
     decoder = Decoder(QUEUES, COLUMNS, "all", bad=Bad("null"))
-    found = [row for batch in decoder.batches(win, portion_bytes) for row in batch.to_pylist()]
+    found = [row for batch in decoder.batches(fetched, portion_bytes) for row in batch.to_pylist()]
     for row in found:
         if row["properties"] is not None:
             row["properties"] = sorted(row["properties"])
@@ -56,12 +56,12 @@ def read(win: Window, portion_bytes: int | None) -> list[dict[str, Any]]:
 @given(logs(), st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_message_reads_the_same_alone_among_others_and_in_a_replay_with_other_limits(log, data):
-    alone = [row for i in range(len(log)) for row in read(window(answer(log, i, i + 1)), None)]
-    assert read(window(answer(log, 0, len(log))), None) == alone
+    alone = [row for i in range(len(log)) for row in read(fetch(answer(log, i, i + 1)), None)]
+    assert read(fetch(answer(log, 0, len(log))), None) == alone
     cuts = sorted(data.draw(st.sets(st.integers(1, len(log)), max_size=4), label="answers end at") | {0, len(log)})
     answers = [answer(log, a, b) for a, b in itertools.pairwise(cuts)]
     portion = data.draw(st.integers(1, 2000) | st.none(), label="bytes of a portion")
-    first = data.draw(st.integers(1, len(answers)), label="answers in the first window")
-    replayed = read(window(*answers[:first]), portion)
-    replayed += read(window(*answers[first:]), portion) if answers[first:] else []
+    first = data.draw(st.integers(1, len(answers)), label="answers in the first buffer")
+    replayed = read(fetch(*answers[:first]), portion)
+    replayed += read(fetch(*answers[first:]), portion) if answers[first:] else []
     assert replayed == alone

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.decode import frames, rows
 from rocketmq_spark.decode import properties as props
+from rocketmq_spark.decode import rows, stored_messages
 from rocketmq_spark.decode.rows import Located
 from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.wire.messages import decode_messages
-from tests.decode.windows import QUEUES, Answer, stored, text, window
+from tests.decode.fetching import QUEUES, Answer, fetch, stored, text
 
 ALL = (*BASIC, *FULL, DECODE_ERROR)
 MESSAGES = [
@@ -22,8 +22,8 @@ MESSAGES = [
 @pytest.mark.parametrize("include", ["none", "user", "all"])
 @pytest.mark.parametrize("column", ALL, ids=lambda column: column.name)
 def test_both_ways_give_the_same(column, include):
-    win = window(Answer(MESSAGES[:1], 0), Answer(MESSAGES[1:], 2))
-    found = frames.read(win.buffer, win.pieces)
+    fetched = fetch(Answer(MESSAGES[:1], 0), Answer(MESSAGES[1:], 2))
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     made = props.Columns()
     if found:
         pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
@@ -42,7 +42,7 @@ def one_message(data):
 
 
 def test_a_column_of_the_queue_is_one_constant_where_all_queues_agree(monkeypatch):
-    win = window(Answer(MESSAGES, 0))
-    located = Located(frames.read(win.buffer, win.pieces), props.Columns(), QUEUES[:2])
+    fetched = fetch(Answer(MESSAGES, 0))
+    located = Located(stored_messages.locate(fetched.buffer, fetched.pieces), props.Columns(), QUEUES[:2])
     monkeypatch.setattr(rows.slices, "integers", lambda *a: pytest.fail("looked at rows"))
     assert located.of_queue("topic").to_pylist() == ["t", "t"]

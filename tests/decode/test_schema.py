@@ -13,7 +13,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL, arrow_schema, chosen, columns_of, ddl
 from rocketmq_spark.errors import OptionError
-from tests.decode.windows import QUEUES, one, stored, text
+from tests.decode.fetching import QUEUES, one, stored, text
 from tests.schemas import struct
 
 BASIC_NAMES = [column.name for column in BASIC]
@@ -49,15 +49,15 @@ def test_each_batch_has_the_schema_that_spark_expects(given):
     expected = to_arrow_schema(struct(ddl(columns)), timezone="UTC")
     assert arrow_schema(columns).equals(expected)
     decoder = Decoder(QUEUES, columns, found.include_properties)
-    windows = [
+    examples = [
         one(),
         one(stored()),
         one(stored(b"b", text(TAGS="t", KEYS="k", UNIQ_KEY="u", a="7"))),
         one(*(stored(b"b", text(a="x"), queue_offset=i) for i in range(50))),
         one(stored(properties=b"odd"), stored(born=(bytes(16), 1), sys_flag=1, body=b"")),
     ]
-    for win in windows:
-        assert decoder(win).schema.equals(expected)
+    for fetched in examples:
+        assert decoder(fetched).schema.equals(expected)
 
 
 def test_the_help_of_metadata_names_the_columns_that_it_adds():
@@ -94,8 +94,8 @@ def test_a_schema_that_does_not_fit_is_refused():
 
 
 def test_a_column_travels_as_what_it_is_called():
-    promoted = columns_of(options(propertyColumns="n:bigint"))[-1]
-    for column in (*BASIC, *FULL, DECODE_ERROR, replace(BASIC[2], name="QUEUEID"), promoted):
+    property_column = columns_of(options(propertyColumns="n:bigint"))[-1]
+    for column in (*BASIC, *FULL, DECODE_ERROR, replace(BASIC[2], name="QUEUEID"), property_column):
         data = pickle.dumps(column)
         again = pickle.loads(data)
         assert (again, again.fast, again.reference) == (column, column.fast, column.reference)

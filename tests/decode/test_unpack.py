@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import frames, unpack
+from rocketmq_spark.decode import stored_messages, unpack
 from rocketmq_spark.decode.careful import Careful
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
-from tests.decode.windows import QUEUES, one, stored
+from tests.decode.fetching import QUEUES, one, stored
 
 KINDS = [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD]
 
@@ -23,8 +23,8 @@ def zeros(size: int, offset: int, kind: int = SysFlag.ZSTD) -> bytes:
     return stored(body, queue_offset=offset, sys_flag=SysFlag.COMPRESSED | kind)
 
 
-def sizes(win, rows: slice, portion: int | None) -> list[list[int | None]]:
-    found = frames.read(win.buffer, win.pieces)
+def sizes(fetched, rows: slice, portion: int | None) -> list[list[int | None]]:
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     return [[None if b is None else len(b) for b in part.bodies] for part in unpack.parts(found, rows, portion)]
 
 
@@ -40,8 +40,8 @@ def sizes(win, rows: slice, portion: int | None) -> list[list[int | None]]:
     ],
 )
 def test_a_part_ends_as_soon_as_it_is_full(portion, expected):
-    win = one(*(zeros(100 * i, i) for i in range(1, 5)))
-    assert sizes(win, slice(0, 4), portion) == expected
+    fetched = one(*(zeros(100 * i, i) for i in range(1, 5)))
+    assert sizes(fetched, slice(0, 4), portion) == expected
 
 
 def test_nothing_is_one_part():
@@ -50,8 +50,8 @@ def test_nothing_is_one_part():
 
 def test_what_is_bad_is_told_by_its_place_in_the_part():
     bad = stored(b"x", sys_flag=SysFlag.COMPRESSED, queue_offset=2)
-    win = one(zeros(50, 0), zeros(50, 1), bad, stored(b"plain", queue_offset=3))
-    found = frames.read(win.buffer, win.pieces)
+    fetched = one(zeros(50, 0), zeros(50, 1), bad, stored(b"plain", queue_offset=3))
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     first, second = unpack.parts(found, slice(0, 4), 100)
     assert (first.begin, second.begin, second.bodies) == (0, 2, [None, b"plain"])
     assert list(second.reasons) == [0]
@@ -61,9 +61,9 @@ def test_what_is_bad_is_told_by_its_place_in_the_part():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decode", [Decoder(QUEUES), Careful(QUEUES, BASIC, "user")], ids=["fast", "careful"])
 def test_megabytes_of_zeros_come_in_many_batches(kind, decode):
-    """Of a window of some kilobytes."""
-    win = one(*(zeros(1 << 20, i, kind) for i in range(16)))
-    batches = list(decode.batches(win, 1 << 20))
+    """Of a buffer of some kilobytes."""
+    fetched = one(*(zeros(1 << 20, i, kind) for i in range(16)))
+    batches = list(decode.batches(fetched, 1 << 20))
     assert [len(batch) for batch in batches] == [1] * 16
     assert pa.Table.from_batches(batches).column("queueOffset").to_pylist() == list(range(16))
 
@@ -72,8 +72,8 @@ def test_compressed_inner_batches_come_in_many_batches():
     inner = encode_batch([BatchItem(bytes(1 << 19), "") for _ in range(4)])
     packed = compression.compress(inner, SysFlag.ZSTD)
     flags = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH | SysFlag.COMPRESSED | SysFlag.ZSTD
-    win = one(*(stored(packed, queue_offset=4 * i, sys_flag=flags) for i in range(4)))
-    assert [len(batch) for batch in Decoder(QUEUES).batches(win, 1 << 20)] == [2] * 8
+    fetched = one(*(stored(packed, queue_offset=4 * i, sys_flag=flags) for i in range(4)))
+    assert [len(batch) for batch in Decoder(QUEUES).batches(fetched, 1 << 20)] == [2] * 8
 
 
 def test_the_columns_tell_what_is_bad():

@@ -105,16 +105,16 @@ def test_equals_the_row_wise_encoding(made, data):
 
 
 @given(rows(), st.integers(1, 300))
-def test_chunks_are_whole_items_in_order(made, most):
+def test_chunks_are_whole_items_in_order(made, max_bytes):
     encoded = encoder()(batch_of(made))
-    chunks = [(decode_batch(chunk.body), len(chunk.body), chunk.rows) for chunk in encoded.chunks(most)]
+    chunks = [(decode_batch(chunk.body), len(chunk.body), chunk.rows) for chunk in encoded.chunks(max_bytes)]
     assert [bytes(item.body) for items, _, _ in chunks for item in items] == [row[0] for row in made]
     for items, size, count in chunks:
         assert len(items) == count > 0
-        assert size <= most or count == 1
+        assert size <= max_bytes or count == 1
     # None could have taken the first item of the next.
     for (_, size, _), (after, _, _) in itertools.pairwise(chunks):
-        assert size + len(encode_batch(after[:1])) > most
+        assert size + len(encode_batch(after[:1])) > max_bytes
 
 
 @given(rows(), st.data())

@@ -69,7 +69,7 @@ def test_externals_876_offsets_are_there_after_available_now(rocketmq, topic, gr
     assert sum(run.positions.values()) == 24
 
 
-def test_offsets_are_published_at_the_next_start_after_a_stop(rocketmq, topic, group):
+def test_offsets_are_committed_at_the_next_start_after_a_stop(rocketmq, topic, group):
     feed(rocketmq, topic, 24)
     options = {"subscribe": topic, "startingOffsets": "earliest", "group": group}
     run = Run(rocketmq, **options)
@@ -80,7 +80,7 @@ def test_offsets_are_published_at_the_next_start_after_a_stop(rocketmq, topic, g
     assert stored(rocketmq, group, topic) == run.positions
 
 
-def test_a_batch_that_is_repeated_publishes_nothing_before_it_is_done(rocketmq, topic, group):
+def test_a_batch_that_is_repeated_commits_nothing_before_it_is_done(rocketmq, topic, group):
     feed(rocketmq, topic, 24)
     options = {"subscribe": topic, "startingOffsets": "earliest", "group": group}
     run = Run(rocketmq, **options)
@@ -96,7 +96,7 @@ def progress(*offsets: str) -> SimpleNamespace:
     return SimpleNamespace(progress=SimpleNamespace(sources=[SimpleNamespace(endOffset=text) for text in offsets]))
 
 
-def test_a_listener_publishes_at_once(rocketmq, topic, group, make_topic):
+def test_a_listener_commits_at_once(rocketmq, topic, group, make_topic):
     other = make_topic(queues=1)
     run = Run(rocketmq, subscribe=[topic, other], startingOffsets="earliest")
     run.drain([*feed(rocketmq, topic, 24), *feed(rocketmq, other, 3)])
@@ -113,7 +113,7 @@ def test_a_listener_publishes_at_once(rocketmq, topic, group, make_topic):
         GroupOffsetListener(name_server=rocketmq.name_server)
 
 
-def test_without_a_group_nothing_is_published_and_no_group_is_made(rocketmq, topic):
+def test_without_a_group_nothing_is_committed_and_no_group_is_made(rocketmq, topic):
     known = set(rocketmq.admin.topics())
     sent = feed(rocketmq, topic, 8)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
@@ -193,11 +193,11 @@ def test_seatunnel_12340_a_lookup_that_fails_is_an_error_and_no_rewind(rocketmq,
         Run(rocketmq, **asked)
 
 
-def test_a_broker_that_does_not_answer_delays_publishing_and_nothing_else(rocketmq, topic, group, make_proxy, caplog):
+def test_a_broker_that_does_not_answer_delays_committing_and_nothing_else(rocketmq, topic, group, make_proxy, caplog):
     sent = feed(rocketmq, topic, 8)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group)
     run.drain(sent)
-    run.reader._stream._publisher._published.clear()
+    run.reader._stream._group_offsets._committed.clear()
 
     def fails(brokers, group, offsets, *how):
         return dict.fromkeys(offsets, CallTimeout("nobody answers"))
@@ -205,8 +205,8 @@ def test_a_broker_that_does_not_answer_delays_publishing_and_nothing_else(rocket
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(session.client(run.reader._options).brokers), "commit_each", fails)
         assert run.latest() == run.offset
-    assert caplog.text.count("published later") == 1
-    eventually(lambda: run.latest() and "published again" in caplog.text)
+    assert caplog.text.count("committed later") == 1
+    eventually(lambda: run.latest() and "committed again" in caplog.text)
     assert stored(rocketmq, group, topic) == run.positions
 
 
@@ -236,7 +236,7 @@ def test_a_group_that_a_proxy_cannot_create_says_so(rocketmq, topic, group, monk
         run.latest()
 
 
-def test_a_deleted_topic_keeps_no_other_from_being_published(rocketmq, topic, group, make_topic):
+def test_a_deleted_topic_keeps_no_other_from_being_committed(rocketmq, topic, group, make_topic):
     other = make_topic(queues=1)
     options = {"subscribe": [topic, other], "startingOffsets": "earliest", "group": group, "failOnDataLoss": "warn"}
     run = Run(rocketmq, **options)

@@ -48,8 +48,8 @@ STRATEGIES = st.one_of(
 @st.composite
 def planned(draw: st.DrawFn) -> dict[str, object]:
     numbers = {
-        name: draw(st.none() | st.integers(1, most))
-        for name, most in (("numPartitions", 7), ("minPartitions", 20), ("maxRecordsPerPartition", 30))
+        name: draw(st.none() | st.integers(1, maximum))
+        for name, maximum in (("numPartitions", 7), ("minPartitions", 20), ("maxRecordsPerPartition", 30))
     }
     return {**draw(STRATEGIES), **{name: n for name, n in numbers.items() if n is not None}}
 
@@ -71,24 +71,24 @@ def test_every_offset_is_in_exactly_one_range_and_in_order(state, how):
     for queue in covered:
         parts = [(r.start, r.end) for task in tasks for r in task if r.queue == queue]
         assert parts == sorted(parts)
-    most = how.get("maxRecordsPerPartition")
-    assert all(sum(r.size for r in task) <= (most or 500_000) for task in tasks)
+    max_rows = how.get("maxRecordsPerPartition")
+    assert all(sum(r.size for r in task) <= (max_rows or 500_000) for task in tasks)
 
 
 @settings(max_examples=300, deadline=None)
 @given(states(), st.integers(1, 50), st.randoms(use_true_random=False))
-def test_successive_batches_cover_everything_once(state, most, rng):
+def test_successive_batches_cover_everything_once(state, max_offsets, rng):
     """The planner against a set of offsets: queues grow while it goes on, and new ones appear."""
     first = {queue: start for queue, (start, _) in state.items() if rng.random() < 0.7}
     begin, seen = Offsets(first), Counter()
     for _ in range(400):
         ends = {queue: end for queue, (_, end) in state.items()}
         begins = {queue: start for queue, (start, _) in state.items()}
-        end = planner.next_end(begin, ends, begins, most)
+        end = planner.next_end(begin, ends, begins, max_offsets)
         if end is begin:
             break
         found = planner.ranges(begin, end)
-        assert sum(r.size for r in found) <= most + len(state)
+        assert sum(r.size for r in found) <= max_offsets + len(state)
         seen.update((r.queue, n) for r in found for n in range(r.start, r.end))
         begin = Offsets.from_json(canonical(end.to_json()))
     assert seen == Counter((queue, n) for queue, (start, end) in state.items() for n in range(start, end))

@@ -180,8 +180,8 @@ def test_group__is_named_in_pulls_and_gets_the_offsets(rocketmq, topic, make_tap
         run.drain(sent)
         run.batch()
         assert tap.field("consumerGroup", Request.PULL_MESSAGE) == {named.get("group", "rocketmq_spark")}
-        published = tap.field("commitOffset", Request.UPDATE_CONSUMER_OFFSET)
-        assert published == ({"1"} | ({"0"} & published) if named else set())
+        committed = tap.field("commitOffset", Request.UPDATE_CONSUMER_OFFSET)
+        assert committed == ({"1"} | ({"0"} & committed) if named else set())
 
 
 @pytest.fixture

@@ -133,16 +133,16 @@ def test_auto_batch__puts_single_sends_into_batches(scripted: MockBroker, made: 
 
 
 def test_batch_max_bytes__bounds_a_batch(scripted: MockBroker, made: Make) -> None:
-    most = {}
+    largest = {}
     for limit in (200, 2000):
         producer, sender = made(
             scripted.address, group=f"g_{limit}", autoBatch="true", batchMaxDelay="200ms", batchMaxBytes=limit
         )
         for one in [producer.send_async(Message("t", b"x" * 50)) for _ in range(200)]:
             one.result(20)
-        most[limit] = max(len(decode_batch(bytes(request.body))) for _, _, request in sender.sends if request.batch)
+        largest[limit] = max(len(decode_batch(bytes(request.body))) for _, _, request in sender.sends if request.batch)
         producer.close()
-    assert most[200] <= 5 < most[2000] <= 41
+    assert largest[200] <= 5 < largest[2000] <= 41
 
 
 def test_batch_max_delay__is_how_long_a_message_waits_for_company(scripted: MockBroker, made: Make) -> None:

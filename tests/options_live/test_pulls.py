@@ -16,7 +16,7 @@ from tests.mockbroker import eventually
 from tests.reading import batch_reader, bodies, feed, names, post, read, rows
 
 
-class Window:
+class InFlight:
     """What pulls of one read have under way, by their frames and answers."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -41,14 +41,14 @@ class Window:
 
 
 @pytest.fixture
-def window(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Iterator[Callable[..., Window]]:
+def in_flight(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Iterator[Callable[..., InFlight]]:
     """Reads a thousand messages of 8 KB and says what was under way."""
     topic = make_topic(queues=1)
     post(rocketmq, [Message(topic, f"{name:<8000}".encode()) for name in names(1000)])
 
-    def under_way(**options: object) -> Window:
+    def under_way(**options: object) -> InFlight:
         with pytest.MonkeyPatch.context() as patch:
-            seen = Window(patch)
+            seen = InFlight(patch)
             reader = batch_reader(rocketmq, subscribe=topic, numPartitions=1, **options)
             assert len(rows(reader, reader.partitions())) == 1000
             return seen
@@ -56,16 +56,16 @@ def window(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Iterator[Ca
     return under_way
 
 
-def test_pull_depth__is_how_many_pulls_are_under_way(window):
-    assert window(pullDepth=1).pulls == 1
-    assert window(pullDepth=3).pulls == 3
-    assert window(pullDepth=20).pulls > 3
+def test_pull_depth__is_how_many_pulls_are_under_way(in_flight):
+    assert in_flight(pullDepth=1).pulls == 1
+    assert in_flight(pullDepth=3).pulls == 3
+    assert in_flight(pullDepth=20).pulls > 3
 
 
-def test_max_bytes_in_flight__bounds_what_is_under_way(window):
-    assert window(maxBytesInFlight="64k").messages <= 8
-    assert window(maxBytesInFlight="256k", pullDepth=1024).messages <= 32
-    assert window().messages > 64
+def test_max_bytes_in_flight__bounds_what_is_under_way(in_flight):
+    assert in_flight(maxBytesInFlight="64k").messages <= 8
+    assert in_flight(maxBytesInFlight="256k", pullDepth=1024).messages <= 32
+    assert in_flight().messages > 64
 
 
 def test_read_deadline__ends_the_wait_for_a_broker_that_gives_nothing(rocketmq, topic, make_proxy):

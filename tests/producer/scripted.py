@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import decode_batch
 from tests.queues import qs
 
@@ -31,7 +31,7 @@ class Time:
 
     def __init__(self) -> None:
         self.now = 1_000.0
-        self.due: list[tuple[float, int, Clockwork, Callable[[], None]]] = []
+        self.due: list[tuple[float, int, Timer, Callable[[], None]]] = []
         self.numbers = itertools.count()
 
     def monotonic(self) -> float:
@@ -50,8 +50,8 @@ class Time:
         self.advance(0.0)
 
 
-class ManualClockwork(Clockwork):
-    """A clockwork without a thread."""
+class ManualTimer(Timer):
+    """A timer without a thread."""
 
     def __init__(self, time: Time) -> None:
         super().__init__("manual")
@@ -59,8 +59,8 @@ class ManualClockwork(Clockwork):
         self.pauses: list[float] = []
         self.stopped = False  # as if its thread had died
 
-    def beside(self, name: str) -> Clockwork:
-        return ManualClockwork(self.time)
+    def beside(self, name: str) -> Timer:
+        return ManualTimer(self.time)
 
     def now_ms(self) -> int:
         return int(self.time.now * 1000 + 1e-6)
@@ -209,23 +209,23 @@ class ScriptedSender:
 
 
 class Bench:
-    """A producer on a scripted sender; ``clockworks`` are send, callback, upkeep, and batch."""
+    """A producer on a scripted sender; ``timers`` are send, callback, housekeeping, and batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
         monkeypatch.setattr("rocketmq_spark.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
         self.sender = ScriptedSender(self.time)
-        self.clockworks: dict[str, ManualClockwork] = {}
+        self.timers: dict[str, ManualTimer] = {}
         self.producers: list[Producer] = []
 
     def producer(self, shared_as: str | None = None, **settings: Any) -> Producer:
         chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
-        producer = Producer(self.sender, ProducerSettings(**chosen), shared_as, self.clockwork)
+        producer = Producer(self.sender, ProducerSettings(**chosen), shared_as, self.timer)
         self.producers.append(producer)
         return producer
 
-    def clockwork(self, name: str) -> ManualClockwork:
-        found = self.clockworks[name.rsplit("-", 1)[1]] = ManualClockwork(self.time)
+    def timer(self, name: str) -> ManualTimer:
+        found = self.timers[name.rsplit("-", 1)[1]] = ManualTimer(self.time)
         return found
 
     def close(self) -> None:

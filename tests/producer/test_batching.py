@@ -178,7 +178,7 @@ def test_2_9_ten_thousand_tags_do_not_take_more_memory_than_allowed(bench: Bench
 
 def test_2_11_a_waiting_sender_returns_although_no_timer_runs(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
-    bench.clockworks["batch"].stopped = True
+    bench.timers["batch"].stopped = True
     start = bench.time.now
     assert producer.send(message()).status is SendStatus.SEND_OK
     assert bench.time.now - start == pytest.approx(0.01)
@@ -307,7 +307,7 @@ def test_one_callback_that_fails_changes_nothing_for_the_others(bench: Bench) ->
     producer, seen = bench.producer(auto_batch=True), []
     producer.send_async(message("1"), lambda outcome: 1 / 0)  # type: ignore[arg-type, return-value]
     producer.send_async(message("2"), seen.append)
-    with pytest.raises(ZeroDivisionError):  # a real clockwork logs it
+    with pytest.raises(ZeroDivisionError):  # a real timer logs it
         bench.time.advance(0.01)
     bench.time.advance(0.01)
     assert len(seen) == 1

@@ -17,7 +17,7 @@ from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import Topics
-from tests.producer.scripted import Bench, ManualClockwork
+from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q, qs
 
 REQUEST = SendRequest("g", b"x")
@@ -27,7 +27,7 @@ class Chooser:
     def __init__(self, bench: Bench, **faults: Any) -> None:
         topics = Topics(bench.sender, ProducerSettings(group="g", auto_create_topics=False))
         self.faults = FaultTable(**faults)
-        self.choice = Choice(topics, self.faults, ManualClockwork(bench.time))
+        self.choice = Choice(topics, self.faults, ManualTimer(bench.time))
 
     def __call__(self, topic: str = "T", timeout: float = 3.0, refresh: bool = False, **how: Any) -> MessageQueue:
         attempts = Attempts(RetryPolicy(), pinned=False)

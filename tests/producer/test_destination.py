@@ -14,7 +14,7 @@ from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment
-from tests.producer.scripted import Bench, ManualClockwork
+from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q, qs
 
 M = Message("T", b"x")
@@ -22,7 +22,7 @@ M = Message("T", b"x")
 
 def destinations(bench: Bench, environment: Environment | None = None) -> Destinations:
     settings = ProducerSettings(group="g", auto_create_topics=False, environment=environment)
-    return Destinations(Topics(bench.sender, settings), ManualClockwork(bench.time), environment)
+    return Destinations(Topics(bench.sender, settings), ManualTimer(bench.time), environment)
 
 
 def of(found: Destinations, message: Message = M, **how: Any) -> MessageQueue | None:

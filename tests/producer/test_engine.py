@@ -22,7 +22,7 @@ from rocketmq_spark.producer.in_flight import START
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.settings import ProducerSettings
-from tests.producer.scripted import Bench, ManualClockwork, refused
+from tests.producer.scripted import Bench, ManualTimer, refused
 from tests.queues import q, qs
 
 M = Message("T", b"x")
@@ -73,7 +73,7 @@ def test_0_16_error_answers_isolate_and_a_missing_address_does_not(bench: Bench)
     bench.sender.by_broker["b"] = lambda: BrokerNotFound("no address")
     with pytest.raises(SendFailed):
         producer.send(M)
-    now = bench.clockworks["send"].now_ms()
+    now = bench.timers["send"].now_ms()
     assert not producer.faults.available("a", now)
     assert producer.faults.available("b", now)
 
@@ -110,7 +110,7 @@ def test_0_29_fault_mode_is_switched_while_sending(bench: Bench) -> None:
     bench.time.advance(11)
     for _ in range(8):
         producer.send(M)
-    assert producer.faults.faults["a"].available_at_ms > bench.clockworks["send"].now_ms() + 500_000
+    assert producer.faults.faults["a"].available_at_ms > bench.timers["send"].now_ms() + 500_000
 
 
 def test_0_17_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench) -> None:
@@ -183,7 +183,7 @@ def test_0_15_a_route_change_starts_a_new_index(bench: Bench) -> None:
 
 def engine_of(bench: Bench, faults: FaultTable | None = None, **settings: Any) -> Engine:
     given = ProducerSettings(group="g", **{"retries": None, "pinned_retries": None, **settings})
-    return Engine(bench.sender, given, ManualClockwork(bench.time), faults)
+    return Engine(bench.sender, given, ManualTimer(bench.time), faults)
 
 
 class Told(list[Ended]):
@@ -261,7 +261,7 @@ def test_ordered_ones_of_a_queue_go_one_after_the_other_and_a_retry_stays_first(
     bench.sender.script = [None]
     bench.sender.answer(0, refused(Response.SYSTEM_BUSY))
     bench.time.run_due()
-    assert waiting() == "b1"  # the queue is mute
+    assert waiting() == "b1"  # the queue is muted
     bench.time.advance(0.02)
     assert waiting() == "b1 a1"
     bench.sender.script = [refused(Response.SYSTEM_BUSY)]
@@ -358,7 +358,7 @@ def test_submit_waits_for_room_within_the_deadline(bench: Bench) -> None:
     with pytest.raises(SendFailed, match="1 asynchronous sends with 3 bytes are not answered yet"):
         engine.submit(outgoing(b"yyy", timeout=2.0, done=told))
     assert bench.time.now - begin == 2.0
-    engine.clockwork.later(1.0, bench.sender.answer)
+    engine.timer.later(1.0, bench.sender.answer)
     engine.submit(outgoing(b"yyyyyyy", timeout=2.0, done=told))
     assert bench.time.now - begin == 3.0
     assert len(told) == len(bench.sender.waiting) == 1, "one alone always has room"
@@ -366,7 +366,7 @@ def test_submit_waits_for_room_within_the_deadline(bench: Bench) -> None:
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_11_18_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, stays: bool) -> None:
-    engine, told = engine_of(bench, lanes_stay_shut=stays), Told()
+    engine, told = engine_of(bench, queues_stay_shut=stays), Told()
     bench.sender.script = [None, None]
     for name in ("a:0", "a:0", "a:0", "a:1"):
         engine.submit(ordered(told, name))

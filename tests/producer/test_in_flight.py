@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.producer.in_flight import AIM_BYTES, MOST, START, InFlight
+from rocketmq_spark.producer.in_flight import AIM_BYTES, MAX_PER_BROKER, START, InFlight
 from rocketmq_spark.producer.settings import ProducerSettings
 
 
@@ -24,7 +24,7 @@ def test_it_grows_with_small_batches_to_a_limit() -> None:
     assert found.per_broker == START
     for _ in range(1000):
         found.answered(1000, clean=True)
-    assert found.per_broker == MOST
+    assert found.per_broker == MAX_PER_BROKER
 
 
 def test_it_grows_no_further_than_the_bytes_that_keep_a_connection_busy() -> None:
@@ -46,9 +46,9 @@ def test_it_halves_when_a_broker_had_to_be_asked_again() -> None:
 def test_the_bound_per_broker_is_taken_times_the_brokers() -> None:
     found = bounds(max_in_flight_per_broker=3)
     assert found.counts_brokers
-    for brokers, most in ((0, 3), (1, 3), (5, 15)):
+    for brokers, max_out in ((0, 3), (1, 3), (5, 15)):
         found.brokers = brokers
-        assert found.max_out == most
+        assert found.max_out == max_out
 
 
 def test_a_total_is_a_total_and_never_changes() -> None:

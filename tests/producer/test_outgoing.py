@@ -24,9 +24,9 @@ def test_nobody_changes_what_was_handed_in() -> None:
 
 def test_only_those_of_a_queue_have_an_order() -> None:
     queue = q("a:0")
-    assert Outgoing("T", REQUEST, 3.0, queue, ordered=True).lane == queue
-    assert Outgoing("T", REQUEST, 3.0, queue).lane is None
-    assert Outgoing("T", REQUEST, 3.0, ordered=True).lane is None
+    assert Outgoing("T", REQUEST, 3.0, queue, ordered=True).ordered_queue == queue
+    assert Outgoing("T", REQUEST, 3.0, queue).ordered_queue is None
+    assert Outgoing("T", REQUEST, 3.0, ordered=True).ordered_queue is None
 
 
 def test_body_and_properties_are_what_it_weighs() -> None:

@@ -193,7 +193,7 @@ def test_flow_control_on_one_broker_is_waited_out_within_the_deadline(bench: Ben
     bench.sender.script = [refused(Response.SYSTEM_BUSY)] * 8
     producer = bench.producer(retries=None, send_timeout_s=30.0)
     assert producer.send(M).status is SendStatus.SEND_OK
-    pauses = bench.clockworks["send"].pauses
+    pauses = bench.timers["send"].pauses
     assert len(pauses) == 8
     assert all(late > early for early, late in zip(pauses, pauses[2:], strict=False) if late < 0.5)
     bench.sender.by_broker["a"] = lambda: refused(Response.FLOW_CONTROL)
@@ -266,14 +266,14 @@ def test_async_sends_wait_for_room_and_then_fail(bench: Bench) -> None:
     first = [producer.send_async(M) for _ in range(2)]
     with pytest.raises(SendFailed, match="2 asynchronous sends with 138 bytes are not answered yet"):
         producer.send_async(M)
-    bench.clockworks["send"].later(1.0, bench.sender.answer)
+    bench.timers["send"].later(1.0, bench.sender.answer)
     assert producer.send_async(M).done()
     assert first[0].done()
     bench.sender.answer()
     assert producer.flush()
 
 
-def test_a_full_window_is_filled_again_when_answers_come(bench: Bench) -> None:
+def test_what_is_in_flight_is_filled_up_when_answers_come(bench: Bench) -> None:
     producer = bench.producer(max_in_flight=2)
     bench.sender.script = [None] * 5
     results = [producer.send_async(M) for _ in range(5)]
@@ -378,7 +378,7 @@ def test_close_waits_for_what_is_under_way(bench: Bench) -> None:
     producer = bench.producer()
     bench.sender.script = [None]
     result = producer.send_async(M)
-    bench.clockworks["send"].later(0.5, bench.sender.answer)
+    bench.timers["send"].later(0.5, bench.sender.answer)
     assert producer.close() == []
     assert result.done()
     assert bench.sender.seen("leave") == ["g"]

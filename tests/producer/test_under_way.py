@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Again, Attempts, RetryPolicy
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.under_way import Landing, Sending, UnderWay
-from tests.producer.scripted import Bench, ManualClockwork
+from rocketmq_spark.timer import Timer
+from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q
 
 OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)
@@ -23,7 +23,7 @@ LOST = ConnectionLost("broken")
 
 
 def under_way(bench: Bench, **settings: Any) -> UnderWay:
-    return UnderWay(ProducerSettings(group="g", **settings), ManualClockwork(bench.time))
+    return UnderWay(ProducerSettings(group="g", **settings), ManualTimer(bench.time))
 
 
 def sending(body: bytes = b"x", timeout: float = 3.0, **how: Any) -> Sending:
@@ -62,7 +62,7 @@ def test_one_that_is_to_be_sent_again_mutes_its_queue_and_stays_first(bench: Ben
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_what_waits_behind_a_failure_fails_and_the_queue_may_stay_shut(bench: Bench, stays: bool) -> None:
-    found = under_way(bench, lanes_stay_shut=stays)
+    found = under_way(bench, queues_stay_shut=stays)
     first, second, free = ordered(), ordered(), sending()
     for each in (first, second, free):
         found.put(each, 1)
@@ -107,7 +107,7 @@ def test_room_is_waited_for_within_the_deadline(bench: Bench) -> None:
 
 def test_a_thread_that_waits_is_woken_by_an_outcome_and_by_the_end() -> None:
     for end in ("outcome", "close"):
-        found = UnderWay(ProducerSettings(group="g", max_async_messages=1), Clockwork("test"))
+        found = UnderWay(ProducerSettings(group="g", max_async_messages=1), Timer("test"))
         first = sending()
         found.put(first, 1)
         found.take()

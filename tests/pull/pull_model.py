@@ -16,11 +16,11 @@ import numpy as np
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.fetched import Fetched, Hole
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.pull.window import Hole, Window
-from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer, Found, Keys, PullTemplate
+from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, Found, Keys, PullTemplate
 from rocketmq_spark.wire import header, rpc
 
 _OFFSET = struct.Struct(">Q")
@@ -110,12 +110,12 @@ class Model:
         self.rng = random.Random(seed)
         self.time = Time()
         self.streams: list[Stream] = []
-        self.window = WINDOW_BYTES
+        self.buffer_bytes = BUFFER_BYTES
         self.asked: list[tuple[int, int, int]] = []
-        self.most_in_flight = 0
+        self.max_in_flight = 0
         # Whether gaps are gone from the log, not filtered: then a broker says so when it finds nothing at all.
         self.removing = False
-        self.most_filled = 0
+        self.max_filled = 0
         self.latency: Callable[[int, int], float] = lambda queue, start: 0.001
         self.on_hint: Callable[[int | None], bool] | None = None
         self.suggests = 0
@@ -176,7 +176,7 @@ class Stream:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.address = "h:1"
-        self.buffer = np.zeros(model.window, np.uint8)
+        self.buffer = np.zeros(model.buffer_bytes, np.uint8)
         self.filled = 0
         self.closed = False
         self._silent = False
@@ -198,7 +198,7 @@ class Stream:
             answer = self.model.answer(queue, start, count)
             self._pending.append((self.model.time.now + wait, command.opaque, queue, answer))
         self._silent = self._silent or self.model.chance(self.model.accidents.silent)
-        self.model.most_in_flight = max(self.model.most_in_flight, sum(self._size(item) for item in self._pending))
+        self.model.max_in_flight = max(self.model.max_in_flight, sum(self._size(item) for item in self._pending))
 
     @property
     def room(self) -> int:
@@ -241,14 +241,14 @@ class Stream:
             low = b"%d" % self.model.lows.get(queue, 0)
             found.append((opaque, answer[1], self.model.suggests, begin, self.filled, low))
         self._arrived.clear()
-        self.model.most_filled = max(self.model.most_filled, self.filled)
+        self.model.max_filled = max(self.model.max_filled, self.filled)
         return found, others
 
     def turn(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
         kept = list(keep)
         need = sum(end - begin for begin, end in kept) + max(map(self._size, self._pending), default=0)
-        window = self.model.window
-        old, self.buffer = self.buffer, np.zeros(max(window, need + (window >> 2)), np.uint8)
+        size = self.model.buffer_bytes
+        old, self.buffer = self.buffer, np.zeros(max(size, need + (size >> 2)), np.uint8)
         moved, at = {}, 0
         for begin, end in kept:
             self.buffer[at : at + end - begin] = old[begin:end]
@@ -265,12 +265,12 @@ class Stream:
         return 0 if isinstance(item[3], Answer) else len(item[3][0]) * self.model.queues[item[2]].message_bytes
 
 
-def holes(model: Model, window: Window) -> list[Hole]:
-    """Offsets that the answers of a window should have had."""
+def holes(model: Model, fetched: Fetched) -> list[Hole]:
+    """Offsets that the answers should have had."""
     found = []
-    for i, (number, start, limit, next_offset, begin, end) in enumerate(window.pieces):
+    for i, (number, start, limit, next_offset, begin, end) in enumerate(fetched.pieces):
         size = model.queues[number].message_bytes
-        there = {_OFFSET.unpack_from(window.buffer, at)[0] for at in range(begin, end, size)}
+        there = {_OFFSET.unpack_from(fetched.buffer, at)[0] for at in range(begin, end, size)}
         missing = [n for n in range(start, min(limit, next_offset)) if n not in there]
         firsts = [n for n in missing if n - 1 not in missing]
         ends = [n + 1 for n in missing if n + 1 not in missing]
@@ -302,12 +302,12 @@ def read(
     ranges = [OffsetRange(MessageQueue("t", "b", i), start, end) for i, (start, end) in enumerate(bounds)]
     reader = model.reader(ranges, settings or PullSettings(), lambda part, cause: result.lost.append((part, cause)))
     try:
-        for window in reader.windows():
-            usable = reader.doubt(holes(model, window)) if dense else len(window.pieces)
-            for number, start, limit, next_offset, begin, end in window.pieces[:usable]:
+        for fetched in reader.fetch():
+            usable = reader.doubt(holes(model, fetched)) if dense else len(fetched.pieces)
+            for number, start, limit, next_offset, begin, end in fetched.pieces[:usable]:
                 size = model.queues[number].message_bytes
                 for at in range(begin, end, size):
-                    (offset,) = _OFFSET.unpack_from(window.buffer, at)
+                    (offset,) = _OFFSET.unpack_from(fetched.buffer, at)
                     if offset >= start and (next_offset <= limit or offset < limit):
                         result.delivered.append((number, offset))
     except RocketMQError as e:

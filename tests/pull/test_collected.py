@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.pull.collected import Collected
+from rocketmq_spark.pull.fetched import Piece, covered
 from rocketmq_spark.pull.missing import Slot
-from rocketmq_spark.pull.window import Piece, covered
 
 # Two queues; each answer has ten offsets in as many bytes.
 PIECES = [Piece(n, at, at + 10, at + 10, i * 10, i * 10 + 10) for i, (n, at) in enumerate(((0, 0), (0, 10), (1, 0)))]
 
 
 class Buffer:
-    """Of a stream what is asked when a window was read. A turn puts what is kept to the front."""
+    """Of a stream what is asked when answers were read. A turn puts what is kept to the front."""
 
     def __init__(self, filled: int = 30, room: int = 100, full: bool = False) -> None:
         self.filled, self.room, self.full = filled, room, full
@@ -47,7 +47,7 @@ def test_what_lies_before_the_first_missing_offset_may_be_handed_out(
     assert all(piece[:2] >= frontier for piece in rest)
 
 
-def test_the_rest_stays_for_the_next_window() -> None:
+def test_the_rest_stays_for_the_next_time() -> None:
     known, buffer = collected(), Buffer()
     ready, rest = known.before((0, 10))
     known.lent = ready
@@ -66,15 +66,15 @@ def test_what_is_given_back_comes_again_before_the_rest() -> None:
     assert known.pieces == []  # it was given back once
 
 
-def test_the_buffer_turns_where_a_window_like_the_last_might_not_fit() -> None:
+def test_the_buffer_turns_where_as_much_as_the_last_time_might_not_fit() -> None:
     known = collected()
     known.keep(PIECES[2:], 10, Buffer(filled=30, room=30))  # type: ignore[arg-type]
     assert known.pieces == PIECES[2:]
-    tight = Buffer(filled=70, room=39)  # the last window took forty bytes
+    tight = Buffer(filled=70, room=39)  # the last answers took forty bytes
     known.keep(PIECES[2:], 10, tight)  # type: ignore[arg-type]
     assert (known.pieces, tight.turns) == ([PIECES[2]._replace(begin=0, end=10)], 1)
     known.keep(known.pieces, 10, Buffer(filled=10, room=0))  # type: ignore[arg-type]
-    assert known.pieces == [PIECES[2]._replace(begin=0, end=10)]  # the window at hand begins behind what was kept
+    assert known.pieces == [PIECES[2]._replace(begin=0, end=10)]  # what is at hand begins behind what was kept
 
 
 def test_a_full_buffer_turns_at_once() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull import heads as heads_module
+from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.pull.heads import Edge, Heads, OnLoss, bounded
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.pull.window import Piece, Window
 from tests.pull.pull_model import Model, Queue
 
 Q = MessageQueue("t", "b", 0)
@@ -108,24 +108,24 @@ class Filtered:
     truncate: tuple[float, int] | None = None
     lost: list[tuple[int, int]] = field(default_factory=list)
     found: list[int] = field(default_factory=list)
-    removed_after_window: int | None = None
+    removed_after_fetch: int | None = None
 
     def read(self, start: int, end: int, **settings: int) -> Filtered:
         front = frozenset(range(self.gone))
         log = Model([Queue(0, end + 10, gaps=front, truncate=self.truncate)])
         view = Model([Queue(0, end + 10, gaps=front | {n for n in range(end + 10) if n % 7}, truncate=self.truncate)])
         view.time = log.time
-        if self.removed_after_window is not None:
+        if self.removed_after_fetch is not None:
             view.latency = lambda queue, at: at / 64
         ranges = [OffsetRange(Q, start, end)]
         edge = Edge(ranges, heads(log), self._lost, log.time.clock)
         reader = view.reader(ranges, PullSettings(filtered=True, **settings), edge.lost)
-        for window in reader.windows():
-            places = [at // 8 for piece in window.pieces for at in range(piece.begin, piece.end, 8)]
-            self.found += window.buffer.view(">i8")[places].tolist()
-            edge.read(window)
-            if self.removed_after_window is not None:
-                log.queues[0].low = self.removed_after_window
+        for fetched in reader.fetch():
+            places = [at // 8 for piece in fetched.pieces for at in range(piece.begin, piece.end, 8)]
+            self.found += fetched.buffer.view(">i8")[places].tolist()
+            edge.read(fetched)
+            if self.removed_after_fetch is not None:
+                log.queues[0].low = self.removed_after_fetch
         edge.end()
         self.questions = len(log.asked)
         return self
@@ -158,8 +158,8 @@ def test_a_loss_that_the_read_tells_is_told_once() -> None:
 
 
 def test_what_is_removed_after_it_was_looked_after_is_no_loss() -> None:
-    """A long read at the front of the log: its first windows are read, and then their messages go."""
-    read = Filtered(removed_after_window=250).read(0, 4000, batch_size=64, window_rows=256)
+    """A long read at the front of the log: its first answers are read, and then their messages go."""
+    read = Filtered(removed_after_fetch=250).read(0, 4000, batch_size=64, fetched_rows=256)
     assert read.lost == []
     assert read.questions > 4
 
@@ -177,6 +177,6 @@ def test_what_was_read_before_it_was_removed_is_no_loss() -> None:
     told: list[tuple[OffsetRange, Cause]] = []
     edge = Edge([OffsetRange(Q, 0, 10)], lambda places: [None], lambda *loss: told.append(loss))  # type: ignore[arg-type]
     buffer = np.zeros(64, np.uint8)  # a message whose offset is 0
-    edge.read(Window(buffer, [Piece(0, 0, 10, 10, 0, 64)]))
+    edge.read(Fetched(buffer, [Piece(0, 0, 10, 10, 0, 64)]))
     edge.end()
     assert told == []

@@ -73,11 +73,11 @@ class AgainstASet(RuleBasedStateMachine):
         self.out: dict[int, Slot] = {}
         self.now = 0.0
 
-    @rule(count=st.integers(1, 20), most=st.integers(1, 4))
+    @rule(count=st.integers(1, 20), max_slots=st.integers(1, 4))
     @precondition(lambda self: self.missing.todo)
-    def send(self, count: int, most: int) -> None:
-        slots = self.missing.send(self.opaque + 1, count, most)
-        assert 1 <= len(slots) <= most
+    def send(self, count: int, max_slots: int) -> None:
+        slots = self.missing.send(self.opaque + 1, count, max_slots)
+        assert 1 <= len(slots) <= max_slots
         for slot in slots:
             assert 0 < slot.end - slot.start <= count
             for other in self.out.values():

@@ -14,9 +14,9 @@ from rocketmq_spark.pull.pacing import DEPTH, Pacing, PullSettings
 Broker = Callable[[int], tuple[int, int]]
 
 
-def gives(most: int, size: int) -> Broker:
-    """A broker that answers with at most so many messages of one size."""
-    return lambda asked: (min(asked, most), min(asked, most) * size)
+def gives(max_messages: int, size: int) -> Broker:
+    """A broker that answers with ``max_messages`` messages of one size at most."""
+    return lambda asked: (min(asked, max_messages), min(asked, max_messages) * size)
 
 
 def run(pacing: Pacing, broker: Broker, pulls: int) -> list[int]:
@@ -117,19 +117,19 @@ def test_the_depth_that_is_set_is_kept_within_the_bound() -> None:
     assert pacing.depth() < 4
 
 
-def test_filtered_pulls_always_ask_for_the_whole_window() -> None:
+def test_filtered_pulls_always_ask_for_all_they_may() -> None:
     assert set(run(Pacing(PullSettings(filtered=True)), gives(3, 100), 50)) == {1024}
 
 
 @given(st.integers(1, 2000), st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 300_000)), max_size=60), st.data())
 def test_counts_stay_within_what_is_allowed(batch: int, answers: list[tuple[int, int]], data: st.DataObject) -> None:
     pacing = Pacing(PullSettings(batch_size=batch))
-    for most, size in answers:
+    for max_messages, size in answers:
         count = pacing.next_count()
         assert 1 <= count <= batch
         sent = min(count, data.draw(st.integers(1, 3000)))
         pacing.asked(sent)
-        pacing.learn(sent, min(sent, most), size)
+        pacing.learn(sent, min(sent, max_messages), size)
         assert 1 <= pacing.depth() <= DEPTH
 
 

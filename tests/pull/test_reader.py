@@ -12,10 +12,10 @@ from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.patience import SILENCE_S
 from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.remoting.bulk import WINDOW_BYTES, Answer
+from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer
 from tests.pull.pull_model import Accidents, Model, Queue, Read, read
 
-FAST = PullSettings(window_rows=50)
+FAST = PullSettings(fetched_rows=50)
 
 
 def rows(*bounds: tuple[int, int]) -> list[tuple[int, int]]:
@@ -203,7 +203,7 @@ def test_an_error_of_the_loss_report_ends_the_read() -> None:
 
     ranges = [OffsetRange(read(Model([Queue(300, 301)]), [(0, 1)]).lost[0][0].queue, 0, 1000)]
     with pytest.raises(AccessDenied, match="stop here"):
-        list(model.reader(ranges, PullSettings(), fail).windows())
+        list(model.reader(ranges, PullSettings(), fail).fetch())
     assert model.streams[0].closed
 
 
@@ -212,30 +212,30 @@ def test_an_error_of_the_loss_report_ends_the_read() -> None:
 
 @pytest.mark.parametrize("size", [100, 10_000, 200_000, 1 << 20])
 def test_rule_3_bytes_in_flight_are_bounded(size: int) -> None:
-    most = 2 << 20
+    max_bytes = 2 << 20
     count = min(2000, (24 << 20) // size)
     model = Model([Queue(0, count, message_bytes=size)])
-    assert len(read(model, [(0, count)], PullSettings(max_bytes_in_flight=most)).delivered) == count
-    assert model.most_in_flight <= max(most, 8 * size)  # the size is not known before the first answer
+    assert len(read(model, [(0, count)], PullSettings(max_bytes_in_flight=max_bytes)).delivered) == count
+    assert model.max_in_flight <= max(max_bytes, 8 * size)  # the size is not known before the first answer
 
 
 def test_rule_3_a_late_first_answer_does_not_fill_the_memory() -> None:
     """Everything behind it could be read meanwhile, but only so much is collected."""
-    size, most = 10_000, 1 << 20
+    size, max_bytes = 10_000, 1 << 20
     model = Model([Queue(0, 6000, message_bytes=size)])
     model.latency = lambda _, start: 15.0 if start in range(100, 140) else 0.001
-    assert read(model, [(0, 6000)], PullSettings(max_bytes_in_flight=most)).of(0) == list(range(6000))
-    assert model.most_filled <= WINDOW_BYTES + 4 * most
+    assert read(model, [(0, 6000)], PullSettings(max_bytes_in_flight=max_bytes)).of(0) == list(range(6000))
+    assert model.max_filled <= BUFFER_BYTES + 4 * max_bytes
 
 
 def test_a_consumer_that_pauses_is_no_silent_broker() -> None:
     model = Model([Queue(0, 30_000)])
-    windows = 0
+    buffers = 0
     ranges = [OffsetRange(read(Model([Queue(300, 301)]), [(0, 1)]).lost[0][0].queue, 0, 30_000)]
-    for _ in model.reader(ranges, PullSettings(window_rows=200, read_deadline_s=30), lambda *_: None).windows():
+    for _ in model.reader(ranges, PullSettings(fetched_rows=200, read_deadline_s=30), lambda *_: None).fetch():
         model.time.advance(1000.0)
-        windows += 1
-    assert windows > 3
+        buffers += 1
+    assert buffers > 3
     assert len(model.streams) == 1
 
 
@@ -410,7 +410,7 @@ pull_settings = st.builds(
     max_bytes_in_flight=st.sampled_from([64 << 10, 8 << 20]),
     depth=st.sampled_from([None, None, 1, 7]),
     batch_size=st.sampled_from([1, 10, 1024]),
-    window_rows=st.sampled_from([1, 30, 16_384]),
+    fetched_rows=st.sampled_from([1, 30, 16_384]),
 )
 
 
@@ -423,7 +423,7 @@ def test_every_offset_is_delivered_once_in_order_or_lost_once(
               for q in given_queues]  # fmt: skip
     stored = [q.stored() for q in given_queues]
     model = Model(given_queues, accident, seed)
-    model.window = 256 << 10
+    model.buffer_bytes = 256 << 10
     doubting = not any(q.batches for q in given_queues) and data.draw(st.booleans())
     result = read(model, bounds, how, dense=doubting)  # type: ignore[arg-type]
     assert result.error is None

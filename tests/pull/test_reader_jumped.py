@@ -30,9 +30,9 @@ def test_a_loss_is_told_before_what_comes_behind_it_is_handed_out() -> None:
     lost: list[OffsetRange] = []
     ranges = [OffsetRange(MessageQueue("t", "b", 0), 0, 600)]
     reader = model.reader(ranges, FAST, lambda part, _: lost.append(part))
-    for window in reader.windows():
-        usable = reader.doubt(holes(model, window))
-        if any(piece.limit > 250 for piece in window.pieces[:usable]):
+    for fetched in reader.fetch():
+        usable = reader.doubt(holes(model, fetched))
+        if any(piece.limit > 250 for piece in fetched.pieces[:usable]):
             break
     assert (min(part.start for part in lost), max(part.end for part in lost)) == (100, 250)
 

@@ -57,11 +57,11 @@ class Reading:
         )
 
     def __iter__(self) -> Iterator[int]:
-        for window in self.reader.windows():
-            for piece in window.pieces:
-                body = memoryview(window.buffer)[piece.begin : piece.end]
+        for fetched in self.reader.fetch():
+            for piece in fetched.pieces:
+                body = memoryview(fetched.buffer)[piece.begin : piece.end]
                 self.offsets += [(m.queue_id, m.queue_offset) for m in decode_messages(body)]
-            yield len(window.pieces)
+            yield len(fetched.pieces)
 
     def run(self) -> list[tuple[int, int]]:
         for _ in self:
@@ -188,20 +188,20 @@ class TestFaultyNetwork:
         return make_proxy(address)
 
     def test_connections_that_break_again_and_again(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
-        reading = Reading(filled, lambda: proxy.address, PullSettings(window_rows=100))
+        reading = Reading(filled, lambda: proxy.address, PullSettings(fetched_rows=100))
         proxy.cut_after(50_000)
         for i, _ in enumerate(reading):
             proxy.cut_after(30_000 + 7_000 * i)
         assert reading.offsets == reading.expected
 
-    def test_resets_between_windows(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
-        reading = Reading(filled, lambda: proxy.address, PullSettings(window_rows=500))
+    def test_resets_between_buffers(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
+        reading = Reading(filled, lambda: proxy.address, PullSettings(fetched_rows=500))
         for _ in reading:
             proxy.cut(reset=True)
         assert reading.offsets == reading.expected
 
     def test_a_byte_at_a_time(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
-        proxy.most_per_write = 1
+        proxy.max_per_write = 1
         reading = Reading([OffsetRange(filled[0].queue, 10, 40)], lambda: proxy.address)
         assert reading.run() == reading.expected
 
@@ -210,7 +210,7 @@ class TestFaultyNetwork:
     ) -> None:
         monkeypatch.setattr(patience, "SILENCE_S", 0.2)
         ways = [proxy.address, proxy.target]
-        reading = Reading(filled, lambda: ways.pop(0) if len(ways) > 1 else ways[0], PullSettings(window_rows=100))
+        reading = Reading(filled, lambda: ways.pop(0) if len(ways) > 1 else ways[0], PullSettings(fetched_rows=100))
         for i, _ in enumerate(reading):
             if i == 0:
                 proxy.black_hole()
@@ -229,7 +229,7 @@ def test_a_broker_that_is_killed_while_it_is_read_and_comes_back_loses_and_repea
         parts = Parts(mq.name_server)
         queues = fill(parts, "orders", counts)
         (broker,) = mq.brokers
-        reading = Reading(whole(queues, counts), lambda: mq.address(broker), PullSettings(window_rows=500))
+        reading = Reading(whole(queues, counts), lambda: mq.address(broker), PullSettings(fetched_rows=500))
         restart = threading.Thread(target=mq.restart, args=(broker,))
         for i, _ in enumerate(reading):
             if i == 1:

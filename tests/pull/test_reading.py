@@ -9,11 +9,11 @@ import pytest
 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull import heads as heads_module
+from rocketmq_spark.pull.fetched import Hole, Piece
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import Reading, read
 from rocketmq_spark.pull.verdict import Cause, OnLoss
-from rocketmq_spark.pull.window import Hole, Piece
 from tests.pull.pull_model import Model, Queue, holes
 
 Q = MessageQueue("t", "b", 0)
@@ -54,11 +54,11 @@ def reading(puller: Puller, end: int, filtered: Filter = NO_FILTER) -> tuple[Rea
 
 def offsets(found: Reading, model: Model) -> list[int]:
     got = []
-    for window in found.windows():
-        usable = found.usable(window.pieces, holes(model, window))
-        for piece in window.pieces[:usable]:
+    for fetched in found.fetch():
+        usable = found.usable(fetched.pieces, holes(model, fetched))
+        for piece in fetched.pieces[:usable]:
             for at in range(piece.begin, piece.end, 8):
-                offset = int.from_bytes(window.buffer[at : at + 8].tobytes(), "big")
+                offset = int.from_bytes(fetched.buffer[at : at + 8].tobytes(), "big")
                 if piece.next_offset <= piece.limit or offset < piece.limit:
                     got.append(offset)
     return got

@@ -1,4 +1,4 @@
-"""Pipelined pulls: frames from a template, answers noted in a buffer, windows that turn."""
+"""Pipelined pulls: frames from a template, answers noted in a buffer, buffers that turn."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ class TestTemplate:
 class Wire:
     """A stream under test and the other end of its socket."""
 
-    def __init__(self, window: int = 4096) -> None:
+    def __init__(self, buffer_bytes: int = 4096) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
-            self.stream = BulkStream(address, Deadline.after(5.0), None, window)
+            self.stream = BulkStream(address, Deadline.after(5.0), None, buffer_bytes)
             self.sock, _ = server.accept()
         self.found: list[bulk.Found] = []
         self.others: list[tuple[int, bulk.Answer]] = []
 
     def feed(self, data: bytes) -> None:
-        """Send ``data`` and take it in; the window must have room."""
+        """Send ``data`` and take it in; the buffer must have room."""
         self.sock.sendall(data)
         until = self.stream.received + len(data)
         while self.stream.received < until:
@@ -209,7 +209,7 @@ def test_rule_3_bytes_of_another_protocol_are_an_error_that_names_the_server(dat
 
 def test_rule_1_the_limit_itself_is_waited_for(wire: Wire) -> None:
     wire.feed((256 << 20).to_bytes(4, "big"))
-    assert wire.stream.full  # more than the window has room for
+    assert wire.stream.full  # more than the buffer has room for
     assert (wire.found, wire.others) == ([], [])
 
 
@@ -220,7 +220,7 @@ def test_rule_1_no_frame_above_the_limit_is_waited_for(head: bytes, wire: Wire) 
         assert wire.stream.full
 
 
-def test_a_frame_larger_than_the_window_makes_it_grow_and_shrink_again(wire: Wire) -> None:
+def test_a_frame_larger_than_the_buffer_makes_it_grow_and_shrink_again(wire: Wire) -> None:
     large, usual = bytes(range(256)) * 200, len(wire.stream.buffer)
     data = java_answer(1, b"first") + java_answer(2, large) + java_answer(3, b"last")
     sent = 0
@@ -249,7 +249,7 @@ def test_the_buffer_has_slack_behind_the_last_body(wire: Wire) -> None:
 
 
 class Taken:
-    """What a reader of windows does: keeps some bodies, takes others, each once and intact."""
+    """What a reader does: keeps some bodies, takes others, each once and intact."""
 
     def __init__(self, wire: Wire, rng: random.Random) -> None:
         self.wire = wire
@@ -283,7 +283,7 @@ class Taken:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=25), st.integers(0, 1 << 32))
-def test_every_body_arrives_intact_once_however_the_stream_is_cut_and_the_window_turned(
+def test_every_body_arrives_intact_once_however_the_stream_is_cut_and_the_buffer_turned(
     sizes: list[int], seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -293,7 +293,7 @@ def test_every_body_arrives_intact_once_however_the_stream_is_cut_and_the_window
     for _ in range(rng.randrange(3)):
         frames.insert(rng.randrange(len(frames) + 1), refusal(1000, 19, "NO_MESSAGE_IN_QUEUE"))
     data = b"".join(frames)
-    wire = Wire(window=512)
+    wire = Wire(buffer_bytes=512)
     taken = Taken(wire, rng)
     try:
         for piece in pieces_of(data, [rng.randrange(len(data)) for _ in range(rng.randrange(30))]):

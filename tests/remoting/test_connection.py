@@ -341,7 +341,7 @@ def test_rule_2_without_a_handler_requests_of_the_server_are_refused(broker: Moc
 def test_byte_by_byte(broker: MockBroker, connect: Connect, make_proxy: Callable[[str], FaultyProxy]) -> None:
     broker.on(PING, lambda call: ok(bytes(call.command.body)))
     proxy = make_proxy(broker.address)
-    proxy.most_per_write = 1
+    proxy.max_per_write = 1
     assert bytes(connect(proxy.address).call(Command(PING, {}, b"body"), soon()).body) == b"body"
 
 

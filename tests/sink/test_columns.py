@@ -1,4 +1,4 @@
-"""Which frames can be written: each column in each type that it may have, and everything wrong in one error."""
+"""Which DataFrames can be written: each column in each type that it may have, and everything wrong in one error."""
 
 from __future__ import annotations
 
@@ -98,12 +98,15 @@ def test_the_row_id_may_be_any_column(kind):
 @pytest.mark.parametrize(
     ("ddl", "problem"),
     [
-        ("body binary", "option 'messageId' is 'id', but no column of the frame is called so"),
+        ("body binary", "option 'messageId' is 'id', but no column of the DataFrame is called so"),
         (
             "body binary, id double",
             "column 'id' is double; expected string or bigint, since option 'messageId' names it",
         ),
-        ("body binary, id int, ID int", "option 'messageId' is 'id', but several columns of the frame are called so"),
+        (
+            "body binary, id int, ID int",
+            "option 'messageId' is 'id', but several columns of the DataFrame are called so",
+        ),
     ],
 )
 def test_a_row_id_that_is_none(ddl, problem):

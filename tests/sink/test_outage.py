@@ -29,7 +29,7 @@ from tests.sink.live import Writes, bodies, frame, numbered, sink_options, store
 
 __all__ = ["writes"]
 
-FAULTS_S = scaled(30, least=2)
+FAULTS_S = scaled(30, minimum=2)
 
 
 class Unwilling(MockBroker):
@@ -129,7 +129,7 @@ def test_when_the_time_is_over_the_task_fails_with_the_cause(
     assert len(writes.requests) > 2
 
 
-def test_time_in_a_queues_lane_does_not_count(unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_an_ordered_queue_does_not_count(unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty batches of one queue, a fifth of a second each, and a second for each of them."""
     unwilling.until = 0.0
     pause = threading.Event()

@@ -194,11 +194,13 @@ def test_11_26_a_row_as_large_as_a_batch_is_one_and_a_larger_one_travels_alone(t
 def test_a_body_of_four_mebibytes_is_sent_and_one_byte_more_is_not(
     rocketmq: LocalBroker, topic: str, writes: Writes
 ) -> None:
-    most = 4 * 1024 * 1024
-    writes(frame(body=["x" * most]), topic=topic, compression="none")
-    assert len(stored(rocketmq, topic, 1)[0].body) == most
-    with pytest.raises(MessageRefused, match=f"row 1: body of {most + 1} bytes, option 'maxMessageSize' is {most}"):
-        writes(frame(body=["x", "x" * (most + 1)]), topic=topic)
+    max_bytes = 4 * 1024 * 1024
+    writes(frame(body=["x" * max_bytes]), topic=topic, compression="none")
+    assert len(stored(rocketmq, topic, 1)[0].body) == max_bytes
+    with pytest.raises(
+        MessageRefused, match=f"row 1: body of {max_bytes + 1} bytes, option 'maxMessageSize' is {max_bytes}"
+    ):
+        writes(frame(body=["x", "x" * (max_bytes + 1)]), topic=topic)
     assert writes.requests == []
 
 
@@ -344,7 +346,7 @@ def test_what_travels_alone_has_less_room_for_properties(topic: str, writes: Wri
         writes(long, topic=topic, autoBatch="false")
 
 
-def test_a_fixed_window_and_the_total_bound_what_is_under_way(
+def test_a_fixed_number_and_the_total_bound_what_is_under_way(
     topic: str, writes: Writes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
@@ -370,7 +372,7 @@ def test_a_fixed_window_and_the_total_bound_what_is_under_way(
     assert set(seen) <= {1, 2}
     seen.clear()
     writes(rows, topic=topic, batchMaxBytes=2000)
-    assert max(seen) > 4, "the window grows"
+    assert max(seen) > 4, "the bound grows"
 
 
 def test_what_a_broker_refuses_for_good_fails_the_task_with_its_words(

@@ -45,25 +45,25 @@ _STRATEGIES = st.sampled_from(
 
 
 @given(ranges(), _STRATEGIES, st.none() | st.integers(1, 9), st.none() | st.integers(1, 30), st.integers(1, 600))
-def test_every_offset_is_in_exactly_one_task(wanted, strategy, partitions, least, most):
+def test_every_offset_is_in_exactly_one_task(wanted, strategy, partitions, min_tasks, max_rows):
     """What was planned is never dropped, even if the strategy would give it to nobody now."""
-    given = {"numPartitions": partitions, "minPartitions": least, "maxRecordsPerPartition": most, **strategy}
+    given = {"numPartitions": partitions, "minPartitions": min_tasks, "maxRecordsPerPartition": max_rows, **strategy}
     found = tasks(options(**{name: value for name, value in given.items() if value is not None}), QUEUES, wanted)
     assert offsets_of(found) == offsets_of([wanted])
     assert all(r.size > 0 for task in found for r in task)
-    assert all(sum(r.size for r in task) <= most for task in found)
+    assert all(sum(r.size for r in task) <= max_rows for task in found)
     assert all(task for task in found)
 
 
 @given(ranges(), st.integers(1, 40))
-def test_a_minimum_of_tasks_is_reached_where_there_are_enough_rows(wanted, least):
+def test_a_minimum_of_tasks_is_reached_where_there_are_enough_rows(wanted, min_tasks):
     alone = [[r] for r in wanted if r.size]
-    found = split(alone, least, None)
+    found = split(alone, min_tasks, None)
     assert offsets_of(found) == offsets_of([wanted])
     assert len(found) >= len(alone)
     rows = sum(r.size for r in wanted)
     # Rounding may leave it short, as in Spark's calculator, by less than one per task there was.
-    assert len(found) > min(least, rows) - max(1, len(alone))
+    assert len(found) > min(min_tasks, rows) - max(1, len(alone))
 
 
 def test_a_hot_queue_is_cut_and_small_ones_stay_whole():
@@ -125,7 +125,7 @@ def test_the_strategy_environment_names_the_queues_of_the_others_as_left_out():
     assert left_out == set(QUEUES) - set(mine) != set()
 
 
-def test_shares_are_rounded_half_up_and_cuts_never_exceed_the_most():
+def test_shares_are_rounded_half_up_and_cuts_never_exceed_the_maximum():
     small, large = [OffsetRange(QUEUES[0], 0, 25)], [OffsetRange(QUEUES[1], 0, 75)]
     # 1.5 and 4.5 of six tasks: two and five.
     found = split([small, large], 6, None)

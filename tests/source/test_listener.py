@@ -1,4 +1,4 @@
-"""The listener publishes what a query has finished, as soon as Spark tells; with real queries in tests/group_live."""
+"""The listener commits what a query has finished, as soon as Spark tells; with real queries in tests/group_live."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def progress(*ends):
 def listening(monkeypatch):
     def made(**options):
         listener = GroupOffsetListener(name_server="h:1", group="g", **options)
-        published = []
-        monkeypatch.setattr(listener._publisher, "publish", published.append)
-        return listener, published
+        committed = []
+        monkeypatch.setattr(listener._group_offsets, "commit", committed.append)
+        return listener, committed
 
     return made
 
@@ -34,23 +34,23 @@ def test_a_group_is_needed():
         GroupOffsetListener(name_server="h:1")
 
 
-def test_the_end_of_a_batch_is_published(listening):
-    listener, published = listening()
+def test_the_end_of_a_batch_is_committed(listening):
+    listener, committed = listening()
     listener.onQueryProgress(progress(END))
-    assert published == [{T: 5, U: 7}]
+    assert committed == [{T: 5, U: 7}]
 
 
 def test_only_the_topics_that_are_named(listening):
-    listener, published = listening(subscribe="u")
+    listener, committed = listening(subscribe="u")
     listener.onQueryProgress(progress(END))
-    assert published == [{U: 7}]
+    assert committed == [{U: 7}]
 
 
 @pytest.mark.parametrize("other", ["17", "null", '{"kafka":{"0":5}}', None, '{"topics":7}'])
 def test_other_formats_are_left_alone(listening, other):
-    listener, published = listening()
+    listener, committed = listening()
     listener.onQueryProgress(progress(other, END))
-    assert published == [{T: 5, U: 7}]
+    assert committed == [{T: 5, U: 7}]
 
 
 def test_a_query_does_not_suffer_from_a_broker(listening, monkeypatch, caplog):
@@ -59,13 +59,13 @@ def test_a_query_does_not_suffer_from_a_broker(listening, monkeypatch, caplog):
     def refuse(positions):
         raise ConnectionLost("no broker")
 
-    monkeypatch.setattr(listener._publisher, "publish", refuse)
+    monkeypatch.setattr(listener._group_offsets, "commit", refuse)
     listener.onQueryProgress(progress(END))
-    assert "the offsets of a finished batch are not published" in caplog.text
+    assert "the offsets of a finished batch are not committed" in caplog.text
 
 
 def test_nothing_else_matters(listening):
-    listener, published = listening()
+    listener, committed = listening()
     for call in (listener.onQueryStarted, listener.onQueryIdle, listener.onQueryTerminated):
         call(SimpleNamespace())
-    assert published == []
+    assert committed == []

@@ -26,26 +26,26 @@ def offsets_of(found):
 
 
 @given(_BACKLOGS, st.none() | st.integers(1, 1 << 41))
-def test_shares(waiting, most):
-    given = shares(waiting, most)
+def test_shares(waiting, max_offsets):
+    given = shares(waiting, max_offsets)
     assert given.keys() == waiting.keys()
     assert all(1 <= given[queue] <= waiting[queue] for queue in waiting), (
         "nobody starves, nobody gets what is not there"
     )
     total = sum(waiting.values())
-    if most is None or total <= most:
+    if max_offsets is None or total <= max_offsets:
         assert given == waiting
         return
-    assert sum(given.values()) <= most + len(waiting), "at most one more per queue"
+    assert sum(given.values()) <= max_offsets + len(waiting), "at most one more per queue"
     for queue, count in given.items():
-        assert abs(count - most * waiting[queue] / total) <= 1, "in proportion to the backlog"
+        assert abs(count - max_offsets * waiting[queue] / total) <= 1, "in proportion to the backlog"
 
 
 @given(_POSITIONS, _POSITIONS, _POSITIONS, st.none() | st.integers(1, 60))
-def test_a_batch_reads_each_offset_between_its_ends_once(begin, ends, begins, most):
+def test_a_batch_reads_each_offset_between_its_ends_once(begin, ends, begins, max_offsets):
     begins = {queue: min(begins.get(queue, 0), end) for queue, end in ends.items()}
     start = Offsets(begin)
-    end = next_end(start, ends, begins, most)
+    end = next_end(start, ends, begins, max_offsets)
     found = ranges(start, end)
     assert found == sorted(found)
     assert all(r.size > 0 for r in found)
@@ -139,22 +139,22 @@ def never(queue):
 
 
 def test_offsets_are_passed_on():
-    assert Admission(900, 0.0).most({WAITING[0]: 10}, Wanted(), never, 0.0) is None
-    assert Admission(900, 0.0).most({WAITING[0]: 10}, Wanted(most=4), never, 0.0) == 4
-    assert Admission(900, 0.0).most({}, Wanted(most=4, least=2, most_bytes=1), never, 0.0) == 4
+    assert Admission(900, 0.0).max_offsets({WAITING[0]: 10}, Wanted(), never, 0.0) is None
+    assert Admission(900, 0.0).max_offsets({WAITING[0]: 10}, Wanted(max_offsets=4), never, 0.0) == 4
+    assert Admission(900, 0.0).max_offsets({}, Wanted(max_offsets=4, min_offsets=2, max_bytes=1), never, 0.0) == 4
 
 
 def test_waits_for_enough_or_for_the_delay():
     admission = Admission(60.0, 0.0)
     few, many = {WAITING[0]: 3}, {WAITING[0]: 3, WAITING[1]: 7}
-    wanted = Wanted(least=10)
-    assert admission.most(few, wanted, never, 0.0) == 0
-    assert admission.most(many, wanted, never, 0.0) is None
-    assert admission.most(few, wanted, never, 59.0) == 0
-    assert admission.most(few, wanted, never, 60.0) is None
+    wanted = Wanted(min_offsets=10)
+    assert admission.max_offsets(few, wanted, never, 0.0) == 0
+    assert admission.max_offsets(many, wanted, never, 0.0) is None
+    assert admission.max_offsets(few, wanted, never, 59.0) == 0
+    assert admission.max_offsets(few, wanted, never, 60.0) is None
     # From then on the next delay runs.
-    assert admission.most(few, wanted, never, 119.0) == 0
-    assert admission.most(few, Wanted(least=10, most=2), never, 120.0) == 2
+    assert admission.max_offsets(few, wanted, never, 119.0) == 0
+    assert admission.max_offsets(few, Wanted(min_offsets=10, max_offsets=2), never, 120.0) == 2
 
 
 def test_bytes_become_offsets_by_samples():
@@ -166,31 +166,31 @@ def test_bytes_become_offsets_by_samples():
         asked.append(queue)
         return 5000, 10
 
-    assert admission.most(waiting, Wanted(most_bytes=100_000), sample, 0.0) == 200
+    assert admission.max_offsets(waiting, Wanted(max_bytes=100_000), sample, 0.0) == 200
     assert len(asked) == SAMPLED_QUEUES
-    assert admission.most(waiting, Wanted(most_bytes=100_000, most=30), sample, 0.0) == 30
-    assert admission.most(waiting, Wanted(most_bytes=10), sample, 0.0) == 1, "a batch makes progress"
+    assert admission.max_offsets(waiting, Wanted(max_bytes=100_000, max_offsets=30), sample, 0.0) == 30
+    assert admission.max_offsets(waiting, Wanted(max_bytes=10), sample, 0.0) == 1, "a batch makes progress"
 
 
 def test_sizes_are_learnt_slowly():
     admission = Admission(900, 0.0)
-    wanted = Wanted(most_bytes=100_000)
-    assert admission.most({WAITING[0]: 5}, wanted, lambda queue: (1000, 10), 0.0) == 1000
+    wanted = Wanted(max_bytes=100_000)
+    assert admission.max_offsets({WAITING[0]: 5}, wanted, lambda queue: (1000, 10), 0.0) == 1000
     # A fifth of the way from 100 to 600 bytes.
-    assert admission.most({WAITING[0]: 5}, wanted, lambda queue: (6000, 10), 0.0) == 500
+    assert admission.max_offsets({WAITING[0]: 5}, wanted, lambda queue: (6000, 10), 0.0) == 500
 
 
 def test_the_queues_with_most_are_sampled():
     asked = []
     waiting = {queue: 10 * (i + 1) for i, queue in enumerate(WAITING)}
-    Admission(900, 0.0).most(waiting, Wanted(most_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0)
+    Admission(900, 0.0).max_offsets(waiting, Wanted(max_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0)
     assert asked == WAITING[:1:-1]
 
 
-@pytest.mark.parametrize("most", [None, 7])
-def test_without_a_sample_nothing_is_limited_by_bytes(most):
-    wanted = Wanted(most=most, most_bytes=100)
-    assert Admission(900, 0.0).most({WAITING[0]: 5}, wanted, lambda queue: (0, 0), 0.0) == most
+@pytest.mark.parametrize("max_offsets", [None, 7])
+def test_without_a_sample_nothing_is_limited_by_bytes(max_offsets):
+    wanted = Wanted(max_offsets=max_offsets, max_bytes=100)
+    assert Admission(900, 0.0).max_offsets({WAITING[0]: 5}, wanted, lambda queue: (0, 0), 0.0) == max_offsets
 
 
 # --- batch after batch
@@ -209,10 +209,10 @@ class Stream(RuleBasedStateMachine):
     def grow(self, queue, more):
         self.ends[queue] = self.ends.get(queue, 0) + more
 
-    @rule(most=st.none() | st.integers(1, 25), away=st.sets(st.sampled_from(QUEUES)), replayed=st.booleans())
-    def batch(self, most, away, replayed):
+    @rule(max_offsets=st.none() | st.integers(1, 25), away=st.sets(st.sampled_from(QUEUES)), replayed=st.booleans())
+    def batch(self, max_offsets, away, replayed):
         seen = {queue: end for queue, end in self.ends.items() if queue not in away}
-        end = next_end(self.offsets, seen, dict.fromkeys(seen, 0), most)
+        end = next_end(self.offsets, seen, dict.fromkeys(seen, 0), max_offsets)
         if end is self.offsets:
             return  # to Spark equal offsets are no batch
         before = Offsets.from_json(canonical(self.offsets.to_json())) if replayed else self.offsets

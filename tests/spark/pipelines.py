@@ -36,7 +36,7 @@ def _with(builder: Any, **options: object) -> Any:
 
 
 def holds(found: DataFrame, schema: str, rows: Iterable[tuple[object, ...]]) -> None:
-    """Just these rows, each so often, in columns of these types. For small frames: a difference is shown row by row."""
+    """Just these rows, each so often, in columns of these types. For small DataFrames: a difference is shown row by row."""
     expected = found.sparkSession.createDataFrame(list(rows), schema)
     assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
 

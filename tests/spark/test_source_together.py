@@ -97,7 +97,7 @@ PREDICATES = [
 
 
 def matching(frame_of) -> list[list[str]]:
-    """The bodies that each predicate leaves, in one query over frames from ``frame_of``."""
+    """The bodies that each predicate leaves, in one query over DataFrames from ``frame_of``."""
     one = None
     for number, predicate in enumerate(PREDICATES):
         part = frame_of().where(predicate).selectExpr(f"{number} number", "cast(body as string) body")

@@ -60,10 +60,10 @@ def test_the_bound(kind):
 @every_kind
 def test_the_exact_bound_of_every_body(kind):
     """64 MiB, whoever asks without one of his own."""
-    most = 64 << 20
-    assert len(decompress(compress(bytes(most), kind), kind)) == most
-    with pytest.raises(DecodeError, match=f"larger than {most} bytes"):
-        decompress(compress(bytes(most + 1), kind), kind)
+    max_bytes = 64 << 20
+    assert len(decompress(compress(bytes(max_bytes), kind), kind)) == max_bytes
+    with pytest.raises(DecodeError, match=f"larger than {max_bytes} bytes"):
+        decompress(compress(bytes(max_bytes + 1), kind), kind)
 
 
 @every_kind

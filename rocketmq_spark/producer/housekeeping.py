@@ -1,7 +1,7 @@
 """What a producer does beside sending: fresh routes, probes of brokers that could not be reached.
 
 Mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of ``LatencyFaultToleranceImpl``.
-A driver, on a clockwork of its own: these calls may block, and sends must not wait for them.
+A driver, on a timer of its own: these calls may block, and sends must not wait for them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.clockwork import Clockwork
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ DETECTOR_S = 3.0
 TIMEOUT_S = 3.0
 
 
-class Upkeep:
-    """The timers of one producer."""
+class Housekeeping:
+    """What one producer does again and again, on a timer."""
 
     def __init__(self, sender: Sender, engine: Engine, settings: ProducerSettings) -> None:
         self._sender = sender
@@ -31,13 +31,13 @@ class Upkeep:
         self._faults = engine.faults
         self._settings = settings
 
-    def start(self, clockwork: Clockwork) -> None:
+    def start(self, timer: Timer) -> None:
         """Begin: routes every 30 s, the detector every 3 s while it is on."""
         settings = self._settings
         if settings.route_refresh_s:
-            clockwork.every(settings.route_refresh_s, self.routes, FIRST_ROUTES_S)
+            timer.every(settings.route_refresh_s, self.routes, FIRST_ROUTES_S)
         if settings.heartbeat_s:
-            clockwork.every(DETECTOR_S, lambda: self.detect(clockwork.now_ms()), DETECTOR_S)
+            timer.every(DETECTOR_S, lambda: self.detect(timer.now_ms()), DETECTOR_S)
 
     def routes(self) -> None:
         """Refresh the routes and forget what is known of brokers that left."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark import codes
-from rocketmq_spark.pull.window import Hole, Piece
+from rocketmq_spark.pull.fetched import Hole, Piece
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -83,8 +83,8 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
-    """Messages of a window, row by row. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
+class StoredMessages:
+    """What was fetched, message by message. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
     and a column per field of ``Piece``, ``counts`` how many messages each answer had."""
 
     buffer: Bytes
@@ -103,9 +103,9 @@ class Frames:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def keep(self, mask: npt.NDArray[np.bool_]) -> Frames:
+    def keep(self, mask: npt.NDArray[np.bool_]) -> StoredMessages:
         """The rows where ``mask`` is true."""
-        return Frames(
+        return StoredMessages(
             self.buffer,
             self.pieces,
             self.counts,
@@ -135,7 +135,7 @@ def field(pieces: Ints, name: str) -> Ints:
     return pieces[:, Piece._fields.index(name)]
 
 
-def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
+def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
     """Locate everything in the messages of ``pieces``. Raises ``Malformed``."""
     table = np.array(pieces, np.int64).reshape(len(pieces), len(Piece._fields))
     starts, counts = boundaries(buffer, field(table, "begin"), field(table, "end"))
@@ -158,7 +158,7 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     if len(wrong):
         raise Malformed(int(starts[wrong[0]]), "the properties do not end where the message does")
     piece_of_row = np.repeat(np.arange(len(pieces)), counts)
-    return Frames(
+    return StoredMessages(
         buffer,
         table,
         counts,
@@ -174,19 +174,19 @@ def read(buffer: Bytes, pieces: list[Piece]) -> Frames:
     )
 
 
-def holes(found: Frames) -> list[Hole]:
+def holes(messages: StoredMessages) -> list[Hole]:
     """What answers jumped over, where every offset of a queue has a message: their number tells, whatever offsets the
-    messages themselves have. A window without holes costs one comparison."""
-    going = field(found.pieces, "next_offset") - field(found.pieces, "start")
-    odd = np.flatnonzero(found.counts != going).tolist()
-    return [hole for i in odd for hole in _holes_of(found, i)]
+    messages themselves have. Without holes it costs one comparison."""
+    going = field(messages.pieces, "next_offset") - field(messages.pieces, "start")
+    odd = np.flatnonzero(messages.counts != going).tolist()
+    return [hole for i in odd for hole in _holes_of(messages, i)]
 
 
-def _holes_of(found: Frames, i: int) -> list[Hole]:
-    _, start, limit, next_offset, _, _ = found.pieces[i].tolist()
-    end, mine = min(limit, next_offset), found.piece_of_row == i
-    offsets = found.head["queueOffset"][mine].tolist()
-    if offsets and (found.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
+def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
+    _, start, limit, next_offset, _, _ = messages.pieces[i].tolist()
+    end, mine = min(limit, next_offset), messages.piece_of_row == i
+    offsets = messages.head["queueOffset"][mine].tolist()
+    if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
         # Such a message has several offsets. What is removed is removed from the front.
         return [Hole(i, start, min(offsets[0], end))] if offsets[0] > start else []
     if len(offsets) >= next_offset - start:
@@ -227,8 +227,8 @@ def _behind_born_host(
 def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
     """A copy of the fixed fields at every start; as plain bytes, for numpy would swap each field of each record."""
     anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), f"V{_HEAD.itemsize}", buffer, strides=(1,))
-    found: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
-    return found
+    records: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
+    return records
 
 
 def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: Ints) -> Ints:
@@ -275,15 +275,15 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     if not (ends - begins >= 2 * steps).any():
         return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search
-    found: list[int] = []
+    begins_of_parts: list[int] = []
     first = []
     for begin, end, step in zip(begins.tolist(), ends.tolist(), steps.tolist(), strict=True):
-        first.append(len(found))
-        found.append(begin)
+        first.append(len(begins_of_parts))
+        begins_of_parts.append(begin)
         # From the last part on, so that no byte is looked at twice however large the messages become.
-        while match := search(view, found[-1] + step, end):
-            found.append(match.start() - 4)
-    chain_begins = np.array(found, np.int64)
+        while match := search(view, begins_of_parts[-1] + step, end):
+            begins_of_parts.append(match.start() - 4)
+    chain_begins = np.array(begins_of_parts, np.int64)
     chain_ends = np.append(chain_begins[1:], ends[-1])
     chain_ends[np.array(first[1:], np.intp) - 1] = ends[:-1]
     return chain_begins, chain_ends, np.array(first)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.decode import frames
-from rocketmq_spark.decode.frames import Malformed
+from rocketmq_spark.decode import stored_messages
+from rocketmq_spark.decode.stored_messages import Malformed
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
-from tests.decode.windows import Answer, one, stored, window
+from tests.decode.fetching import Answer, fetch, one, stored
 
 
-def parts(win):
-    found = frames.read(win.buffer, win.pieces)
+def parts(fetched):
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     return [
         (bytes(found.buffer[a:b]), bytes(found.buffer[c:d]))
         for a, b, c, d in zip(
@@ -30,12 +30,12 @@ def parts(win):
 @pytest.mark.parametrize("topic", ["t", "n" * 127, "n" * 128, "n" * 255])
 def test_parts(born, host, topic):
     hosts = {"born": (b"\x09" * born, 1), "stored": (b"\x08" * host, 2)}
-    win = one(
+    fetched = one(
         stored(b"body", b"a\x01b\x02", topic=topic, store_ms=77, reconsumed=3, **hosts),
         stored(b"", b"", topic="t"),
     )
-    assert parts(win) == [(b"body", b"a\x01b\x02"), (b"", b"")]
-    found = frames.read(win.buffer, win.pieces)
+    assert parts(fetched) == [(b"body", b"a\x01b\x02"), (b"", b"")]
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     assert found.part("storeTimestamp").tolist() == [77, 0]
     assert found.part("reconsumeTimes").tolist() == [3, 0]
     assert found.part("bodyLength").tolist() == [4, 0]
@@ -43,8 +43,8 @@ def test_parts(born, host, topic):
 
 def test_rows_know_their_answer():
     answers = [Answer([stored(queue_offset=10 * i + j) for j in range(i % 4)], number=i) for i in range(40)]
-    win = window(*answers, order=list(reversed(range(40))))
-    found = frames.read(win.buffer, win.pieces)
+    fetched = fetch(*answers, order=list(reversed(range(40))))
+    found = stored_messages.locate(fetched.buffer, fetched.pieces)
     expected = [(i, 10 * i + j) for i in range(40) for j in range(i % 4)]
     assert list(zip(found.piece_of_row.tolist(), found.head["queueOffset"].tolist(), strict=True)) == expected
 
@@ -64,11 +64,11 @@ def test_boundaries_in_long_answers(seed, answers):
     whole = stored(b"within")
     bodies = [b"", rng.randbytes(50), whole[:8], whole[:8] * 7, whole, whole * 3, b"x" * 300]
     weights = rng.choice([[1, 1, 0, 0, 0, 0, 1], [1] * 7, [50, 50, 0, 0, 1, 0, 50]])
-    win = window(*long_answers(rng, answers, lambda: rng.choices(bodies, weights)[0]))
-    begins = np.array([piece.begin for piece in win.pieces])
-    ends = np.array([piece.end for piece in win.pieces])
-    starts, counts = frames.boundaries(win.buffer, begins, ends)
-    expected = frames._one_by_one(win.buffer, begins, ends)
+    fetched = fetch(*long_answers(rng, answers, lambda: rng.choices(bodies, weights)[0]))
+    begins = np.array([piece.begin for piece in fetched.pieces])
+    ends = np.array([piece.end for piece in fetched.pieces])
+    starts, counts = stored_messages.boundaries(fetched.buffer, begins, ends)
+    expected = stored_messages._one_by_one(fetched.buffer, begins, ends)
     assert starts.tolist() == expected[0].tolist()
     assert counts.tolist() == expected[1].tolist()
 
@@ -77,9 +77,9 @@ def test_boundaries_in_long_answers(seed, answers):
 def test_a_long_answer_is_cut_where_messages_begin(size):
     """A small message first, and larger ones behind it."""
     messages = [stored(bytes(size if i else 0)) for i in range(200)]
-    win = one(*messages)
-    begin, end = win.pieces[0].begin, win.pieces[0].end
-    begins, ends, first = frames._chains(win.buffer, np.array([begin]), np.array([end]))
+    fetched = one(*messages)
+    begin, end = fetched.pieces[0].begin, fetched.pieces[0].end
+    begins, ends, first = stored_messages._chains(fetched.buffer, np.array([begin]), np.array([end]))
     real = set((begin + np.cumsum([0, *map(len, messages)])).tolist())
     assert len(begins) > 3
     assert set(begins.tolist()) < real
@@ -92,39 +92,39 @@ def test_a_long_answer_is_cut_where_messages_begin(size):
 def test_a_malformed_message_in_a_long_answer(row, size, reason):
     messages = [stored(b"%d" % i) for i in range(1800)]
     messages[row] = size.to_bytes(4, "big") + messages[row][4:]
-    win = one(*messages)
+    fetched = one(*messages)
     with pytest.raises(Malformed, match=reason) as caught:
-        frames.read(win.buffer, win.pieces)
-    assert caught.value.at == win.pieces[0].begin + sum(map(len, messages[:row]))
+        stored_messages.locate(fetched.buffer, fetched.pieces)
+    assert caught.value.at == fetched.pieces[0].begin + sum(map(len, messages[:row]))
 
 
 def test_keeping_some_rows():
-    win = one(*(stored(b"%d" % i, b"", queue_offset=i, sys_flag=i) for i in range(4)))
-    found = frames.read(win.buffer, win.pieces).keep(np.array([False, True, False, True]))
+    fetched = one(*(stored(b"%d" % i, b"", queue_offset=i, sys_flag=i) for i in range(4)))
+    found = stored_messages.locate(fetched.buffer, fetched.pieces).keep(np.array([False, True, False, True]))
     assert len(found) == 2
     assert found.head["queueOffset"].tolist() == found.sys_flags.tolist() == [1, 3]
 
 
 def test_nothing_at_all():
-    assert len(frames.read(*window(Answer([]))[:1], window(Answer([])).pieces)) == 0
-    assert len(frames.read(window().buffer, [])) == 0
+    assert len(stored_messages.locate(*fetch(Answer([]))[:1], fetch(Answer([])).pieces)) == 0
+    assert len(stored_messages.locate(fetch().buffer, [])) == 0
 
 
 def test_a_message_that_ends_the_buffer_must_not_be_read_beyond_it():
     """Only the slack lies behind the last message."""
     huge = stored(b"x" * 100)[:-1]
-    win = one(huge)
+    fetched = one(huge)
     with pytest.raises(Malformed, match="cut off"):
-        frames.read(win.buffer, win.pieces)
+        stored_messages.locate(fetched.buffer, fetched.pieces)
 
 
 def test_a_malformed_message_tells_where_it_begins():
     good = stored(b"x")
     bad = good[:4] + b"\0\0\0\0" + good[8:]
-    win = one(good, bad)
+    fetched = one(good, bad)
     with pytest.raises(Malformed) as caught:
-        frames.read(win.buffer, win.pieces)
-    assert caught.value.at == win.pieces[0].begin + len(good)
+        stored_messages.locate(fetched.buffer, fetched.pieces)
+    assert caught.value.at == fetched.pieces[0].begin + len(good)
     assert "unknown magic number" in caught.value.why
 
 
@@ -139,7 +139,7 @@ def test_a_body_of_negative_length_is_malformed_even_where_the_rest_fits(length)
         whole[at + 1 : at + 3] = (len(whole) - at - 3).to_bytes(2, "big")
     whole[84:88] = length.to_bytes(4, "big", signed=True)
     with pytest.raises(Malformed, match="negative length"):
-        frames.read(*one(stored(b"before"), bytes(whole))[:2])
+        stored_messages.locate(*one(stored(b"before"), bytes(whole))[:2])
 
 
 @pytest.mark.parametrize(("size", "fits"), [(91, True), (90, False)])
@@ -148,17 +148,17 @@ def test_the_smallest_message(size, fits, answers):
     """No body, no topic, no properties: one byte less cannot be one. In turn and in lock step."""
     empty = bytearray(stored(b"", b"", topic=""))
     empty[:4] = size.to_bytes(4, "big")
-    win = window(*(Answer([bytes(empty[:size])], start=0, next_offset=1) for _ in range(answers)))
+    fetched = fetch(*(Answer([bytes(empty[:size])], start=0, next_offset=1) for _ in range(answers)))
     if fits:
-        assert len(frames.read(win.buffer, win.pieces)) == answers
+        assert len(stored_messages.locate(fetched.buffer, fetched.pieces)) == answers
     else:
         with pytest.raises(Malformed, match="a message of 90 bytes"):
-            frames.read(win.buffer, win.pieces)
+            stored_messages.locate(fetched.buffer, fetched.pieces)
 
 
 def hole_bounds(*answers):
-    win = window(*answers)
-    return [tuple(hole) for hole in frames.holes(frames.read(win.buffer, win.pieces))]
+    fetched = fetch(*answers)
+    return [tuple(hole) for hole in stored_messages.holes(stored_messages.locate(fetched.buffer, fetched.pieces))]
 
 
 def numbered(*offsets, **asked):

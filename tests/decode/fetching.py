@@ -1,4 +1,4 @@
-"""Windows of pulled answers as a range reader hands them out, and hypothesis strategies for them."""
+"""Fetched answers as a range reader hands them out, and hypothesis strategies for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.pull.window import Piece, Window
+from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import encode_batch
 from tests import strategies
@@ -47,19 +47,19 @@ class Answer:
         )
 
 
-class _Shown(Window):
-    """A window that failed tests show as what it is made of."""
+class _Shown(Fetched):
+    """One that failed tests show as what it is made of."""
 
     def __repr__(self) -> str:
         bodies = [bytes(self.buffer[piece.begin : piece.end]) for piece in self.pieces]
-        return f"Window({list(zip(self.pieces, bodies, strict=True))})"
+        return f"Fetched({list(zip(self.pieces, bodies, strict=True))})"
 
 
 def offset_of(message: bytes) -> int:
     return struct.unpack_from(">q", message, 20)[0]
 
 
-def window(*answers: Answer, order: Sequence[int] | None = None) -> Window:
+def fetch(*answers: Answer, order: Sequence[int] | None = None) -> Fetched:
     """``answers`` in their order; ``order`` is that in which their bytes lie in the buffer."""
     buffer = b""
     pieces: dict[int, Piece] = {}
@@ -71,8 +71,8 @@ def window(*answers: Answer, order: Sequence[int] | None = None) -> Window:
     return _Shown(np.frombuffer(bytearray(buffer + SLACK), np.uint8), made)
 
 
-def one(*messages: bytes) -> Window:
-    return window(Answer(messages))
+def one(*messages: bytes) -> Fetched:
+    return fetch(Answer(messages))
 
 
 def stored(body: bytes = b"x", properties: bytes = b"", **fields: Any) -> bytes:
@@ -123,7 +123,7 @@ _TIMES = st.integers(0, 1 << 42) | strategies.int64
 
 @dataclass(frozen=True)
 class Style:
-    """What the messages of a window have in common: ``plain`` ones differ in body and properties only."""
+    """What the messages of a buffer have in common: ``plain`` ones differ in body and properties only."""
 
     properties: st.SearchStrategy[bytes]
     plain: bool
@@ -178,12 +178,12 @@ def answers(draw: st.DrawFn, first: int, number: int, style: Style) -> Answer:
 
 
 @st.composite
-def windows(draw: st.DrawFn, most: int = 6, inner: bool = False, beyond: int = 2) -> Window:
+def fetches(draw: st.DrawFn, max_answers: int = 6, inner: bool = False, beyond: int = 2) -> Fetched:
     """Of one writer, whose messages are all alike, or of many."""
     plain = draw(st.booleans())
     names = draw(st.lists(_NAMES, max_size=4, unique=draw(st.booleans())))
     alike = clean_properties(names)
     properties = draw(st.sampled_from([alike, alike, alike | odd_properties(), odd_properties()]))
-    numbers = sorted(draw(st.lists(st.integers(0, len(QUEUES) - 1), min_size=1, max_size=most)))
+    numbers = sorted(draw(st.lists(st.integers(0, len(QUEUES) - 1), min_size=1, max_size=max_answers)))
     made = [draw(answers(20 * i, number, Style(properties, plain, inner, beyond))) for i, number in enumerate(numbers)]
-    return window(*made, order=draw(st.permutations(range(len(made)))))
+    return fetch(*made, order=draw(st.permutations(range(len(made)))))

@@ -14,7 +14,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, GroupNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source.publish import Publisher
+from rocketmq_spark.source.commit import GroupOffsets
 from tests.mockbroker import Held, MockBroker, never, ok, refuse, route
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
@@ -40,24 +40,24 @@ def stored(broker):
 
 
 def test_nothing_without_a_group(scripted):
-    Publisher(options(scripted.address)).publish({A: 5})
+    GroupOffsets(options(scripted.address)).commit({A: 5})
     assert scripted.requests == []
 
 
 def test_only_changes_are_stored(scripted):
-    publisher = Publisher(options(scripted.address, group="g"))
+    group_offsets = GroupOffsets(options(scripted.address, group="g"))
     for offset in (5, 5, 7, 7):
-        publisher.publish({A: offset})
+        group_offsets.commit({A: offset})
     assert stored(scripted) == [("g", "5"), ("g", "7")]
 
 
 def test_a_broker_that_does_not_answer_is_asked_next_time(scripted, caplog):
-    publisher = Publisher(options(scripted.address, group="g"))
+    group_offsets = GroupOffsets(options(scripted.address, group="g"))
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, never)
-    publisher.publish({A: 5})
-    assert "the offsets of group g are published later" in caplog.text
+    group_offsets.commit({A: 5})
+    assert "the offsets of group g are committed later" in caplog.text
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
-    publisher.publish({A: 6})
+    group_offsets.commit({A: 6})
     assert stored(scripted)[-1] == ("g", "6")
 
 
@@ -66,9 +66,9 @@ def test_a_broker_that_hangs_delays_nobody(scripted):
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address, "broker-b": deaf.address}))
         held = Held()
         deaf.on(Request.UPDATE_CONSUMER_OFFSET, held)
-        publisher = Publisher(options(scripted.address, group="g", requestTimeout="60s"))
+        group_offsets = GroupOffsets(options(scripted.address, group="g", requestTimeout="60s"))
         for offset in (5, 6, 7):  # it would take three minutes
-            publisher.publish({A: offset, B: offset})
+            group_offsets.commit({A: offset, B: offset})
         assert stored(scripted) == [("g", "5"), ("g", "6"), ("g", "7")]
         assert len(held.calls) == 1
         held.calls[0].answer(ok())
@@ -76,43 +76,43 @@ def test_a_broker_that_hangs_delays_nobody(scripted):
 
 def test_what_a_broker_refuses_is_told_once_and_sent_again_after_a_pause(scripted, caplog):
     now = [100.0]
-    publisher = Publisher(options(scripted.address, group="g"), lambda: now[0])
+    group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: now[0])
     queue_b = MessageQueue("t", "broker-a", 1)
     busy = refuse(Response.SYSTEM_BUSY, "busy")
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, lambda c: ok() if c.ext("queueId") == "0" else busy)
     for _ in range(5):
-        publisher.publish({A: 5, queue_b: 5})
+        group_offsets.commit({A: 5, queue_b: 5})
     assert [c.ext["queueId"] for c in scripted.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["0", "1"]
     now[0] += 1.0
-    publisher.publish({A: 5, queue_b: 5})
-    publisher.publish({A: 5, queue_b: 6})  # something newer does not wait
+    group_offsets.commit({A: 5, queue_b: 5})
+    group_offsets.commit({A: 5, queue_b: 6})  # something newer does not wait
     assert [c.ext["queueId"] for c in scripted.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["0", "1", "1", "1"]
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
     now[0] += 4.0
-    publisher.publish({A: 5, queue_b: 6})
+    group_offsets.commit({A: 5, queue_b: 6})
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("the offsets of group")]
     assert len(lines) == 2
-    assert "are published later: " in lines[0]
-    assert lines[1] == "the offsets of group g are published again"
+    assert "are committed later: " in lines[0]
+    assert lines[1] == "the offsets of group g are committed again"
 
 
 def test_a_reader_with_refused_offsets_still_travels(scripted):
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.SYSTEM_BUSY, "busy"))
-    publisher = Publisher(options(scripted.address, group="g"))
-    publisher.publish({A: 5})
-    assert cloudpickle.loads(cloudpickle.dumps(publisher))._refused == {A: 5}
+    group_offsets = GroupOffsets(options(scripted.address, group="g"))
+    group_offsets.commit({A: 5})
+    assert cloudpickle.loads(cloudpickle.dumps(group_offsets))._refused == {A: 5}
 
 
 def test_another_query_that_uses_the_group_is_warned_about_once(scripted, caplog):
     answers = [ok(offset=5), ok(offset=3), ok(offset=3)]
     scripted.on(Request.QUERY_CONSUMER_OFFSET, answers)
     now = itertools.count(100.0, 5.0)  # looked at now and then, not at each batch
-    publisher = Publisher(options(scripted.address, group="g"), lambda: next(now))
+    group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: next(now))
     for offset in (5, 6):
-        publisher.publish({A: offset})
+        group_offsets.commit({A: offset})
     assert "another query" not in caplog.text
     for offset in (7, 8, 9, 10):
-        publisher.publish({A: offset})
+        group_offsets.commit({A: offset})
     assert len(scripted.seen(Request.QUERY_CONSUMER_OFFSET)) == 2
     assert caplog.text.count("group g: the offset of t/broker-a/0 was stored as 6 by this query and is 3 now") == 1
     assert "give each a group of its own" in caplog.text
@@ -121,14 +121,14 @@ def test_another_query_that_uses_the_group_is_warned_about_once(scripted, caplog
 def test_access_denied_is_an_error(scripted):
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.NO_PERMISSION, "no Sub on the group"))
     with pytest.raises(AccessDenied):
-        Publisher(options(scripted.address, group="g")).publish({A: 5})
+        GroupOffsets(options(scripted.address, group="g")).commit({A: 5})
 
 
 def test_live_members_are_named(scripted, caplog):
     scripted.on(Request.GET_CONSUMER_LIST_BY_GROUP, ok(b'{"consumerIdList":["10.0.0.1@7","10.0.0.2@8"]}'))
-    publisher = Publisher(options(scripted.address, group="g"))
-    publisher.publish({A: 5})
-    publisher.publish({A: 6})
+    group_offsets = GroupOffsets(options(scripted.address, group="g"))
+    group_offsets.commit({A: 5})
+    group_offsets.commit({A: 6})
     assert caplog.text.count("group g has 2 live members (10.0.0.1@7, 10.0.0.2@8)") == 1
 
 
@@ -140,14 +140,14 @@ def test_a_group_that_may_not_be_created(scripted):
     ))  # fmt: skip
     scripted.on(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, refuse(Response.NO_PERMISSION, "admins only"))
     with pytest.raises(GroupNotFound, match=r"the broker does not know group 'g'.*mqadmin updateSubGroup -g g"):
-        Publisher(options(scripted.address, group="g")).publish({A: 5})
+        GroupOffsets(options(scripted.address, group="g")).commit({A: 5})
 
 
 def test_on_a_real_broker(rocketmq, make_topic):
     topic, group = make_topic(queues=2), f"g-{uuid.uuid4().hex[:8]}"
     queues = [MessageQueue(topic, "broker-a", i) for i in range(2)]
     made = options(rocketmq.name_server, subscribe=topic, group=group, requestTimeout="10s")
-    publisher = Publisher(made)
-    publisher.publish({queues[0]: 0, queues[1]: 0})
-    publisher.publish({queues[0]: 0, queues[1]: 3})
+    group_offsets = GroupOffsets(made)
+    group_offsets.commit({queues[0]: 0, queues[1]: 0})
+    group_offsets.commit({queues[0]: 0, queues[1]: 3})
     assert session.offsets(made).committed(group, queues, Deadline.after(10)) == {queues[0]: 0, queues[1]: 3}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.decode.promoted import cast
+from rocketmq_spark.decode.property_columns import cast
 from rocketmq_spark.decode.schema import TIMESTAMP
 
 UTC = datetime.UTC

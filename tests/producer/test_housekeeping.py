@@ -66,7 +66,7 @@ def test_the_detector_probes_reported_brokers_every_three_seconds(bench: Bench) 
     bench.sender.probes["a"] = True
     bench.time.advance(3)
     assert producer.faults.reachable("a")
-    assert not producer.faults.available("a", bench.clockworks["send"].now_ms())
+    assert not producer.faults.available("a", bench.timers["send"].now_ms())
 
 
 def test_the_detector_is_switched_on_while_running(bench: Bench) -> None:

@@ -1,8 +1,8 @@
-"""What an answer of a window covers."""
+"""What an answer covers."""
 
 from __future__ import annotations
 
-from rocketmq_spark.pull.window import Piece, covered
+from rocketmq_spark.pull.fetched import Piece, covered
 
 
 def test_an_answer_covers_what_was_asked_as_far_as_the_broker_went() -> None:

@@ -1,4 +1,4 @@
-"""Time and threads for the producer: the clock, pauses, and one daemon thread that calls what is due.
+"""Time and threads for producers and client instances: the clock, pauses, and one daemon thread that calls what is due.
 
 A driver: it owns a thread and a lock, and knows nothing of messages. Tests replace it by one whose time they move.
 """
@@ -18,7 +18,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-class Clockwork:
+class Timer:
     """Calls made later, on a thread that starts with the first of them."""
 
     def __init__(self, name: str) -> None:
@@ -29,9 +29,9 @@ class Clockwork:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def beside(self, name: str) -> Clockwork:
+    def beside(self, name: str) -> Timer:
         """Another one with a thread of its own, for calls that may block."""
-        return Clockwork(f"{self._name}-{name}")
+        return Timer(f"{self._name}-{name}")
 
     def now_ms(self) -> int:
         """A clock that never goes back, for intervals."""

@@ -1,4 +1,4 @@
-"""Windows of answers to pulls, and the offsets that such answers jump over: what readers and decoders say to each other."""
+"""Fetched answers to pulls, and the offsets that such answers jump over: what readers and decoders say to each other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Piece(NamedTuple):
     end: int
 
 
-class Window(NamedTuple):
-    """Answers in one buffer, in the order of ranges and offsets. Valid until the next one is asked for."""
+class Fetched(NamedTuple):
+    """Answers in one buffer, in the order of ranges and offsets. Valid until more is asked for."""
 
     buffer: npt.NDArray[np.uint8]
     pieces: list[Piece]
@@ -33,7 +33,7 @@ def covered(pieces: Iterable[Piece]) -> int:
 
 
 class Hole(NamedTuple):
-    """Offsets ``[start, end)`` that the answer at index ``piece`` of a window should have had messages for."""
+    """Offsets ``[start, end)`` that the answer at index ``piece`` should have had messages for."""
 
     piece: int
     start: int

@@ -1,4 +1,4 @@
-"""Where a source starts and ends: ``earliest``, ``latest``, committed offsets, JSON, and times in three forms.
+"""Starting offsets of a source, and ending ones: ``earliest``, ``latest``, committed offsets, JSON, and times in three forms.
 
 Asks brokers, decides by pure functions. A question that fails is an error, never a rewind: RocketMQ's own clients
 turned some failures into "start at the end".
@@ -21,13 +21,13 @@ def check(options: Options, role: str) -> None:
     """What can be said without a broker."""
     problems = []
     batch = role == "batch source"
-    given = options.starting_offsets
-    if batch and given == "latest":
+    starting = options.starting_offsets
+    if batch and starting == "latest":
         problems.append("option 'startingOffsets' is 'latest'; a batch that starts at the end reads nothing")
-    if batch and isinstance(given, dict):
+    if batch and isinstance(starting, dict):
         problems += [
             f"option 'startingOffsets': {queue} is -1; a batch that starts at the end reads nothing"
-            for queue, number in given.items()
+            for queue, number in starting.items()
             if number == LATEST
         ]
     if isinstance(options.ending_offsets, dict):
@@ -36,14 +36,14 @@ def check(options: Options, role: str) -> None:
             for queue, number in options.ending_offsets.items()
             if number == EARLIEST
         ]
-    if given == "committed" and "group" not in options.given:
+    if starting == "committed" and "group" not in options.given:
         problems.append("option 'startingOffsets' is 'committed'; give the group with option 'group'")
     if problems:
         raise OptionError.of(problems)
 
 
 def start(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-    """Positions to start from. A time beats times by queue, which beat offsets, as in Spark's Kafka source."""
+    """Starting offsets. A time beats times by queue, which beat offsets, as in Spark's Kafka source."""
     if options.starting_timestamp is not None:
         times = dict.fromkeys(bounds, options.starting_timestamp)
         return _started_at(offsets, options, bounds, times, "startingTimestamp", deadline)
@@ -57,7 +57,7 @@ def start(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Dea
 
 
 def end(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-    """Positions to end at, each one past the last message to be read."""
+    """Ending offsets, each one past the last message to be read."""
     if options.ending_timestamp is not None:
         times = dict.fromkeys(bounds, options.ending_timestamp)
         return at(offsets, bounds, times, deadline)
@@ -72,8 +72,8 @@ def at(
     offsets: OffsetReader, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
     """First offset stored at or after each time, within bounds: a broker may answer below its minimum."""
-    found = offsets.search_offsets({queue: times[queue] for queue in bounds}, deadline)
-    return {q: min(max(o, bounds[q].min_offset), bounds[q].max_offset) for q, o in found.items()}
+    answered = offsets.search_offsets({queue: times[queue] for queue in bounds}, deadline)
+    return {q: min(max(o, bounds[q].min_offset), bounds[q].max_offset) for q, o in answered.items()}
 
 
 def _started_at(
@@ -84,31 +84,31 @@ def _started_at(
     option: str,
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
-    found = at(offsets, bounds, times, deadline)
-    none_that_young = sorted(queue for queue, offset in found.items() if offset >= bounds[queue].max_offset)
+    starts = at(offsets, bounds, times, deadline)
+    none_that_young = sorted(queue for queue, offset in starts.items() if offset >= bounds[queue].max_offset)
     if none_that_young and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
             f"option {option!r}: {listed(none_that_young)} {'has' if len(none_that_young) == 1 else 'have'} no message "
             "stored at or after the time",
             remedy="Give an earlier time, or set 'startingOffsetsByTimestampStrategy' to 'latest' to start at the end",
         )
-    return found
+    return starts
 
 
 def _committed(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-    found = offsets.committed(options.group, sorted(bounds), deadline)
-    missing = sorted(queue for queue, offset in found.items() if offset is None)
+    committed = offsets.committed(options.group, sorted(bounds), deadline)
+    missing = sorted(queue for queue, offset in committed.items() if offset is None)
     if missing and options.committed_fallback == "error":
         raise OffsetError(
             f"option 'startingOffsets' is 'committed', but group {options.group!r} has no offset of {listed(missing)}",
             remedy="Set option 'committedFallback' to 'earliest' or 'latest'",
         )
     fallback = resolve(options.committed_fallback, bounds, "committedFallback") if missing else {}
-    return {queue: fallback[queue] if offset is None else offset for queue, offset in found.items()}
+    return {queue: fallback[queue] if offset is None else offset for queue, offset in committed.items()}
 
 
 def resolve(wanted: str | Positions, bounds: Bounds, option: str) -> dict[MessageQueue, int]:
-    """Positions for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
+    """Offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
     JSON must name every queue and no other. A number below the minimum stays as it is: what is missing then is data
     loss, and reported as that.
@@ -117,7 +117,7 @@ def resolve(wanted: str | Positions, bounds: Bounds, option: str) -> dict[Messag
         lowest = wanted == "earliest"
         return {queue: b.min_offset if lowest else b.max_offset for queue, b in bounds.items()}
     same_queues(wanted, bounds, option)
-    found = {}
+    resolved = {}
     for queue, number in wanted.items():
         if number > bounds[queue].max_offset:
             raise OffsetError(
@@ -126,8 +126,8 @@ def resolve(wanted: str | Positions, bounds: Bounds, option: str) -> dict[Messag
                 remedy="Give an offset up to the end, or -1 for the end",
             )
         marks = {EARLIEST: bounds[queue].min_offset, LATEST: bounds[queue].max_offset}
-        found[queue] = marks.get(number, number)
-    return found
+        resolved[queue] = marks.get(number, number)
+    return resolved
 
 
 def same_queues(wanted: Iterable[MessageQueue], bounds: Bounds, option: str) -> None:
@@ -141,5 +141,5 @@ def same_queues(wanted: Iterable[MessageQueue], bounds: Bounds, option: str) -> 
 
 def listed(queues: Iterable[MessageQueue]) -> str:
     """The first ten queues as text."""
-    found = [str(queue) for queue in sorted(queues)]
-    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
+    names = [str(queue) for queue in sorted(queues)]
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,6 +1,6 @@
 """Finished positions as a group's offsets on the brokers: a mirror for dashboards and for later starts.
 
-Spark's checkpoint stays the truth. What is published is the next offset to read, from completed work only.
+Spark's checkpoint stays the truth. What is committed is the next offset to read, from completed work only.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LOOK_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
 
-class Publisher:
-    """Publishes positions that changed. Does nothing unless the user named a group."""
+class GroupOffsets:
+    """A group's offsets, committed where they changed. Does nothing unless the user named a group."""
 
     def __init__(self, options: Options, now: Callable[[], float] | None = None) -> None:
         self._options = options
         self._now = now or Clock().now
-        self._published: dict[MessageQueue, int] = {}
+        self._committed: dict[MessageQueue, int] = {}
         # What a broker did not take, with the pauses after which it is sent again; something newer is sent at once.
         self._refused: dict[MessageQueue, int] = {}
         self._again_at = 0.0
@@ -39,7 +39,7 @@ class Publisher:
         self._rivalled = False
         self._look_at = 0.0
 
-    def publish(self, positions: Positions) -> None:
+    def commit(self, positions: Positions) -> None:
         """Store ``positions`` where they differ from what was stored. Brokers that do not answer are asked again later.
 
         A broker that hangs does not hold up who asks.
@@ -47,7 +47,7 @@ class Publisher:
         if "group" not in self._options.given:
             return
         waiting = self._refused if self._now() < self._again_at else {}
-        changed = {q: o for q, o in positions.items() if self._published.get(q) != o and waiting.get(q) != o}
+        changed = {q: o for q, o in positions.items() if self._committed.get(q) != o and waiting.get(q) != o}
         if self._greeted and not changed:
             return
         routed = self._routed(changed)
@@ -59,7 +59,7 @@ class Publisher:
         for error in failed.values():
             if not error.retriable:
                 raise error
-        self._published.update({q: offset for q, offset in routed.items() if q not in failed})
+        self._committed.update({q: offset for q, offset in routed.items() if q not in failed})
         self._note(changed, failed)
 
     def _stored(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
@@ -75,12 +75,12 @@ class Publisher:
 
     def _note(self, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]) -> None:
         """One line when a broker begins to refuse, one when it has everything."""
-        before, self._refused = self._refused, {q: o for q, o in changed.items() if self._published.get(q) != o}
+        before, self._refused = self._refused, {q: o for q, o in changed.items() if self._committed.get(q) != o}
         if failed and not before:
             error = next(iter(failed.values()))
-            logger.warning("the offsets of group %s are published later: %s", self._options.group, error)
+            logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if before and not self._refused:
-            logger.warning("the offsets of group %s are published again", self._options.group)
+            logger.warning("the offsets of group %s are committed again", self._options.group)
             self._pause_s = _FIRST_PAUSE_S
         if self._refused:
             self._again_at = self._now() + self._pause_s
@@ -88,7 +88,7 @@ class Publisher:
 
     def _look_for_rivals(self, offsets: Positions) -> None:
         """Somebody else who stores offsets of the group: another query, most likely, in turns with this one."""
-        mine = {q: self._published[q] for q in sorted(offsets) if q in self._published}
+        mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
         if self._rivalled or not mine or self._now() < self._look_at:
             return
         self._look_at = self._now() + _LOOK_S
@@ -116,7 +116,7 @@ class Publisher:
             try:
                 routes.get(topic)
             except RocketMQError as e:
-                logger.info("the offsets of topic %s are not published now: %s", topic, e)
+                logger.info("the offsets of topic %s are not committed now: %s", topic, e)
             else:
                 known.add(topic)
         return {queue: offset for queue, offset in positions.items() if queue.topic in known}

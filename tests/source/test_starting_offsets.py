@@ -1,4 +1,4 @@
-"""Positions for words, numbers and times within the bounds of queues; what brokers say is in tests/options_live."""
+"""Starting offsets for words, numbers and times within the bounds of queues; what brokers say is in tests/options_live."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source import positions
+from rocketmq_spark.source import starting_offsets
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 0, 0)}
 
 
 def check(role="batch source", **given):
-    positions.check(options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role), role)
+    starting_offsets.check(options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role), role)
 
 
 def test_words():
-    assert positions.resolve("earliest", BOUNDS, "x") == {A: 5, B: 0}
-    assert positions.resolve("latest", BOUNDS, "x") == {A: 20, B: 0}
+    assert starting_offsets.resolve("earliest", BOUNDS, "x") == {A: 5, B: 0}
+    assert starting_offsets.resolve("latest", BOUNDS, "x") == {A: 20, B: 0}
 
 
 def test_numbers():
-    assert positions.resolve({A: -2, B: -1}, BOUNDS, "x") == {A: 5, B: 0}
-    assert positions.resolve({A: 20, B: 0}, BOUNDS, "x") == {A: 20, B: 0}
+    assert starting_offsets.resolve({A: -2, B: -1}, BOUNDS, "x") == {A: 5, B: 0}
+    assert starting_offsets.resolve({A: 20, B: 0}, BOUNDS, "x") == {A: 20, B: 0}
     # What lies below the minimum is loss, and found when it is planned.
-    assert positions.resolve({A: 3, B: 0}, BOUNDS, "x") == {A: 3, B: 0}
+    assert starting_offsets.resolve({A: 3, B: 0}, BOUNDS, "x") == {A: 3, B: 0}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_numbers():
 )
 def test_numbers_that_do_not_fit(given, problem):
     with pytest.raises(OffsetError) as caught:
-        positions.resolve(given, BOUNDS, "startingOffsets")
+        starting_offsets.resolve(given, BOUNDS, "startingOffsets")
     assert problem in str(caught.value)
 
 
@@ -55,7 +55,7 @@ def committed(found, **given):
     parsed = options_table.parse(
         {"nameServer": "h:1", "subscribe": "t", "group": "g", "startingOffsets": "committed", **given}
     ).for_role("stream source")
-    return positions.start(Brokers(), parsed, BOUNDS, Deadline.after(1))
+    return starting_offsets.start(Brokers(), parsed, BOUNDS, Deadline.after(1))
 
 
 @pytest.mark.parametrize("fallback", ["error", "earliest", "latest"])
@@ -72,8 +72,8 @@ def test_only_queues_without_a_committed_offset_fall_back():
 
 def test_long_lists_are_cut():
     queues = [MessageQueue("t", "b", i) for i in range(13)]
-    assert positions.listed(reversed(queues)).endswith("t/b/9 and 3 more")
-    assert positions.listed([A]) == "t/b/0"
+    assert starting_offsets.listed(reversed(queues)).endswith("t/b/9 and 3 more")
+    assert starting_offsets.listed([A]) == "t/b/0"
 
 
 @pytest.mark.parametrize(

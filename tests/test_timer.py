@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.timer import Timer
+
+
+@pytest.fixture
+def timer() -> Any:
+    made = Timer("test-timer")
+    yield made
+    made.close()
+
+
+def test_calls_run_in_the_order_of_their_times_on_one_thread(timer: Timer) -> None:
+    ran: list[tuple[str, str]] = []
+    gate, done = threading.Event(), threading.Event()
+    timer.later(-10, gate.wait)  # holds the thread while the others are queued
+    for delay, name in ((-1, "c"), (-3, "a"), (-2, "b")):
+        timer.later(delay, lambda name=name: ran.append((name, threading.current_thread().name)))
+    timer.later(0, done.set)
+    gate.set()
+    assert done.wait(5)
+    assert ran == [("a", "test-timer"), ("b", "test-timer"), ("c", "test-timer")]
+
+
+def test_no_thread_before_the_first_call() -> None:
+    before = threading.active_count()
+    made = Timer("unused")
+    assert threading.active_count() == before
+    made.close()
+
+
+def test_a_failing_call_is_logged_and_the_next_one_runs(timer: Timer, caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+    with caplog.at_level(logging.ERROR):
+        timer.later(0, lambda: 1 / 0)
+        timer.later(0, done.set)
+        assert done.wait(5)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_every_goes_on_after_a_failure(timer: Timer) -> None:
+    turns: list[float] = []
+    done = threading.Event()
+
+    def turn() -> None:
+        turns.append(time.monotonic())
+        if len(turns) == 3:
+            done.set()
+        raise ValueError("on purpose")
+
+    timer.every(0.001, turn, 0.0)
+    assert done.wait(5)
+
+
+def test_close_forgets_what_is_due_and_ends_the_thread(timer: Timer) -> None:
+    ran: list[int] = []
+    timer.later(60, lambda: ran.append(1))
+    timer.close()
+    timer.later(0, lambda: ran.append(2))
+    timer.drain(0.01)
+    assert ran == []
+    assert "test-timer" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_close_and_drain_from_its_own_thread_do_not_wait_for_themselves(timer: Timer) -> None:
+    done = threading.Event()
+
+    def end() -> None:
+        timer.drain(5)
+        timer.close()
+        done.set()
+
+    timer.later(0, end)
+    assert done.wait(5)
+
+
+def test_drain_waits_for_calls_that_are_due(timer: Timer) -> None:
+    ran: list[int] = []
+    timer.later(0, lambda: (time.sleep(0.02), ran.append(1))[1])
+    timer.drain(5)
+    assert ran == [1]
+
+
+def test_wait_and_hold_end_early_or_in_time(timer: Timer) -> None:
+    future: Future[int] = Future()
+    assert not timer.wait(future, 0.001)
+    timer.later(0, lambda: future.set_result(1))
+    assert timer.wait(future, 5)
+    failed: Future[int] = Future()
+    failed.set_exception(ValueError())
+    assert timer.wait(failed, 0)
+    changed = threading.Condition()
+    with changed:
+        timer.hold(changed, 0.001)
+    start = timer.now_ms()
+    timer.pause(0.002)
+    assert timer.now_ms() - start >= 1
+    assert abs(timer.wall_ms() - time.time() * 1000) < 5000
