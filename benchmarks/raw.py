@@ -15,7 +15,7 @@ from rocketmq_spark.decode.schema import BASIC
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import parse
 from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.session import puller
+from rocketmq_spark.session import puller, routes
 from rocketmq_spark.source.readers import RocketMQReader
 
 _LENGTHS = struct.Struct(">II")
@@ -104,9 +104,9 @@ def decoded(broker: LocalBroker, topic: str, count: int) -> Result:
 
 def per_answer(broker: LocalBroker, topic: str) -> int:
     """Messages that the broker gives in one answer, when asked for many."""
-    one = puller(parse({"nameServer": broker.name_server, "group": "bench"}))
-    r = ranges_of(broker, topic)[0]
-    one.routes.get(topic)
+    options = parse({"nameServer": broker.name_server, "group": "bench"})
+    routes(options).get(topic)
+    one, r = puller(options), ranges_of(broker, topic)[0]
     reader = one.replica(r.queue)(Deadline.after(10))
     try:
         reader.send([one.template(r.queue).frame(0, r.start, 1024)], 10)
