@@ -183,10 +183,10 @@ class Producers:
         number = 0
         while not self._stop.wait(self._pause_s):
             with self.no_mayflies, suppress(RocketMQError):  # it is not there for a while, again and again
-                self._send(AGAIN, "m", number, self.generation, timeout="5s")
+                self._send(AGAIN, "m", number, self.generation, timeout_s=5.0)
             number += 1
 
-    def _send(self, topic: str, key: str, number: int, generation: int, **how: object) -> None:
+    def _send(self, topic: str, key: str, number: int, generation: int, **how: float) -> None:
         body = f"{key}:{number}:{generation} ".encode() + b"." * 1000
         result = self._producer.send(Message(topic, body, keys=[key]), **how)
         queue, offset = result.queue, result.queue_offset
