@@ -151,7 +151,7 @@ def report(title: str, cases: Sequence[Case], size: int) -> dict[str, dict[str, 
             continue
         rates = sorted(result.rate / 1000 for result in case.results)
         median = case.median() / 1000
-        middle = min(case.results, key=lambda r, m=median: abs(r.rate / 1000 - m))
+        middle = sorted(case.results, key=lambda result: result.rate)[(len(case.results) - 1) // 2]
         cpu = [1e6 * part / middle.messages for part in (middle.cpu.python, middle.cpu.jvm, middle.cpu.server)]
         mib = median * 1000 * size / 2**20
         table.add_row(case.name, *(f"{n:,.0f}" for n in (rates[0], median, rates[-1], mib)), *(f"{n:.2f}" for n in cpu))

@@ -104,12 +104,12 @@ def _stamp() -> bytes:
     return f"{time.time():.6f}".encode()
 
 
-def _producer(name_server: str, topic: str) -> tuple[Send, Callable[[], None]]:
+def _producer(name_server: str, topic: str) -> tuple[Send, Callable[[], object]]:
     producer = Producer(name_server=name_server, group="latency")
     return lambda body: producer.send(Message(topic, body)), producer.close
 
 
-def _kafka_producer(session: Any, address: str, topic: str) -> tuple[Send, Callable[[], None]]:
+def _kafka_producer(session: Any, address: str, topic: str) -> tuple[Send, Callable[[], object]]:
     """Kafka's Java producer in Spark's own JVM, with its defaults."""
     jvm = session._jvm
     conf = jvm.java.util.Properties()
@@ -126,4 +126,4 @@ def _kafka_producer(session: Any, address: str, topic: str) -> tuple[Send, Calla
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], *map(float, sys.argv[4:6]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]))

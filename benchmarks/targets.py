@@ -82,7 +82,7 @@ def two_core_bound(section: str, server: str, spark: tuple[str, str], *peers: st
     def value(found: Found, size: int) -> float:
         ideal, handing = found[f"{section} {size}"][server], found[f"{spark[0]} {size}"][spark[1]]
         best = max(rate(section, peer)(found, size) for peer in peers)
-        return 2000 / (ideal["server_us"] + handing["python_us"] + handing["jvm_us"]) / best
+        return float(2000 / (ideal["server_us"] + handing["python_us"] + handing["jvm_us"]) / best)
 
     return value
 

@@ -14,7 +14,8 @@ from rocketmq_spark import LocalBroker
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.encode.encoder import Encoder, UniqueIds
+from rocketmq_spark.encode.encoder import Encoder
+from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.options import parse
