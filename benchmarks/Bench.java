@@ -4,16 +4,22 @@ import java.util.Collection;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.AtomicReference;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -38,6 +44,10 @@ public class Bench {
             }
             if (mode.equals("lite")) {
                 lite(nameServer, to, messages, Integer.parseInt(args[4]), Integer.parseInt(args[5]), counts);
+            } else if (mode.equals("push")) {
+                push(nameServer, to, messages, counts);
+            } else if (mode.equals("deliver")) {
+                deliver(nameServer, to, (int) messages, counts);
             } else if (mode.equals("pull")) {
                 pull(nameServer, to, messages, Integer.parseInt(args[4]), Integer.parseInt(args[5]), counts);
             } else if (mode.equals("batch")) {
@@ -115,6 +125,75 @@ public class Bench {
         print(seen.messages, seen.distinct, System.nanoTime() - begin, counts);
         consumer.shutdown();
     }
+
+    static void push(String nameServer, String topic, final long count, boolean counts) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench_" + System.nanoTime());
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setInstanceName("bench_" + System.nanoTime());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "*");
+        final AtomicLong seen = new AtomicLong();
+        final CountDownLatch done = new CountDownLatch(1);
+        consumer.registerMessageListener(new MessageListenerConcurrently() {
+            public ConsumeConcurrentlyStatus consumeMessage(List messages, ConsumeConcurrentlyContext context) {
+                if (seen.addAndGet(messages.size()) >= count) {
+                    done.countDown();
+                }
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            }
+        });
+        long begin = System.nanoTime();
+        consumer.start();
+        done.await(120, TimeUnit.SECONDS);
+        long nanos = System.nanoTime() - begin;
+        print(seen.get(), seen.get(), nanos, counts);
+        consumer.shutdown();
+    }
+
+    /** Bodies are times of System.nanoTime's clock; how late each is with the listener. */
+    static void deliver(String nameServer, String topic, final int count, boolean counts) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench_" + System.nanoTime());
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setInstanceName("bench_" + System.nanoTime());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET);
+        consumer.subscribe(topic, "*");
+        final long[] late = new long[count];
+        final AtomicInteger seen = new AtomicInteger();
+        final CountDownLatch done = new CountDownLatch(1);
+        final long settled = System.nanoTime() + SETTLING_MS * 1000000L;
+        consumer.registerMessageListener(new MessageListenerConcurrently() {
+            public ConsumeConcurrentlyStatus consumeMessage(List messages, ConsumeConcurrentlyContext context) {
+                long now = System.nanoTime();
+                for (int i = 0; i < messages.size(); i++) {
+                    long sent = Long.parseLong(new String(((MessageExt) messages.get(i)).getBody()));
+                    if (sent < settled) {
+                        continue;
+                    }
+                    int at = seen.getAndIncrement();
+                    if (at < count) {
+                        late[at] = now - sent;
+                    }
+                    if (at == count - 1) {
+                        done.countDown();
+                    }
+                }
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            }
+        });
+        long begin = System.nanoTime();
+        consumer.start();
+        boolean all = done.await(120, TimeUnit.SECONDS);
+        long nanos = System.nanoTime() - begin;
+        java.util.Arrays.sort(late);
+        if (counts && all) {
+            System.out.println("{\"messages\":" + count + ",\"distinct\":" + count + ",\"seconds\":" + nanos / 1e9 + ",\"cpu\":0,\"p50\":"
+                + late[count / 2] / 1e6 + ",\"p99\":" + late[count * 99 / 100] / 1e6 + "}");
+        }
+        consumer.shutdown();
+    }
+
+    // A new member gets its queues, and what lay in them, first.
+    static final int SETTLING_MS = 2000;
 
     static void pull(final String nameServer, final String topic, final long count, final int maxNums, final int threads, boolean counts) throws Exception {
         final DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("bench_" + System.nanoTime());

@@ -13,7 +13,7 @@ from rocketmq_spark import LocalBroker
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.decode.schema import BASIC
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.options import parse
+from rocketmq_spark.options import Options, parse
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.session import puller, routes
 from rocketmq_spark.source.readers import RocketMQReader
@@ -23,13 +23,19 @@ _HEADER = re.compile(rb'\{"code":0,.*"nextBeginOffset":"(\d+)".*"opaque":(\d+)')
 _BUFFER_BYTES = 8 << 20
 
 
+def _options(broker: LocalBroker, topic: str) -> Options:
+    """Of a read, for defaults depend on the role."""
+    given = {"nameServer": broker.name_server, "subscribe": topic, "group": "bench"}
+    return parse(given).for_role("batch source")
+
+
 def ranges_of(broker: LocalBroker, topic: str) -> list[OffsetRange]:
     return [OffsetRange(q, b.min_offset, b.max_offset) for q, b in sorted(broker.admin.describe_topic(topic).items())]
 
 
 def sockets(broker: LocalBroker, topic: str, count: int, per_answer: int, depth: int) -> Result:
     """The ceiling: requests made beforehand, ``depth`` of them under way, answers only counted."""
-    one = puller(parse({"nameServer": broker.name_server, "group": "bench"}))
+    one = puller(_options(broker, topic))
     frames: list[bytes] = []
     ends: list[int] = []
     for r in ranges_of(broker, topic):
@@ -84,7 +90,7 @@ def bulk(broker: LocalBroker, topic: str, count: int) -> Result:
 
 def range_reader(broker: LocalBroker, topic: str, ranges: list[OffsetRange]) -> RangeReader:
     """The product's reader of ranges, as a task makes it; a loss ends the run."""
-    found = puller(parse({"nameServer": broker.name_server, "group": "bench"}))
+    found = puller(_options(broker, topic))
     return found.reader(ranges, _lost, known=broker.address("broker-a"))
 
 
@@ -104,7 +110,7 @@ def decoded(broker: LocalBroker, topic: str, count: int) -> Result:
 
 def per_answer(broker: LocalBroker, topic: str) -> int:
     """Messages that the broker gives in one answer, when asked for many."""
-    options = parse({"nameServer": broker.name_server, "group": "bench"})
+    options = _options(broker, topic)
     routes(options).get(topic)
     one, r = puller(options), ranges_of(broker, topic)[0]
     reader = one.replica(r.queue)(Deadline.after(10))

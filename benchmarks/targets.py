@@ -94,6 +94,8 @@ CEILING, KAFKA = "Spark's ceiling, prebuilt batches", "spark-sql-kafka batch rea
 WRITE, KAFKA_WRITE, HASH = "Spark batch write", "spark-sql-kafka batch write", "Spark batch write by shardingKey"
 JAVA_BATCH = ("Java batches of 1 MiB, 2 threads", "Java autoBatch, asynchronous")
 SEND, DROP = "batch bodies sent, made before", "Spark's ceiling, rows dropped"
+MEMBER, PUSH = "Consumer, empty listener", "Java push consumer, empty listener"
+POLL, POLL_ARROW, LITE_POLL = "PullConsumer.poll", "PullConsumer.poll_arrow", "Java LitePull, 32 a pull"
 OURS, LOW, KAFKA_LATENCY = "rocketmq, defaults", "rocketmq, low_latency_conf()", "spark-sql-kafka, 8 partitions"
 
 TARGETS: Sequence[Target] = (
@@ -130,6 +132,12 @@ TARGETS: Sequence[Target] = (
         bound=two_core_bound("write", SEND, ("write", DROP), KAFKA_WRITE),
     ),
     Target("write by shardingKey of round robin", (0.7, 0.7), ratio("write", HASH, WRITE)),
+    Target("Consumer of Java's push consumer", (0.6, 0.6), ratio("consume", MEMBER, PUSH)),
+    Target("poll_arrow of LitePull, 32 a pull", (2.0, 2.0), ratio("consume", POLL_ARROW, LITE_POLL)),
+    Target(
+        "delivery p50 of Java's push consumer, plus", (2.0,),
+        lambda found, size: found["delivery"][MEMBER]["p50"] - found["delivery"][PUSH]["p50"], at_most=True, unit="ms",
+    ),
     Target(
         "latency p50 of spark-sql-kafka's", (0.25,),
         quotient(figure("latency", OURS, "p50"), figure("latency", KAFKA_LATENCY, "p50")), at_most=True,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.model import Message, MessageQueue
     from rocketmq_spark.registration import register
-    from rocketmq_spark.session import Producer
+    from rocketmq_spark.session import Consumer, Producer, PullConsumer
     from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.source.listener import GroupOffsetListener
     from rocketmq_spark.tuning import low_latency_conf
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Consumer": "session",
     "GroupOffsetListener": "source.listener",
     "LocalBroker": "localbroker",
     "Message": "model",
     "MessageQueue": "model",
     "Producer": "session",
+    "PullConsumer": "session",
     "RocketMQError": "errors",
     "foreach_batch_writer": "sink.foreach",
     "low_latency_conf": "tuning",
@@ -36,11 +38,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Consumer",
     "GroupOffsetListener",
     "LocalBroker",
     "Message",
     "MessageQueue",
     "Producer",
+    "PullConsumer",
     "RocketMQError",
     "foreach_batch_writer",
     "low_latency_conf",

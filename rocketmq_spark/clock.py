@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+_SHORTEST_S = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
@@ -29,9 +31,22 @@ class Deadline:
     def expired(self) -> bool:
         return time.monotonic() >= self.at
 
+    def pause(self, seconds: float) -> None:
+        """Hold the calling thread for ``seconds``, but not past this point for long: a last try comes after it."""
+        time.sleep(max(_SHORTEST_S, min(seconds, self.remaining())))
+
     def within(self, seconds: float) -> Deadline:
         """The earlier of this deadline and ``seconds`` from now: the share of one attempt."""
         return Deadline(min(self.at, time.monotonic() + seconds))
+
+
+def wait_until(done: Callable[[], object], deadline: Deadline, every_s: float) -> bool:
+    """Look every ``every_s`` seconds, and at least once, whether it is ``done``; False when ``deadline`` comes first."""
+    while not done():
+        if deadline.expired:
+            return False
+        deadline.pause(every_s)
+    return True
 
 
 def backoff(initial_s: float, max_s: float = 30.0, rng: random.Random | None = None) -> Iterator[float]:

@@ -72,11 +72,11 @@ class RocketMQDataSource(DataSource):
         from rocketmq_spark.source import filters, starting_offsets
 
         options = self._parsed.for_role(role)
-        given = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
-        if len(given) != 1:
+        ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
+        if len(ways) != 1:
             raise OptionError(
                 "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
-                f"{'none is' if not given else 'several are'} given"
+                f"{'none is' if not ways else 'several are'} given"
             )
         filters.check(options)
         starting_offsets.check(options, role)

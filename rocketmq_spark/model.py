@@ -7,7 +7,7 @@ objects: they stay bytes until they are Arrow columns (see ``decode/decoder.py``
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,19 +59,23 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """A stored message as an object: what commands and single look-ups show (bulk reads never make these)."""
+    """A stored message as an object: what consumers, commands and single look-ups get (bulk reads never make these).
+
+    ``queue`` is where it lies; ``topic`` is what it belongs to, which for a message of a retry topic is the one that it
+    was first sent to. ``born_timestamp`` (at the producer) and ``store_timestamp`` (at the broker) are whole ms since 1970.
+    ``reconsume_times`` counts how often it was sent back.
+    """
 
     topic: str
-    broker_name: str
-    queue_id: int
+    queue: MessageQueue
     queue_offset: int
     commit_log_offset: int
     body: bytes
     properties: Mapping[str, str]
     flag: int
     sys_flag: int
-    born_timestamp_ms: int
-    store_timestamp_ms: int
+    born_timestamp: int
+    store_timestamp: int
     born_host: str
     store_host: str
     reconsume_times: int
@@ -80,6 +84,14 @@ class ReceivedMessage:
     offset_msg_id: str
     # Why it could not be decoded: then the body is what is stored, and what is not known is 0, empty or -1.
     decode_error: str | None = None
+
+    @property
+    def broker_name(self) -> str:
+        return self.queue.broker_name
+
+    @property
+    def queue_id(self) -> int:
+        return self.queue.queue_id
 
     @property
     def tags(self) -> str | None:
@@ -192,6 +204,10 @@ class QueueBounds:
     max_offset: int
     last_update_ms: int
 
+    def clamp(self, offset: int) -> int:
+        """The nearest offset that can be read next."""
+        return min(max(offset, self.min_offset), self.max_offset)
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -205,6 +221,65 @@ class Filter:
 
 
 NO_FILTER = Filter()
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """One pull of a member of ``group``: at most ``count`` messages of ``queue`` from ``offset`` on.
+
+    Mirrors what ``DefaultMQPushConsumerImpl.pullMessage`` tells ``PullAPIWrapper``.
+
+    Args:
+        filter: What is wanted; tags are compared once more by text when the answer comes.
+        post_filter: Send the filter along; otherwise the broker takes the one of the last heartbeat.
+        version_ms: When the subscription was made; a broker that knows a newer one refuses.
+        suspend_s: How long a broker keeps the request while there is nothing new; 0: it answers at once.
+        commit_offset: The group's offset of the queue, stored on the way if the request goes to the master; None for none.
+        broker_id: The replica to ask: what the last answer suggested, 0 for the master.
+        max_bytes: A bound of the answer in bytes, as far as the broker knows it (since 5.0); None for none.
+        decoded: False leaves messages as they are stored, to be read later.
+    """
+
+    group: str
+    queue: MessageQueue
+    offset: int
+    count: int = 32
+    filter: Filter = NO_FILTER
+    post_filter: bool = False
+    version_ms: int = 0
+    suspend_s: float = 15.0
+    commit_offset: int | None = None
+    broker_id: int = MASTER_ID
+    max_bytes: int | None = None
+    decoded: bool = True
+
+
+class PullStatus(enum.Enum):
+    """What came of a pull, as in Java's ``PullStatus``."""
+
+    FOUND = "FOUND"
+    NO_NEW_MSG = "NO_NEW_MSG"
+    NO_MATCHED_MSG = "NO_MATCHED_MSG"
+    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
+
+
+@dataclass(frozen=True, slots=True)
+class PullAnswer:
+    """A broker's answer to a ``PullRequest``.
+
+    ``next_offset`` is where to go on: after OFFSET_ILLEGAL the nearest offset that there is. ``messages`` are those that
+    were wanted, so that there may be none although some were FOUND; one that cannot be decoded has a ``decode_error``.
+    If the request was not to decode them they are ``stored``, the unwanted too, and ``read`` gives what ``messages`` would be.
+    """
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    messages: Sequence[ReceivedMessage] = ()
+    broker_id: int = MASTER_ID
+    stored: bytes | memoryview = b""
+    read: Callable[[], Sequence[ReceivedMessage]] = tuple
 
 
 class SendStatus(enum.Enum):

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 
 SOURCE_ROLES = ("batch source", "stream source")
-ROLES = (*SOURCE_ROLES, "sink", "producer")
+ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer")
 DEFAULT_GROUP = "rocketmq_spark"
 
 # What Spark itself hands to a source or sink beside the user's options.
@@ -81,6 +81,9 @@ def _row(
 
 _ALL, _SOURCE, _BATCH, _STREAM = ROLES, SOURCE_ROLES, ("batch source",), ("stream source",)
 _WRITE = ("sink", "producer")
+_POLL = ("pull consumer",)
+_PUSH = ("consumer",)
+_CONSUME = ("consumer", "pull consumer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,21 +233,22 @@ class Options:
     allocation_strategy: Any = _row(
         p.strategy,
         "averagely",
-        _SOURCE,
+        (*_SOURCE, *_PUSH),
         "how queues are grouped into Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
-        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers are `partition-00000`, …",
+        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers are `partition-00000`, …; "
+        "of a `Consumer` the members of its group, with the first three, `config`, `machineRoom` or a callable",
         shown="averagely",
         raw=True,
     )
     allocation_config: str | None = _row(
         p.string,
         None,
-        _SOURCE,
+        (*_SOURCE, *_PUSH),
         'queues of the strategy `config`: JSON `{"orders":{"broker-a":[0,1]}}`, or that by partition: '
         '`{"partition-00000":{"orders":{"broker-a":[0]}}}`',
     )
     machine_rooms: tuple[str, ...] = _row(
-        p.names, (), (*_SOURCE, "sink"), "rooms whose queues the strategy or selector `machineRoom` uses"
+        p.names, (), (*_SOURCE, "sink", *_PUSH), "rooms whose queues the strategy or selector `machineRoom` uses"
     )
     partition_rooms: tuple[str, ...] = _row(
         p.names_with_repeats, (), _SOURCE, "room of each partition in turn, for `machineRoomNearby`"
@@ -313,9 +317,9 @@ class Options:
     group: str = _row(
         p.string,
         DEFAULT_GROUP,
-        (*_SOURCE, "producer"),
+        (*_SOURCE, "producer", *_CONSUME),
         "consumer group that pulls name; when given, finished positions are committed as its offsets. "
-        "Of a `Producer` its producer group",
+        "Of a `Producer` its producer group, of consumers their group: they need one",
         shown=f"`{DEFAULT_GROUP}`",
     )
     max_bytes_in_flight: int = _row(
@@ -330,10 +334,10 @@ class Options:
     )
     pull_batch_size: int = _row(
         p.integer(1, 100_000),
-        1024,
-        _SOURCE,
-        "most messages asked for per pull; the broker decides what it sends",
-        shown="1024",
+        ByRole({"batch source": 1024, "stream source": 1024, "consumer": 32, "pull consumer": 32}),
+        (*_SOURCE, *_CONSUME),
+        "most messages asked for per pull; the broker decides what it sends. At most 1024 of consumers",
+        shown="source `1024`, consumers `32`",
     )
     bad_message: str = _row(
         p.choice("fail", "null", "skip"),
@@ -437,6 +441,107 @@ class Options:
         "column that identifies a row; sent as property `SPARK_ROW_ID`: readers drop repeated rows",
     )
 
+    # Consumers
+    consume_from_where: str | int = _row(
+        p.consume_from,
+        "latest",
+        _CONSUME,
+        "where a queue begins for which the group has no offset: `latest`, `earliest`, or the first message stored at or "
+        "after a time (ISO-8601 or epoch ms)",
+        shown="latest",
+    )
+    auto_commit: bool = _row(
+        p.boolean,
+        True,
+        _CONSUME,
+        "offsets of what earlier polls gave are committed now and then by a poll, and at the close. Of an ordered `Consumer`: "
+        "messages are finished when the listener returns; else when it says `context.commit()`",
+        shown="true",
+    )
+    auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "how often, at most", shown="5s")
+    pull_threshold_for_queue: int = _row(
+        p.integer(1, 65535),
+        1000,
+        _CONSUME,
+        "a queue is not pulled on while more of its messages wait for the listener, or so many of its offsets to be polled",
+        shown="1000",
+    )
+    model: str = _row(
+        p.choice("clustering", "broadcasting"),
+        "clustering",
+        _PUSH,
+        "members of the group share the queues, or each gets all of them",
+        shown="clustering",
+    )
+    ordered: bool = _row(
+        p.boolean,
+        False,
+        _PUSH,
+        "messages of a queue one after the other; what fails is tried again in place",
+        shown="false",
+    )
+    consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener", shown="20")
+    consume_message_batch_max_size: int = _row(
+        p.integer(1, 1024), 1, _PUSH, "most messages in one call of the listener", shown="1"
+    )
+    pull_batch_size_in_bytes: int = _row(
+        p.size(1), 256 << 10, _PUSH, "most bytes asked for per pull, where brokers know this", shown="256k"
+    )
+    pull_interval: float = _row(p.duration, 0.0, _PUSH, "pause between two pulls of a queue", shown="0")
+    pull_time_delay_when_exception: float = _row(
+        p.positive_duration, 1.0, _PUSH, "pause after a pull that failed", shown="1s"
+    )
+    pull_threshold_size_for_queue: int = _row(
+        p.size(1, 1 << 30), 100 << 20, _PUSH, "a queue is not pulled on while more bytes of it wait", shown="100m"
+    )
+    pull_threshold_for_topic: int | None = _row(
+        p.integer(1, 6_553_500), None, _PUSH, "messages that may wait of a topic, shared by its queues here"
+    )
+    pull_threshold_size_for_topic: int | None = _row(
+        p.size(1, 102_400 << 20), None, _PUSH, "bytes that may wait of a topic, shared by its queues here"
+    )
+    consume_concurrently_max_span: int = _row(
+        p.integer(1, 65535),
+        2000,
+        _PUSH,
+        "a queue is not pulled on while the offsets that wait lie further apart; not where `ordered`",
+        shown="2000",
+    )
+    max_reconsume_times: int | None = _row(
+        p.integer(0, (1 << 31) - 1),
+        None,
+        _PUSH,
+        "how often a failed message comes again before it goes to `%DLQ%` and the group's name",
+        shown="16, `ordered` without end",
+    )
+    suspend_current_queue_time: float = _row(
+        p.positive_duration,
+        1.0,
+        _PUSH,
+        "pause of a queue of an ordered consumer after a failure: 10ms to 30s",
+        shown="1s",
+    )
+    consume_timeout: float = _row(
+        p.positive_duration,
+        900.0,
+        _PUSH,
+        "a message that the listener has for longer is sent back, so that the offset of its queue goes on",
+        shown="15m",
+    )
+    persist_consumer_offset_interval: float = _row(
+        p.positive_duration, 5.0, _PUSH, "how often offsets are stored", shown="5s"
+    )
+    post_subscription_when_pull: bool = _row(
+        p.boolean, False, _PUSH, "pulls bring the filter along instead of trusting in the last heartbeat", shown="false"
+    )
+    local_offsets_dir: str | None = _row(
+        p.string,
+        None,
+        _PUSH,
+        "where a broadcasting consumer keeps its offsets, by host and group",
+        shown="`~/.rocketmq_offsets`",
+    )
+
     given: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
@@ -498,7 +603,14 @@ def _unknown(name: str) -> str:
     return f"option {name!r} is unknown{hint}"
 
 
-_SHOWN_ROLE = {"batch source": "batch", "stream source": "stream", "sink": "sink", "producer": "`Producer`"}
+_SHOWN_ROLE = {
+    "batch source": "batch",
+    "stream source": "stream",
+    "sink": "sink",
+    "producer": "`Producer`",
+    "consumer": "`Consumer`",
+    "pull consumer": "`PullConsumer`",
+}
 
 
 def markdown() -> str:
@@ -509,7 +621,11 @@ def markdown() -> str:
     for title, rows in (
         ("Connection", connection),
         ("Source", source),
-        ("Sink and producer", [row for row in TABLE if row not in connection and row not in source]),
+        (
+            "Sink and producer",
+            [row for row in TABLE if set(row.roles) & set(_WRITE) and row not in connection + source],
+        ),
+        ("Consumers", [row for row in TABLE if set(row.roles) <= set(_CONSUME)]),
     ):
         lines = [f"## {title}", "", "| option | default | meaning |", "| --- | --- | --- |"]
         for r in rows:

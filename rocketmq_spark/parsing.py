@@ -148,8 +148,8 @@ def choice(*names: str) -> Callable[[str], str]:
 def names(value: str) -> tuple[str, ...]:
     """Names from comma text or a JSON array, in order, without repeats."""
     is_json = value.lstrip()[:1] == "["
-    found = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
-    items = tuple(dict.fromkeys(item.strip() for item in found if isinstance(item, str) and item.strip()))
+    parts = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
+    items = tuple(dict.fromkeys(item.strip() for item in parts if isinstance(item, str) and item.strip()))
     if not items:
         raise ValueError("at least one name; several separated by commas, or as a JSON array")
     return items
@@ -205,7 +205,7 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
     expected = f"JSON such as {example}"
 
     def parse(value: str) -> dict[MessageQueue, int]:
-        found: dict[MessageQueue, int] = {}
+        numbers: dict[MessageQueue, int] = {}
         for topic, by_broker in _json(value, dict, expected).items():
             for broker, by_id in _mapping(by_broker, expected).items():
                 for queue_id, number in _mapping(by_id, expected).items():
@@ -214,10 +214,10 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
                         raise ValueError(f"{expected} ({where}: the queue id is not a whole number)")
                     if not isinstance(number, int) or isinstance(number, bool) or number < low:
                         raise ValueError(f"{expected} ({where}: {number!r} is not a whole number of at least {low})")
-                    found[MessageQueue(topic, broker, int(queue_id))] = number
-        if not found:
+                    numbers[MessageQueue(topic, broker, int(queue_id))] = number
+        if not numbers:
             raise ValueError(f"{expected} with at least one queue")
-        return found
+        return numbers
 
     return parse
 
@@ -249,6 +249,17 @@ def timestamp(value: str) -> int:
     except ValueError:
         raise ValueError("epoch milliseconds or ISO-8601 such as 2026-01-31T12:00:00Z") from None
     return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+
+
+def consume_from(value: str) -> str | int:
+    """``latest``, ``earliest``, or epoch milliseconds."""
+    word = value.strip().lower()
+    if word in ("latest", "earliest"):
+        return word
+    try:
+        return timestamp(value)
+    except ValueError as e:
+        raise ValueError(f"latest, earliest, or {e}") from None
 
 
 def dotted(value: str) -> str:
@@ -303,10 +314,10 @@ def auto_integer(value: str) -> int | None:
 def names_with_repeats(value: str) -> tuple[str, ...]:
     """Names from comma text or a JSON array, in order; a name may stand several times."""
     is_json = value.lstrip()[:1] == "["
-    found = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
-    if not all(isinstance(item, str) and item.strip() for item in found):
+    parts = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
+    if not all(isinstance(item, str) and item.strip() for item in parts):
         raise ValueError("names separated by commas, or a JSON array of texts")
-    return tuple(item.strip() for item in found)
+    return tuple(item.strip() for item in parts)
 
 
 PROPERTY_TYPES = ("string", "boolean", "int", "bigint", "float", "double", "date", "timestamp", "binary")
@@ -320,24 +331,24 @@ def property_columns(value: str) -> tuple[tuple[str, str], ...]:
     else:
         parts = (item.strip().rpartition(":") for item in value.split(",") if item.strip())
         items = [(name or kind, kind if name else "string") for name, _, kind in parts]
-    found = tuple(
+    columns = tuple(
         (name.strip(), {"long": "bigint", "integer": "int"}.get(k := kind.strip().lower(), k)) for name, kind in items
     )
-    if not found or any(not name or kind not in PROPERTY_TYPES for name, kind in found):
+    if not columns or any(not name or kind not in PROPERTY_TYPES for name, kind in columns):
         raise ValueError(expected)
-    if len({name for name, _ in found}) < len(found):
+    if len({name for name, _ in columns}) < len(columns):
         raise ValueError(f"{expected}, each name once")
-    return found
+    return columns
 
 
 def per_topic(value: str) -> str | dict[str, str]:
     """One filter for all topics, or JSON ``{"topic": "filter"}``."""
     if value.lstrip()[:1] != "{":
         return string(value)
-    found = _json(value, dict, 'a filter, or JSON such as {"orders": "vip || new"}')
-    if not found or any(not isinstance(v, str) or not v.strip() for v in found.values()):
+    filters = _json(value, dict, 'a filter, or JSON such as {"orders": "vip || new"}')
+    if not filters or any(not isinstance(v, str) or not v.strip() for v in filters.values()):
         raise ValueError('a filter, or JSON such as {"orders": "vip || new"}')
-    return {topic: v.strip() for topic, v in found.items()}
+    return {topic: v.strip() for topic, v in filters.items()}
 
 
 def json_object(example: str) -> Callable[[str], dict[str, Any]]:
@@ -349,12 +360,12 @@ def json_object(example: str) -> Callable[[str], dict[str, Any]]:
 
 def _json(value: str, kind: type, expected: str) -> Any:
     try:
-        found = json.loads(value)
+        document = json.loads(value)
     except ValueError as e:
         raise ValueError(f"{expected} ({e})") from None
-    if not isinstance(found, kind):
+    if not isinstance(document, kind):
         raise ValueError(expected)
-    return found
+    return document
 
 
 def _mapping(value: object, expected: str) -> dict[str, Any]:

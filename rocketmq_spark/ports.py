@@ -1,7 +1,7 @@
 """What upper rooms may ask of a transport, as small Protocols: the seam is at verbs, not at frames.
 
-``producer/``, ``sink/``, ``source/`` and ``pull/`` know these and nothing else of a client. The remoting client implements
-them; another transport implements those it can offer. All raise ``RocketMQError`` subclasses only.
+``producer/``, ``consumer/``, ``sink/``, ``source/`` and ``pull/`` know these and nothing else of a client. The remoting
+client implements them; another transport implements those it can offer. All raise ``RocketMQError`` subclasses only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,19 @@ from typing import Protocol
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
-from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, SendRequest, SendResult, TopicRoute
+from rocketmq_spark.membership import Asked, Membership
+from rocketmq_spark.model import (
+    BrokerData,
+    Filter,
+    MessageQueue,
+    PullAnswer,
+    PullRequest,
+    QueueBounds,
+    ReceivedMessage,
+    SendRequest,
+    SendResult,
+    TopicRoute,
+)
 
 
 class Sender(Protocol):
@@ -178,3 +190,78 @@ class PullSource(Protocol):
 
     def compacted(self, queue: MessageQueue) -> bool:
         """Whether the queue's topic keeps the last message of a key only, so that offsets without one are right."""
+
+
+class GroupMember(Protocol):
+    """Verbs of a member of a consumer group: all that ``consumer/`` asks of a transport.
+
+    Names of topics and groups are the user's; what is on the wire is the transport's business.
+    """
+
+    @property
+    def client_id(self) -> str:
+        """How brokers and the other members know this process."""
+
+    def join(
+        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+    ) -> Callable[[Deadline], None]:
+        """Belong to the group: ``membership`` is told in every heartbeat, ``asked`` gets what brokers ask.
+
+        Raises ``LocalProtocolError`` when the group has a member in this process. Gives what leaves again, which tells
+        brokers; failures of single brokers are logged.
+        """
+
+    def heartbeat(self, deadline: Deadline) -> None:
+        """Tell all brokers of the routes at hand now; failures of single brokers are logged."""
+
+    def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        """Queues that may be read, sorted; as they were known while no name server answers, unless ``refresh``.
+
+        Raises ``RouteNotFound`` when there is no such topic. The object stays identical while the route is unchanged.
+        """
+
+    def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
+        """Ids of the group's members as one broker of the topic, chosen at random, knows them."""
+
+    def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
+        """What the group wants of each topic, as one broker heard it from the member that spoke last."""
+
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+        """The group's offset, None only where the broker says that there is none; any other failure is raised.
+
+        With ``young_at_zero`` the broker also says 0 for a queue without an offset whose first message is still in its
+        memory: so do members in Java start, and nobody skips what a young topic has (``ConsumerManageProcessor``).
+        """
+
+    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
+        """First offset kept and next offset to be written, as the master says."""
+
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+        """First offset stored at or after a time, the maximum if all are older. It may lie below the minimum."""
+
+    def commit(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
+    ) -> dict[MessageQueue, RocketMQError]:
+        """Store the group's offsets where they can be, on a slave where there is no master; the errors of the others."""
+
+    def pull(
+        self, request: PullRequest, deadline: Deadline, done: Callable[[PullAnswer | RocketMQError], None]
+    ) -> None:
+        """One long poll; ``done`` is called exactly once, on any thread, and must not block. Never raises, never blocks."""
+
+    def send_back(
+        self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
+    ) -> None:
+        """Have the message delivered again later (request 36). Levels: 0: the broker decides; -1: to the DLQ now."""
+
+    def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
+        """What is left where ``send_back`` failed: a copy to the group's retry topic, at delay level 3 + times.
+
+        Raises ``DecodeError`` for a message that could not be decoded: its body is not what was sent.
+        """
+
+    def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
+        """Those that are this client's from now on, for the broker's 60 s; failures of single brokers are logged."""
+
+    def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
+        """Give them back; failures of single brokers are logged."""

@@ -50,10 +50,10 @@ def kept(kind: str) -> dict[Any, Any]:
 def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
     """The thing of this kind and key, made by the first who asks."""
     with lock():
-        found = kept(kind)
-        if key not in found:
-            found[key] = make()
-        made: T = found[key]
+        things = kept(kind)
+        if key not in things:
+            things[key] = make()
+        made: T = things[key]
         return made
 
 

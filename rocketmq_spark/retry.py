@@ -7,6 +7,7 @@ one server that was well.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import RocketMQError
 
 T = TypeVar("T")
+
+_NEVER = Deadline(math.inf)
 
 
 @dataclass(slots=True)
@@ -81,5 +84,5 @@ class Retry:
                     trouble.give_up(e, time.monotonic())
                 if not e.retriable or left == 0:
                     raise
-                time.sleep(min(next(pauses), deadline.remaining() if deadline else 60.0))
+                (deadline or _NEVER).pause(next(pauses))
         raise AssertionError("unreachable")

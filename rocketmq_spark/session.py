@@ -6,9 +6,10 @@ Clients are shared by all readers, writers and tasks of a process that have the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import process
@@ -18,12 +19,19 @@ from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
 from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.questions import Questions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.consumer import consumer as group_consumer
+from rocketmq_spark.consumer import pull_consumer
+from rocketmq_spark.consumer.assigned import Part
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
-from rocketmq_spark.ports import OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender
+from rocketmq_spark.ports import GroupMember, OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.named import resolve
@@ -45,6 +53,7 @@ class Client:
     instance: Instance
     sender: RemotingSender
     committer: RemotingCommitter
+    member: RemotingMember
     pulls: RemotingPulls
     admin: Admin
     retry: Retry
@@ -78,15 +87,17 @@ def _wire(options: Options) -> Client:
     calls = Calls(pool, options.request_timeout, _credentials(options), options.namespace or "")
     routes = Routes(NameServers(calls, options.name_server))
     instance = Instance(groups, calls, routes)
-    brokers, admin = Brokers(calls, routes), Admin(options.name_server, calls)
+    questions, admin = Questions(calls, routes), Admin(options.name_server, calls)
+    send = RemotingSender(calls, routes, instance)
     retry = Retry(options.num_retries, options.retry_interval)
     return Client(
         calls=calls,
         routes=routes,
-        brokers=brokers,
+        brokers=Brokers(questions),
         instance=instance,
-        sender=RemotingSender(calls, routes, instance),
-        committer=RemotingCommitter(brokers, admin),
+        sender=send,
+        committer=RemotingCommitter(questions, admin),
+        member=RemotingMember(questions, routes, instance, send),
         pulls=RemotingPulls(calls, routes, admin, retry),
         admin=admin,
         retry=retry,
@@ -107,6 +118,10 @@ def offsets(options: Options) -> OffsetReader:
 
 def committer(options: Options) -> OffsetCommitter:
     return client(options).committer
+
+
+def member(options: Options) -> GroupMember:
+    return client(options).member
 
 
 def pulls(options: Options) -> PullSource:
@@ -155,6 +170,38 @@ class Producer(engine.Producer):
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
         super().__init__(sender(parsed), ProducerSettings.of(parsed))
+
+
+class Consumer(group_consumer.Consumer):
+    """Consumes as a member of a group: ``Consumer(name_server="host:port", group="g", **options)``.
+
+    See docs/options.md, "Consumers"; option names in snake_case or camelCase. Defaults are those of RocketMQ's Java client.
+    """
+
+    def __init__(self, **options: object) -> None:
+        parsed = options_table.parse(options).for_role("consumer")
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        super().__init__(member(parsed), ConsumerSettings.of(parsed))
+
+
+class PullConsumer(pull_consumer.PullConsumer):
+    """Reads queues: ``PullConsumer(name_server="host:port", group="g", **options)``; see docs/options.md, "Consumers".
+
+    Option names in snake_case or camelCase.
+    """
+
+    def __init__(self, **options: object) -> None:
+        parsed = options_table.parse(options).for_role("pull consumer")
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        super().__init__(member(parsed), PullConsumerSettings.of(parsed), _arrow)
+
+
+def _arrow(parts: Sequence[Part]) -> Any:
+    from rocketmq_spark.decode.polled import batch_of  # here, for who polls messages needs no Arrow
+
+    return batch_of((part.queue, part.start, part.answer, part.filter) for part in parts)
 
 
 def puller(options: Options, read_from: str | None = None) -> Puller:

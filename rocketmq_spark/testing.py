@@ -74,10 +74,10 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
         return []
     # By its type: a mock says yes to isinstance, and whatever it is asked for.
     clusters = {id(value): value for value in fixtures.values() if issubclass(type(value), module.LocalBroker)}
-    found = []
+    sections = []
     for cluster in clusters.values():
         # A closed cluster has no logs any more, as after the teardown of the last test.
         for name in cluster.brokers if cluster.running else ():
             lines = cluster.logs(name).splitlines()[-_LOG_LINES:]
-            found.append((f"RocketMQ log of {name}", "\n".join(lines)))
-    return found
+            sections.append((f"RocketMQ log of {name}", "\n".join(lines)))
+    return sections

@@ -5,6 +5,7 @@ pytest_plugins = [
     "tests.fix_broker",
     "tests.fix_proxy",
     "tests.fix_spark",
+    "tests.fix_wheel",
     "tests.fix_clusters",
     "tests.fix_house",
 ]

@@ -16,8 +16,8 @@ from tests.fix_clusters import SHARED
 NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
 # Folders and files whose tests start processes of their own come after the quick ones too.
 PROCESSES = {
-    "broker",
     "cli",
+    "live",
     "localbroker",
     "notebooks",
     "spark",
@@ -26,6 +26,8 @@ PROCESSES = {
     "test_testing.py",
     "test_fix_house.py",
 }
+# And those among them that start Spark without asking for a fixture.
+SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_play.py"}
 # Fixtures that start servers, and those that start Spark.
 CLUSTERS = {*SHARED, "make_cluster", "forgetful", "growing", "rooms", "proxied"}
 SPARKS = {"spark", "start_script", "run_script"}
@@ -91,6 +93,8 @@ def marks_of(item: pytest.Item) -> set[str]:
     found = {name for name, (_, given) in MARKS.items() if fixtures & given}
     if not PROCESSES.isdisjoint(item.path.parts):
         found.add("slow")
+    if not SPARK_PLACES.isdisjoint(item.path.parts):
+        found.add("spark")
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         found.add("property")
     return found

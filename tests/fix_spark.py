@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -70,24 +69,29 @@ spark.stop()
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """All JVMs of drivers find the class-data archive, which lies beside the PySpark that it is of."""
-    wanted = any(item.get_closest_marker("spark") or item.get_closest_marker("slow") for item in session.items)
+    wanted = any(item.get_closest_marker("spark") for item in session.items)
     if not wanted or session.config.getoption("collectonly"):
         return
+    os.environ[_ARCHIVE_VARIABLE] = f"{_JVM} -XX:SharedArchiveFile={_archive()}"
+
+
+def _archive() -> Path:
+    """The archive, made now if it is not there."""
     java = hashlib.sha256(find_java().identity.encode()).hexdigest()[:8]
     archive = Path(sys.prefix, f"spark-{java}.jsa")
     if not archive.exists():
         _make_archive(archive)
-    os.environ[_ARCHIVE_VARIABLE] = f"{_JVM} -XX:SharedArchiveFile={archive}"
+    return archive
 
 
 def _make_archive(archive: Path) -> None:
     """A driver that does what drivers do notes at its end what it loaded; drivers do without it when that fails."""
+    part = archive.with_suffix(f".{os.getpid()}")
     with tempfile.TemporaryDirectory() as folder:
-        part = Path(folder, "part.jsa")
         env = environment(**{_ARCHIVE_VARIABLE: f"{_JVM} -XX:ArchiveClassesAtExit={part}"})
         subprocess.run([sys.executable, "-c", _TYPICAL, folder], env=env, capture_output=True, timeout=300, check=False)
         with contextlib.suppress(OSError):
-            shutil.move(part, archive)
+            part.replace(archive)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -224,3 +228,7 @@ def start_script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
 def run_script(start_script: Callable[..., Script]) -> Callable[..., Finished]:
     """Runs a script to its end."""
     return lambda text, *arguments, **env: start_script(text, *arguments, **env).wait()
+
+
+if __name__ == "__main__":  # the Makefile has it made while tests run that need no Spark
+    _archive()

@@ -1,6 +1,7 @@
 """Deadlines and pauses. The clock is replaced: nothing here waits."""
 
 import itertools
+import math
 import random
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark import clock
-from rocketmq_spark.clock import Deadline, backoff
+from rocketmq_spark.clock import Deadline, backoff, wait_until
 
 
 @pytest.fixture
@@ -55,3 +56,36 @@ def test_pauses_come_from_the_given_randomness():
     one, two = (list(itertools.islice(backoff(1.0, 8.0, random.Random(7)), 5)) for _ in range(2))
     assert one == two
     assert len(set(one)) == 5
+
+
+@pytest.fixture
+def slept(now, monkeypatch):
+    """What was slept; the clock goes on by it."""
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(clock.time, "sleep", sleep)
+    return pauses
+
+
+def test_a_pause_ends_with_the_deadline_and_leaves_time_to_breathe(slept):
+    deadline = Deadline.after(3.0)
+    deadline.pause(2.0)
+    deadline.pause(2.0)
+    deadline.pause(2.0)
+    assert slept == [2.0, 1.0, clock._SHORTEST_S]
+    Deadline(math.inf).pause(5.0)
+    assert slept[-1] == 5.0
+
+
+def test_looking_until_it_is_done_or_too_late(slept):
+    looks = []
+    assert wait_until(lambda: looks.append(1) or len(looks) == 3, Deadline.after(10.0), 0.5)
+    assert slept == [0.5, 0.5]
+    assert not wait_until(lambda: looks.append(1), Deadline.after(1.0), 0.4)
+    assert slept[2:] == pytest.approx([0.4, 0.4, 0.2])
+    assert wait_until(lambda: True, Deadline.after(0.0), 9.0)
+    assert len(slept) == 5

@@ -12,6 +12,7 @@ from rocketmq_spark.model import (
     Message,
     MessageQueue,
     OffsetRange,
+    QueueBounds,
     QueueData,
     ReceivedMessage,
     TopicRoute,
@@ -100,3 +101,8 @@ def test_what_a_stored_message_tells():
 
 def test_the_size_of_a_range():
     assert OffsetRange(queue("a", 0), 5, 9).size == 4
+
+
+@pytest.mark.parametrize(("offset", "nearest"), [(1, 2), (2, 2), (5, 5), (9, 9), (10, 9)])
+def test_the_nearest_offset_that_can_be_read(offset, nearest):
+    assert QueueBounds(2, 9, 0).clamp(offset) == nearest

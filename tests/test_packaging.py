@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import configparser
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from rocketmq_spark.localbroker import distro
+from tests.fix_wheel import environment, run
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("rocketmq_spark", "pyspark_rocketmq", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 # Spark finds the source by itself, and our error for the misspelt option shows that it is ours.
 FIND_THE_SOURCE = """
@@ -44,66 +41,6 @@ with LocalBroker(quiet=True) as mq, Producer(name_server=mq.name_server, group="
     mq.create_topic("t", 1)
     print("SENT", producer.send(Message("t", b"x")).queue_offset, "FROM", rocketmq_spark.__file__)
 """
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a build needs: builds leave files beside setup.cfg."""
-    folder = tmp_path_factory.mktemp("sources")
-    for name in SOURCES:
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, folder)
-    return folder
-
-
-def run(*command: object, cwd: Path, **env: str) -> str:
-    """The output of a command that must succeed; neither the clone nor its settings are visible to it."""
-    ours = ("PYTHONPATH", "PYSPARK_PYTHON", "ROCKETMQ_NAMESRV")
-    clean = {name: value for name, value in os.environ.items() if name not in ours}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**clean, **env},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def pip(*arguments: object, cwd: Path) -> str:
-    return run(sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, cwd=cwd)
-
-
-@pytest.fixture(scope="module")
-def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources, cwd=folder)
-    (found,) = folder.glob("*.whl")
-    return found
-
-
-def environment(folder: Path, *install: object) -> Path:
-    """A virtual environment with our package; its dependencies are those of the running one. Its bin folder."""
-    venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    (packages,) = folder.glob("lib/python*/site-packages")
-    # A line in a .pth file adds the folder, but not what .pth files in it name: the clone stays out of sight.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
-    how = ("--quiet", "--no-deps", "--no-build-isolation", "--ignore-installed")
-    pip("--python", python, "install", *how, *install, cwd=folder)
-    return python.parent
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment with the wheel."""
-    return environment(tmp_path_factory.mktemp("installed") / "venv", wheel)
 
 
 @pytest.fixture

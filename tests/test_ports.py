@@ -15,6 +15,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import ports, session
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.committer import RemotingCommitter
+from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSender
@@ -57,6 +58,7 @@ PORTS = {
     ports.OffsetReader: Brokers,
     ports.OffsetCommitter: RemotingCommitter,
     ports.PullSource: RemotingPulls,
+    ports.GroupMember: RemotingMember,
 }
 
 

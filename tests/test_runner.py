@@ -25,3 +25,12 @@ def test_11_24_only_a_runner_stops_telling_that_nobody_listens(monkeypatch, caps
     said = capsys.readouterr().err
     assert "still told" in said
     assert ("BrokenPipeError" not in said and "ConnectionResetError" not in said) is quiet
+
+
+@pytest.mark.parametrize(("name", "frozen"), [(runner._RUNNER, True), ("pyspark.daemon", False)])
+def test_12_7_only_a_runner_freezes_what_was_imported(monkeypatch, name, frozen):
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=SimpleNamespace(name=name)))
+    calls = []
+    monkeypatch.setattr(runner.gc, "freeze", lambda: calls.append(name))
+    runner.settle()
+    assert bool(calls) is frozen

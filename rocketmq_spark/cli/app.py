@@ -15,6 +15,7 @@ _COMMANDS = {
     "topic": ("Create, list, describe and delete topics.", "topic:topic"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they come.", "tail:tail"),
+    "dlq": ("Look into dead letters of consumer groups, and send them again.", "dlq:dlq"),
 }
 
 
@@ -28,9 +29,9 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name][1].partition(":")
-        found = getattr(importlib.import_module(f"rocketmq_spark.cli.{module}"), name)
-        assert isinstance(found, click.Command)
-        return found
+        command = getattr(importlib.import_module(f"rocketmq_spark.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

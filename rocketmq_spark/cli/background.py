@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO
 
 import rocketmq_spark
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clock import Deadline, wait_until
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distro, loopback
 from rocketmq_spark.localbroker.java import find_java
@@ -82,8 +82,8 @@ def running() -> Running | None:
 def start(wish: Wish) -> Running:
     """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
     if _held():
-        found = running()
-        where = f": {found.name_server}, process {found.pid}" if found else ", and just starts or ends"
+        broker = running()
+        where = f": {broker.name_server}, process {broker.pid}" if broker else ", and just starts or ends"
         raise LocalBrokerError(
             f"A local broker is running already{where}", remedy="Stop it with: rocketmq-spark broker stop"
         )
@@ -113,30 +113,27 @@ def _spawned(wish: Wish, log: IO[str]) -> Running:
             child.terminate()
             child.wait()
             raise
-    found = running() if answer.get("ready") else None
-    if found is None:
+    broker = running() if answer.get("ready") else None
+    if broker is None:
         child.wait()
         reason = answer.get("message") or f"The local broker ended while starting; see {log_path()}"
         raise LocalBrokerError(reason, remedy=answer.get("remedy"))
     child.returncode = 0  # it lives on: no warning about that when this object goes
-    return found
+    return broker
 
 
 def stop(timeout_s: float = 40.0) -> Running:
     """End it in order and return when it is gone; what ran until now."""
-    found = running()
-    if found is None:
+    broker = running()
+    if broker is None:
         raise not_running()
     with contextlib.suppress(ProcessLookupError):
-        os.kill(found.pid, signal.SIGTERM)
-    deadline = Deadline.after(timeout_s)
-    while _held():
-        if deadline.expired:
-            raise LocalBrokerError(
-                f"The local broker did not end within {timeout_s:g} s", remedy=f"End it with: kill -9 {found.pid}"
-            )
-        time.sleep(_PAUSE_S)
-    return found
+        os.kill(broker.pid, signal.SIGTERM)
+    if not wait_until(lambda: not _held(), Deadline.after(timeout_s), _PAUSE_S):
+        raise LocalBrokerError(
+            f"The local broker did not end within {timeout_s:g} s", remedy=f"End it with: kill -9 {broker.pid}"
+        )
+    return broker
 
 
 def not_running() -> LocalBrokerError:
@@ -215,7 +212,7 @@ def _lock() -> Iterator[None]:
             except BlockingIOError:  # perhaps only somebody who looks whether we run
                 if deadline.expired:
                     raise
-                time.sleep(_PAUSE_S)
+                deadline.pause(_PAUSE_S)
         yield
 
 

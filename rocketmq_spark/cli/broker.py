@@ -38,8 +38,8 @@ def start(output: Output, brokers: int, slaves: int, port: int | None, data: Pat
     from rocketmq_spark.cli import background
 
     folder = (data or background.default_data()).expanduser().absolute()
-    found = background.start(background.Wish(brokers, slaves, str(folder), conf, port))
-    output.item(_document(found), f"RocketMQ runs: name server {found.name_server}, data in {found.data}")
+    running = background.start(background.Wish(brokers, slaves, str(folder), conf, port))
+    output.item(_document(running), f"RocketMQ runs: name server {running.name_server}, data in {running.data}")
     output.note("Try: rocketmq-spark topic create hello, and: echo Hello | rocketmq-spark produce hello")
 
 
@@ -49,8 +49,8 @@ def stop(output: Output) -> None:
     """Stop them in order. The data stays."""
     from rocketmq_spark.cli import background
 
-    found = background.stop()
-    output.item({"running": False, "data": found.data}, f"RocketMQ has stopped; its data stays in {found.data}")
+    running = background.stop()
+    output.item({"running": False, "data": running.data}, f"RocketMQ has stopped; its data stays in {running.data}")
 
 
 @broker.command()
@@ -60,15 +60,19 @@ def status(ctx: click.Context, output: Output) -> None:
     """What runs, and where. Exit code 1 when nothing does."""
     from rocketmq_spark.cli import background
 
-    found = background.running()
-    if found is None:
+    running = background.running()
+    if running is None:
         reason = background.not_running()
         output.item({"running": False}, f"{reason.message}. {reason.remedy}")
         ctx.exit(1)
-    document = _document(found)
-    lines = [f"Name server  {found.name_server}", f"Data         {found.data}", f"Started      {document['started']}"]
-    for name, (address, pid) in found.servers.items():
-        lines.append(f"{name:<12} {address}  process {pid}  {'up' if found.up(name) else 'down'}")
+    document = _document(running)
+    lines = [
+        f"Name server  {running.name_server}",
+        f"Data         {running.data}",
+        f"Started      {document['started']}",
+    ]
+    for name, (address, pid) in running.servers.items():
+        lines.append(f"{name:<12} {address}  process {pid}  {'up' if running.up(name) else 'down'}")
     output.item(document, "\n".join(lines))
 
 
@@ -80,26 +84,26 @@ def logs(output: Output, name: str, lines: int) -> None:
     """What a server printed and logged: namesrv, broker-a, ..."""
     from rocketmq_spark.cli import background
 
-    found = background.running()
-    if found is None:
+    running = background.running()
+    if running is None:
         raise background.not_running()
-    if name not in found.servers:
-        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Known: {', '.join(found.servers)}")
-    files = [Path(found.data, name, file) for file in _LOG_FILES]
+    if name not in running.servers:
+        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Known: {', '.join(running.servers)}")
+    files = [Path(running.data, name, file) for file in _LOG_FILES]
     text = "".join(f.read_text(encoding="utf-8", errors="replace") for f in files if f.exists())
     for line in text.splitlines()[-lines:]:
         output.item({"server": name, "line": line}, line)
 
 
-def _document(found: Running) -> dict[str, object]:
+def _document(running: Running) -> dict[str, object]:
     return {
         "running": True,
-        "nameServer": found.name_server,
-        "data": found.data,
-        "pid": found.pid,
-        "started": datetime.fromtimestamp(found.started_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "nameServer": running.name_server,
+        "data": running.data,
+        "pid": running.pid,
+        "started": datetime.fromtimestamp(running.started_ms / 1000, UTC).isoformat(timespec="seconds"),
         "servers": [
-            {"name": name, "address": address, "pid": pid, "up": found.up(name)}
-            for name, (address, pid) in found.servers.items()
+            {"name": name, "address": address, "pid": pid, "up": running.up(name)}
+            for name, (address, pid) in running.servers.items()
         ],
     }

@@ -59,8 +59,8 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(*args: Any, option: dict[str, str], **kwargs: Any) -> None:
-        given = {name: kwargs.pop(name) for name in _NAMES}
-        function(*args, target=Target({**{n: v for n, v in given.items() if v}, **option}), **kwargs)
+        options = {name: kwargs.pop(name) for name in _NAMES}
+        function(*args, target=Target({**{n: v for n, v in options.items() if v}, **option}), **kwargs)
 
     return functools.reduce(lambda decorated, add: add(decorated), reversed(_OPTIONS), run)
 

@@ -72,8 +72,8 @@ class TopicReader:
         """The first messages stored at or after a moment."""
 
         def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-            found = self._client.brokers.search_offsets(dict.fromkeys(bounds, epoch_ms), Deadline.after(10.0))
-            return {q: min(max(at, bounds[q].min_offset), bounds[q].max_offset) for q, at in found.items()}
+            offsets = self._client.brokers.search_offsets(dict.fromkeys(bounds, epoch_ms), Deadline.after(10.0))
+            return {q: bounds[q].clamp(at) for q, at in offsets.items()}
 
         self.seek(start)
 
@@ -115,7 +115,7 @@ class TopicReader:
                 self._advance(queue)
         for queue in queues:
             if queue in self._heads:
-                heapq.heappush(heads, (self._heads[queue].store_timestamp_ms, queue))
+                heapq.heappush(heads, (self._heads[queue].store_timestamp, queue))
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
         room = _HELD_BYTES // len(self._next)
@@ -172,7 +172,7 @@ class Held:
 
 def _named(message: ReceivedMessage, queue: MessageQueue) -> ReceivedMessage:
     """A message that cannot be read does not say where it lies."""
-    return message if message.topic else replace(message, topic=queue.topic, queue_id=queue.queue_id)
+    return message if message.topic else replace(message, topic=queue.topic, queue=queue)
 
 
 def _broker_name(part: OffsetRange) -> str:
@@ -191,6 +191,6 @@ def at_offset(offset: int) -> Start:
     """The same offset in every queue, as far as the queue has it."""
 
     def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-        return {q: min(max(offset, b.min_offset), b.max_offset) for q, b in bounds.items()}
+        return {q: b.clamp(offset) for q, b in bounds.items()}
 
     return start

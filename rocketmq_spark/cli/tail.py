@@ -112,8 +112,8 @@ def document(message: ReceivedMessage) -> dict[str, object]:
         **body,
         "tags": message.tags,
         "keys": message.keys,
-        "bornTimestamp": _moment(message.born_timestamp_ms),
-        "storeTimestamp": _moment(message.store_timestamp_ms),
+        "bornTimestamp": _moment(message.born_timestamp),
+        "storeTimestamp": _moment(message.store_timestamp),
         "msgId": message.msg_id,
         "properties": _own(message),
         **({"sysFlag": message.sys_flag, "decodeError": message.decode_error} if bad else {}),
@@ -130,7 +130,7 @@ def line(message: ReceivedMessage) -> str:
     text = f"<cannot be decoded: {message.decode_error}> {message.body[:_RAW_BYTES]!r}" if bad else _text(message.body)
     shown = f"<{len(message.body)} bytes>" if text is None else text.replace("\r", "\\r").replace("\n", "\\n")
     place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
-    return "  ".join([_moment(message.store_timestamp_ms), place, *([" ".join(marks)] if marks else []), shown])
+    return "  ".join([_moment(message.store_timestamp), place, *([" ".join(marks)] if marks else []), shown])
 
 
 def _own(message: ReceivedMessage) -> dict[str, str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.questions import Questions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.closing import Closing
 from rocketmq_spark.codes import AUTO_CREATE_TOPIC
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RocketMQError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
@@ -18,8 +18,10 @@ from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
 from rocketmq_spark.wire.header import Command
 
+_LOOK_EVERY_S = 0.01
 
-class Admin:
+
+class Admin(Closing):
     """Administration over connections of its own, or over those of ``calls``, which ``close`` leaves open."""
 
     def __init__(self, name_server: str | Sequence[str], calls: Calls | None = None) -> None:
@@ -28,15 +30,7 @@ class Admin:
         self._calls = calls or Calls(Pool(Dialling()))
         self._name_servers = NameServers(self._calls, addresses)
         self.routes = Routes(self._name_servers)
-        self.brokers = Brokers(self._calls, self.routes)
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.brokers = Brokers(Questions(self._calls, self.routes))
 
     def close(self) -> None:
         if self._owns_pool:
@@ -88,14 +82,11 @@ class Admin:
         return self._await_route(topic, dict.fromkeys(masters, (reads, writes, perm)), deadline)
 
     def _await_route(self, topic: str, wanted: Mapping[str, tuple[int, int, int]], deadline: Deadline) -> TopicRoute:
-        while True:
-            route = self._route_or_none(topic)
-            counts = {d.broker_name: (d.read_queues, d.write_queues, d.perm) for d in route.queues} if route else {}
-            if route is not None and all(counts.get(name) == count for name, count in wanted.items()):
-                return route
+        while (route := self._route_or_none(topic)) is None or not _shows(route, wanted):
             if deadline.expired:
                 raise CallTimeout("the name server does not show the topic in time", topic=topic)
-            time.sleep(0.01)
+            deadline.pause(_LOOK_EVERY_S)
+        return route
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its data, on masters, then on slaves, then on name servers. Absent topics raise ``RouteNotFound``;
@@ -182,3 +173,9 @@ def _masters(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = 
 def _check(problem: str | None) -> None:
     if problem:
         raise OptionError(problem)
+
+
+def _shows(route: TopicRoute, wanted: Mapping[str, tuple[int, int, int]]) -> bool:
+    """Whether brokers have so many queues for reading and writing, and this permission."""
+    counts = {data.broker_name: (data.read_queues, data.write_queues, data.perm) for data in route.queues}
+    return all(counts.get(name) == count for name, count in wanted.items())

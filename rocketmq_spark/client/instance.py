@@ -42,6 +42,7 @@ TIMEOUT_S = 3.0
 _GROUP_FIELDS = {
     Request.NOTIFY_CONSUMER_IDS_CHANGED: "consumerGroup",
     Request.RESET_CONSUMER_CLIENT_OFFSET: "group",
+    Request.GET_CONSUMER_STATUS_FROM_CLIENT: "group",
     Request.GET_CONSUMER_RUNNING_INFO: "consumerGroup",
     Request.CONSUME_MESSAGE_DIRECTLY: "consumerGroup",
 }

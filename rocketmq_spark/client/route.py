@@ -164,16 +164,18 @@ class Routes:
 
         Raises ``BrokerNotFound``.
         """
-        for route in self._newest_first():
-            data = route.brokers.get(broker_name)
-            if data is not None:
-                address = data.replica(read_from)
-                if address:
-                    return address
-                break
-        raise BrokerNotFound(
-            f"no address of broker {broker_name!r} is known: its master is down or it left the cluster"
-        )
+        data = self.broker(broker_name)
+        address = data.replica(read_from) if data is not None else None
+        if not address:
+            raise BrokerNotFound(
+                f"no address of broker {broker_name!r} is known: its master is down or it left the cluster"
+            )
+        return address
+
+    def broker(self, broker_name: str) -> BrokerData | None:
+        """A broker as the newest route that names it says."""
+        named = (route.brokers.get(broker_name) for route in self._newest_first())
+        return next((data for data in named if data is not None), None)
 
     def masters(self) -> dict[str, str]:
         """Broker name to address of all masters in the routes at hand."""
@@ -197,12 +199,12 @@ class Routes:
         """Topics of the name server, system ones too; with a namespace only those in it, by the user's names."""
         answer = self._name_servers.ask(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
         namespace = self._name_servers.calls.namespace
-        found = bodies.topic_list(answer.body)
+        topics = bodies.topic_list(answer.body)
         if namespace:
-            found = [
-                names.strip_namespace(namespace, topic) for topic in found if names.namespace_of(topic) == namespace
+            topics = [
+                names.strip_namespace(namespace, topic) for topic in topics if names.namespace_of(topic) == namespace
             ]
-        return sorted(found)
+        return sorted(topics)
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Brokers by name."""

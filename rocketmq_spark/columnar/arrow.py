@@ -56,8 +56,8 @@ def fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
 
 def flags(array: Any) -> Flags:
     """A boolean array without nulls as numpy."""
-    found: Flags = array.to_numpy(zero_copy_only=False)
-    return found
+    flags: Flags = array.to_numpy(zero_copy_only=False)
+    return flags
 
 
 def nulls(array: pa.Array) -> Flags | None:
@@ -83,8 +83,8 @@ def rows_with(values: pa.Array, wanted: bytes) -> npt.NDArray[np.intp]:
     if all(used.find(byte) < 0 for byte in wanted):
         return np.zeros(0, np.intp)
     places = np.flatnonzero(np.isin(np.frombuffer(used, np.uint8), np.frombuffer(wanted, np.uint8))) + ends[0]
-    found: npt.NDArray[np.intp] = np.searchsorted(ends, places, side="right") - 1
-    return found
+    rows: npt.NDArray[np.intp] = np.searchsorted(ends, places, side="right") - 1
+    return rows
 
 
 class Pieces:

@@ -28,6 +28,7 @@ from rocketmq_spark.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.pull.fetched import Fetched, Piece
+from rocketmq_spark.wire.subscription import parse_subscription
 
 # Plain numbers: an enumeration costs a microsecond an operation.
 _INNER = int(codes.SysFlag.INNER_BATCH)
@@ -171,7 +172,7 @@ class Decoder:
         """Which rows really have a wanted tag, where some merely have the hash of one."""
         if not self.filtered or self.filtered.kind != "TAG":
             return None
-        mask = pc.is_in(made.tags, pa.array(self.filtered.expression.split(" || "), pa.string()))
+        mask = pc.is_in(made.tags, pa.array(parse_subscription(self.filtered.expression).tags, pa.string()))
         return None if pc.all(mask).as_py() else mask
 
 

@@ -40,11 +40,11 @@ class BadRows:
         """``MessageRefused`` if there was a bad row; rows are counted from where the partition starts."""
         if not self._found:
             return
-        found = self.found()
-        shown = "; ".join(f"row {self._first_row + i}: {reason}" for i, reason in found[:SHOWN])
-        more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        faults = self.found()
+        shown = "; ".join(f"row {self._first_row + i}: {reason}" for i, reason in faults[:SHOWN])
+        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         where = "" if partition is None else f" of partition {partition}"
         raise MessageRefused(
-            f"{len(found)} rows{where} cannot be sent, and nothing of their Arrow batch was sent: {shown}{more}",
+            f"{len(faults)} rows{where} cannot be sent, and nothing of their Arrow batch was sent: {shown}{more}",
             remedy="Rows are counted from 0 within their partition",
         )

@@ -72,12 +72,12 @@ def _strings(names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows,
         keep = arrow.flags(values.is_valid())
         bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
         names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
-    found = _name_faults(names, reserved)
+    faults = _name_faults(names, reserved)
     for entry in arrow.rows_with(values, _SEPARATORS).tolist():
-        found.setdefault(entry, "a property's value contains the separator 0x01 or 0x02")
+        faults.setdefault(entry, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0).tolist():
-        found.setdefault(entry, _empty(names[entry]))
-    for entry, reason in found.items():
+        faults.setdefault(entry, _empty(names[entry]))
+    for entry, reason in faults.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
         bad_rows.rows(row, reason)
     items = arrow.joined(names, b"\x01", values, b"\x02")
@@ -93,11 +93,11 @@ def _empty(name: pa.Scalar) -> str:
 
 def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
     """What is wrong with names, by entry."""
-    found = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
+    faults = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
-        found.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
+        faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
     taken = pc.or_(pc.is_in(names, reserved), pc.starts_with(names, TRANSIENT_PROPERTY_PREFIX))
     for entry in np.flatnonzero(arrow.flags(taken)).tolist():
         name = names[entry].as_py().decode("utf-8", "replace")
-        found.setdefault(entry, f"a property has a name that is RocketMQ's own, such as {name}")
-    return found
+        faults.setdefault(entry, f"a property has a name that is RocketMQ's own, such as {name}")
+    return faults

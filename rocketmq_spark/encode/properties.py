@@ -61,8 +61,8 @@ def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str]
         texts = pa.array(values).cast(pa.string()).view(pa.binary())
         made = arrow.joined(_DELAY_NAMES[name].encode() + _NAME_END, texts, _VALUE_END)
         pieces.column(pc.if_else(present, made, NOTHING))
-    found: Flags = delayed > 0
-    return found
+    has_delay: Flags = delayed > 0
+    return has_delay
 
 
 _DELAY_NAMES = {
@@ -77,8 +77,8 @@ def _numbers(column: Any, name: str) -> Ints:
     values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0).to_numpy()
     if name == "deliverat":  # microseconds; a moment is never too early
         values = -(-values // 1000)
-    found: Ints = values
-    return found
+    numbers: Ints = values
+    return numbers
 
 
 def _add(pieces: Pieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:

@@ -8,24 +8,20 @@ production does. ``"namesrv"`` (the second is ``"namesrv-2"``) and ``"proxy"`` g
 from __future__ import annotations
 
 import atexit
-import dataclasses
-import functools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.closing import Closing
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import config, distro, leftovers, loopback, servers
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.process import Program, Server
-from rocketmq_spark.localbroker.registration import Registration
+from rocketmq_spark.localbroker.members import Make, Members
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site
 
@@ -35,7 +31,7 @@ _FULL_DISK = 0.90
 _ROOM_MB = 128
 
 
-class LocalBroker:
+class LocalBroker(Closing):
     """Name servers and brokers for tests, notebooks and the demo; ``with``, or ``start()`` and ``close()``.
 
     Args:
@@ -96,77 +92,69 @@ class LocalBroker:
         self._start_timeout_s = start_timeout_s
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._site: Site | None = None
-        self._registration: Registration | None = None
-        self._jars: dict[str, tuple[Path, ...]] = {}
+        self._members: Members | None = None
 
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- life
 
     def start(self) -> None:
         """Returns when the name server shows every broker. The first start of a user downloads RocketMQ."""
         with self._lock:
-            if self._site is not None:
+            if self._members is not None:
                 raise LocalBrokerError("This LocalBroker is running already")
             java = find_java()
-            core = distro.fetch(["core"], self._quiet)
+            core = tuple(distro.fetch(["core"], self._quiet))
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
-            self._jars = {"core": tuple(core), PROXY: (*core, *more)}
+            make = Make(core, (*core, *more), self._conf, self._heap_mb, self._jvm)
             cache = distro.cache_folder()
             with distro.writing_to(self._given_data or cache):
                 claim = leftovers.claim(cache / "run", self._given_data, self._keep)
-                self._site = Site(claim, java, cache / "archives", self._ports)
+                site = Site(claim, java, cache / "archives", self._ports)
+            self._members = Members(site, make, self._name_servers, self._specs)
             atexit.register(self.close)
             try:
                 with distro.writing_to(claim.data):
-                    self._bring_up_all(Deadline.after(self._start_timeout_s))
+                    _refuse_full_disk(claim.data)
+                    self._members.bring_up_all(Deadline.after(self._start_timeout_s), self._with_proxy)
             except BaseException:
                 self.close()
                 raise
-            self._site.make_archives()
+            site.make_archives()
 
     def close(self) -> None:
         """End all servers; delete the data unless it is to be kept. Does nothing the second time, or in a fork."""
         if os.getpid() != self._pid:
             return
         with self._lock:
-            site, registration = self._site, self._registration
-            self._site = self._registration = None
+            members, self._members = self._members, None
             atexit.unregister(self.close)
-            if registration is not None:
-                registration.close()
-            if site is not None:
-                site.close(self._keep)
+            if members is not None:
+                members.close(self._keep)
 
     # --- what there is
 
     @property
     def running(self) -> bool:
         """Whether it was started and not closed."""
-        return self._site is not None
+        return self._members is not None
 
     @property
     def name_server(self) -> str:
         """``host:port`` of the name server; of several, joined with ``;``."""
-        return ";".join(self._server(name).address for name in self._name_servers)
+        return _running(self).name_server
 
     @property
     def proxy_server(self) -> str:
         """``host:port`` of the proxy's Remoting port; it takes a name server's place."""
-        return self._server(PROXY).address
+        return _running(self).server(PROXY).address
 
     @property
     def proxy_grpc(self) -> str:
         """``host:port`` of the proxy's gRPC port."""
-        return f"{loopback.HOST}:{self._server(PROXY).program.ports[1]}"
+        return f"{loopback.HOST}:{_running(self).server(PROXY).program.ports[1]}"
 
     @property
     def brokers(self) -> list[str]:
@@ -181,26 +169,28 @@ class LocalBroker:
     @property
     def data(self) -> Path:
         """The folder with everything: one folder per server, with its configuration, store and logs."""
-        return self._running().data
+        return _running(self).site.data
 
     @property
     def admin(self) -> Admin:
         """Administration of this cluster, closed with it."""
-        return self._registered().admin
+        return _running(self).registration.admin
 
     def address(self, broker: str) -> str:
         """``host:port`` where the server named ``broker`` listens."""
-        return self._server(broker).address
+        return _running(self).server(broker).address
 
     def pid(self, broker: str) -> int | None:
         """The process id of ``broker``, None when it does not run."""
-        return self._server(broker).pid
+        return _running(self).server(broker).pid
 
     def logs(self, broker: str | None = None) -> str:
         """What ``broker`` printed and logged; without a name, all servers."""
         if broker is not None:
-            return self._server(broker).log()
-        return "".join(f"===== {name}\n{server.log()}\n" for name, server in sorted(self._running().servers.items()))
+            return _running(self).server(broker).log()
+        return "".join(
+            f"===== {name}\n{server.log()}\n" for name, server in sorted(_running(self).site.servers.items())
+        )
 
     # --- what can be done
 
@@ -223,115 +213,34 @@ class LocalBroker:
         self.admin.create_topic(name, queues or self.queues, where, attributes=attributes)
         for spec in self._specs:
             if spec.broker_id > 0 and spec.broker_name in where and self.pid(spec.name):
-                self._registered().copy_topic(name, spec.broker_name, self._server(spec.name))
+                _running(self).registration.copy_topic(name, spec.broker_name, _running(self).server(spec.name))
 
     def kill(self, broker: str) -> None:
         """SIGKILL for ``broker``: no goodbye to clients, nothing flushed by the broker itself."""
-        self._server(broker).kill()
+        _running(self).server(broker).kill()
 
     def stop(self, broker: str) -> None:
         """An orderly end of ``broker``, as by an operator: takes some seconds."""
-        self._running().stop([self._server(broker)], gently=True)
+        _running(self).site.stop([_running(self).server(broker)], gently=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
         """Start ``broker`` again on the same data and ports, killed before if it runs; ``conf`` changes broker.conf lines."""
         with self._lock, distro.writing_to(self.data):
-            server, deadline = self._server(broker), Deadline.after(self._start_timeout_s)
-            server.kill()
-            if conf:
-                path = server.program.home / "broker.conf"
-                path.write_text(config.with_lines(path.read_text(), config.checked(conf)), encoding="utf-8")
-            spec = next((s for s in self._specs if s.name == broker), None)
-            if spec is not None and (asked := self._running_name_server()):
-                # Else the registration from before the kill would pass for the new one.
-                asked.wait_until(functools.partial(self._registered().hides, spec, server), deadline)
-            self._running().restart(server, self._readiness(spec), deadline)
-            if broker in self._name_servers:
-                self._await_registrations(deadline)
+            _running(self).restart(broker, config.checked(conf or {}), Deadline.after(self._start_timeout_s))
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
         """One more broker without slaves, ``conf`` its broker.conf lines; gives its name when it is registered."""
         with self._lock, distro.writing_to(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
-            self._bring_up_broker(spec, Deadline.after(self._start_timeout_s), conf)
+            _running(self).bring_up(spec, Deadline.after(self._start_timeout_s), config.checked(conf or {}))
             self._specs.append(spec)
             return spec.name
 
-    # --- bringing up
 
-    def _bring_up_all(self, deadline: Deadline) -> None:
-        site = self._running()
-        _refuse_full_disk(site.data)
-        started = [
-            site.bring_up(
-                name,
-                (0,),
-                functools.partial(servers.name_server, site.data, self._jars["core"], name),
-                self._readiness(None),
-                deadline,
-            )
-            for name in self._name_servers
-        ]
-        self._registration = Registration(started, self._conf)
-        with ThreadPoolExecutor(len(self._specs)) as pool:
-            # A slave that registers before its master learns only ten seconds later where that is.
-            for wave in (self.brokers, self.slaves):
-                specs = [spec for spec in self._specs if spec.name in wave]
-                list(pool.map(lambda spec: self._bring_up_broker(spec, deadline), specs))
-        if self._with_proxy:
-            site.bring_up(
-                PROXY,
-                loopback.PROXY_PORTS,
-                lambda port: servers.proxy(site.data, self._jars[PROXY], port, self.name_server),
-                self._readiness(None),
-                deadline,
-            )
-
-    def _bring_up_broker(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
-        site = self._running()
-        lines = {**self._conf, **config.checked(conf or {})}
-
-        def make(port: int) -> Program:
-            program = servers.broker(site.data, self._jars["core"], spec, port, self.name_server, lines)
-            return dataclasses.replace(program, heap_mb=self._heap_mb, flags=(*program.flags, *self._jvm))
-
-        site.bring_up(spec.name, loopback.BROKER_PORTS, make, self._readiness(spec), deadline)
-
-    def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
-        """How to see that a server is up: a broker registers only after its store and its ports are open."""
-        if spec is None or self._running_name_server() is None:
-            return lambda server: "success" in server.printed() and all(map(loopback.accepts, server.program.ports))
-        return functools.partial(self._registered().shows_or_nudges, spec)
-
-    def _running_name_server(self) -> Server | None:
-        return next((server for name in self._name_servers if (server := self._server(name)).pid is not None), None)
-
-    def _await_registrations(self, deadline: Deadline) -> None:
-        """A new name server knows nobody; brokers would tell it within ten seconds."""
-        for spec in self._specs:
-            server = self._server(spec.name)
-            if server.pid is not None:
-                server.wait_until(functools.partial(self._readiness(spec), server), deadline)
-
-    def _registered(self) -> Registration:
-        if self._registration is None:
-            raise _not_running()
-        return self._registration
-
-    def _running(self) -> Site:
-        if self._site is None:
-            raise _not_running()
-        return self._site
-
-    def _server(self, name: str) -> Server:
-        known = self._running().servers
-        if name not in known:
-            raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(sorted(known))}")
-        return known[name]
-
-
-def _not_running() -> LocalBrokerError:
-    return LocalBrokerError("This LocalBroker is not running", remedy="Use it in a with block, or call start()")
+def _running(mq: LocalBroker) -> Members:
+    if mq._members is None:
+        raise LocalBrokerError("This LocalBroker is not running", remedy="Use it in a with block, or call start()")
+    return mq._members
 
 
 def _refuse_full_disk(data: Path) -> None:

@@ -50,13 +50,13 @@ def _candidate() -> Path:
         if not os.access(path, os.X_OK):
             raise LocalBrokerError(f"JAVA_HOME is {home}, but there is no bin/java in it", remedy=HOW_TO_GET)
         return path
-    found = shutil.which("java")
-    if found is None:
+    program = shutil.which("java")
+    if program is None:
         raise LocalBrokerError(
             f"Java {OLDEST} or newer is needed, and there is none: no java on PATH, JAVA_HOME is not set",
             remedy=HOW_TO_GET,
         )
-    return Path(found)
+    return Path(program)
 
 
 def _release_file(path: Path) -> str | None:

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -92,7 +91,7 @@ class Server:
                 raise self._failure("ended while starting")
             if deadline.expired:
                 raise self._failure("was not ready in time")
-            time.sleep(_PAUSE_S)
+            deadline.pause(_PAUSE_S)
 
     def kill(self) -> None:
         """SIGKILL, and wait until the kernel has taken it away."""

@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
-from types import TracebackType
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.closing import Closing
 from rocketmq_spark.errors import ClosedError, MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.ports import Sender
@@ -45,7 +45,7 @@ _ids = UniqKeys()
 _numbers = itertools.count()
 
 
-class Producer:
+class Producer(Closing):
     """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
 
     Producers with the same ``shared_as`` fill one accumulator together.
@@ -76,14 +76,6 @@ class Producer:
         _open.add(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s)
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def faults(self) -> FaultTable:

@@ -90,7 +90,7 @@ class Topics:
 
     def _ask(self, topic: str, deadline: Deadline, refresh: bool) -> Sequence[MessageQueue]:
         try:
-            found = self._sender.publish_queues(topic, deadline, refresh)
+            queues = self._sender.publish_queues(topic, deadline, refresh)
         except (RouteNotFound, BrokerNotFound) as e:
             if e.broker_code != codes.Response.TOPIC_NOT_EXIST:
                 # It exists but takes no writes, at least by the route that the sender has kept. Brokers do not check
@@ -107,7 +107,7 @@ class Topics:
             self._unmade.add(topic)
             return known[0] if known is not None and known[0] == created else created
         self._unmade.discard(topic)
-        return found
+        return queues
 
     def _template(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
         try:

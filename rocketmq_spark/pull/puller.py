@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rocketmq_spark import codes
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.ports import PullSource
 from rocketmq_spark.pull.pacing import PullSettings
@@ -55,13 +54,10 @@ class Puller:
             queueId=queue.queue_id,
             queueOffset=0,
             maxMsgNums=1,
-            sysFlag=codes.PullSysFlag.SUBSCRIPTION,
-            commitOffset=0,
-            suspendTimeoutMillis=0,
             subscription=filtered.expression,
-            subVersion=0,
             expressionType=filtered.kind,
             bname=queue.broker_name,
+            **rpc.FLEETING,
         )
         return PullTemplate(pull, self._keys if self.source.keys() else None)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from rocketmq_spark import codes
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.java_strings import string_order
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.configured import fixed_queues
 from rocketmq_spark.queues.consistent_hash import Ring, md5_hash, queue_key
 from rocketmq_spark.queues.environment import Environment, queue_order
-from rocketmq_spark.queues.java_hash import string_order
 from rocketmq_spark.queues.named import nearest, resolve
 from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
 
@@ -208,10 +208,10 @@ def _room_resolver(config: Config) -> Callable[[str], str]:
 
 
 def _room(room: Callable[[str], str], name: str, what: str) -> str:
-    found = room(name)
-    if not found:
+    name_of_room = room(name)
+    if not name_of_room:
         raise OptionError(f"Machine room is null for {what}: expected every broker and consumer to have a room")
-    return found
+    return name_of_room
 
 
 def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:

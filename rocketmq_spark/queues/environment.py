@@ -22,8 +22,8 @@ from itertools import groupby
 from typing import Any
 
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.java_strings import string_order
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.queues.java_hash import string_order
 
 _LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
 ANY_BROKER = ""
@@ -78,14 +78,14 @@ class Environment:
         is away, others have their places. Topics in ``may_lack`` may be without any at the moment.
         """
         before = {queue.topic for queue in kept} if self.by_position else set()
-        found: list[MessageQueue] = []
+        queues_owned: list[MessageQueue] = []
         for topic, group in groupby(sorted(queues, key=queue_order), key=lambda q: q.topic):
             of_topic = list(group)
             mine = [q for q in of_topic if q in kept] if topic in before else self._of_topic(of_topic)
             if not mine and topic not in before and topic not in may_lack:
                 raise OptionError(self._complaint(topic, of_topic))
-            found += mine
-        return found
+            queues_owned += mine
+        return queues_owned
 
     def publish(
         self,
@@ -138,10 +138,10 @@ def environment_of(environment: object, environments: object) -> Environment | N
         if environments is not None:
             raise OptionError("option 'environments' needs option 'environment', the one to use")
         return None
-    found = Environment.of(environment, environments)
-    if found.by_position:
-        _warn_of_position(found.name)
-    return found
+    mine = Environment.of(environment, environments)
+    if mine.by_position:
+        _warn_of_position(mine.name)
+    return mine
 
 
 @functools.cache
@@ -184,14 +184,14 @@ def _layout(environments: object) -> int | dict[str, frozenset[tuple[str, int]]]
     return layout
 
 
-def _pairs(owns: Any, given: object) -> Iterable[tuple[str, int]]:
+def _pairs(owns: Any, layout: object) -> Iterable[tuple[str, int]]:
     by_broker = owns if isinstance(owns, Mapping) else {ANY_BROKER: owns}
     for broker, ids in by_broker.items():
         if not isinstance(ids, Sequence) or isinstance(ids, str):
-            raise _bad_layout(given)
+            raise _bad_layout(layout)
         for queue_id in ids:
             if not isinstance(queue_id, int) or isinstance(queue_id, bool) or queue_id < 0:
-                raise _bad_layout(given)
+                raise _bad_layout(layout)
             yield str(broker), queue_id
 
 
@@ -208,5 +208,5 @@ def _refuse_overlap(layout: Mapping[str, frozenset[tuple[str, int]]]) -> None:
             owner[queue_id].append((name, broker))
 
 
-def _bad_layout(given: object) -> OptionError:
-    return OptionError(f"option 'environments' is {given!r}; expected {_LAYOUT}")
+def _bad_layout(layout: object) -> OptionError:
+    return OptionError(f"option 'environments' is {layout!r}; expected {_LAYOUT}")

@@ -76,5 +76,5 @@ def _hashes(units: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDAr
     to_end = np.repeat(offsets[1:], lengths) - 1 - np.arange(offsets[-1])
     terms = units.astype(np.uint32) * powers[to_end]
     sums = np.concatenate((np.zeros(1, np.uint32), np.cumsum(terms, dtype=np.uint32)))
-    found: npt.NDArray[np.int32] = (sums[offsets[1:]] - sums[offsets[:-1]]).view(np.int32)
-    return found
+    hashes: npt.NDArray[np.int32] = (sums[offsets[1:]] - sums[offsets[:-1]]).view(np.int32)
+    return hashes

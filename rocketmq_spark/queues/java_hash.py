@@ -1,12 +1,13 @@
-"""Java's ``hashCode`` and string order for the values that both sides use to choose queues.
+"""Java's ``hashCode`` for the values that both sides use to choose queues.
 
-A queue chosen by hash must be the one a Java producer chooses for the same key, so the arithmetic is Java's: 32-bit,
-wrapping, over UTF-16 code units. Whole columns are hashed in ``hash_columns``.
+A queue chosen by hash must be the one a Java producer chooses for the same key. Whole columns are hashed in
+``hash_columns``.
 """
 
 from __future__ import annotations
 
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.java_strings import signed, string_hash
 
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
@@ -26,28 +27,7 @@ def java_hash(value: object) -> int:
         if not isinstance(value, Long) and _INT_MIN <= value <= _INT_MAX:
             return int(value)
         if _LONG_MIN <= value <= _LONG_MAX:
-            return _signed((value ^ ((value & 0xFFFFFFFFFFFFFFFF) >> 32)) & 0xFFFFFFFF)
+            return signed((value ^ ((value & 0xFFFFFFFFFFFFFFFF) >> 32)) & 0xFFFFFFFF)
         raise OptionError(f"cannot hash {value}: expected a whole number of at most 64 bits")
     shown = "nothing (None)" if value is None else f"a {type(value).__name__}"
     raise OptionError(f"cannot hash {shown}: expected a str, int or bool, whose Java hash is the same everywhere")
-
-
-def string_hash(text: str) -> int:
-    """``String.hashCode``: the sum of s[i] * 31^(n-1-i) over UTF-16 code units, as a signed 32-bit number."""
-    if text.isascii():
-        units: bytes | memoryview = text.encode("ascii")
-    else:
-        units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
-    h = 0
-    for unit in units:
-        h = (31 * h + unit) & 0xFFFFFFFF
-    return _signed(h)
-
-
-def string_order(text: str) -> bytes:
-    """A sort key that orders texts as ``String.compareTo`` does; plain order differs beyond U+FFFF."""
-    return text.encode("utf-16-be", "surrogatepass")
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 32) if bits >> 31 else bits

@@ -16,14 +16,14 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
         return given
     module, _, path = given.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        thing: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            thing = getattr(thing, part)
     except (ImportError, AttributeError, ValueError) as e:
         raise OptionError(f"option {option!r} is {given!r}; expected module:callable that can be imported ({e})") from e
-    if not callable(found):
-        raise OptionError(f"option {option!r} is {given!r}; expected a callable, found {type(found).__name__}")
-    called: Callable[..., Any] = found
+    if not callable(thing):
+        raise OptionError(f"option {option!r} is {given!r}; expected a callable, found {type(thing).__name__}")
+    called: Callable[..., Any] = thing
     return called
 
 

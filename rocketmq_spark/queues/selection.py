@@ -161,33 +161,33 @@ def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Rand
 def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
     """The queue that the data names: ``(brokerName, queueId)``, or the queue id alone where one broker has it."""
     broker, queue_id = arg if isinstance(arg, tuple) and len(arg) == 2 else (None, arg)
-    found = [q for q in queues if q.queue_id == queue_id and broker in (None, q.broker_name)]
-    if isinstance(queue_id, bool) or not found:
+    matching = [q for q in queues if q.queue_id == queue_id and broker in (None, q.broker_name)]
+    if isinstance(queue_id, bool) or not matching:
         raise SelectorError(f"queue selector 'column': no queue of topic {queues[0].topic!r} is {arg!r}")
-    if len(found) > 1:
+    if len(matching) > 1:
         raise SelectorError(
             f"queue selector 'column': queue {queue_id} of topic {queues[0].topic!r} is on brokers "
-            f"{', '.join(q.broker_name for q in found)}; name the broker too"
+            f"{', '.join(q.broker_name for q in matching)}; name the broker too"
         )
-    return found[0]
+    return matching[0]
 
 
 def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
     """A user's own selector, given a copy of the list; its errors are wrapped and its answer is checked."""
     offered = list(queues)
     try:
-        found = selector(offered, message, arg)
+        chosen = selector(offered, message, arg)
     except RocketMQError:
         raise
     except Exception as e:  # a user's code may raise anything
         raise SelectorError(f"select message queue threw exception: {type(e).__name__}: {e}") from e
-    if found is None:
+    if chosen is None:
         raise SelectorError(f"select message queue return null: {_shown(selector)} chose no queue")
-    if not isinstance(found, MessageQueue) or found not in queues:
+    if not isinstance(chosen, MessageQueue) or chosen not in queues:
         raise SelectorError(
-            f"{_shown(selector)} chose {found!r}; expected one of the {len(queues)} queues it was given"
+            f"{_shown(selector)} chose {chosen!r}; expected one of the {len(queues)} queues it was given"
         )
-    return found
+    return chosen
 
 
 def _thread_index(topic: str) -> RoundRobin:

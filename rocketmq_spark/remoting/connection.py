@@ -9,18 +9,15 @@ not, the reader sends. Nothing above this file sees an ``OSError``.
 from __future__ import annotations
 
 import logging
-import select
-import socket
-import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Flag
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
+from rocketmq_spark.remoting.channel import TICK_S, Channel
 from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
 from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of
 from rocketmq_spark.wire.header import Command
@@ -29,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 MAX_FRAME = 256 << 20
 RECEIVE_BYTES = 256 << 10
-# How late the expiry of an asynchronous request may be noticed.
-TICK_S = 0.1
 # A server that takes no byte for so long, or says nothing while requests time out, is gone: others get a new chance.
 STALL_S = 15.0
 SILENCE_S = 10.0
@@ -97,17 +92,13 @@ class Connection:
         max_frame: int = MAX_FRAME,
     ) -> None:
         self.address = address
-        self._sock = connect(address, deadline, tls)
-        self._sock.setblocking(False)
+        self._channel = Channel(connect(address, deadline, tls))
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._io_lock = threading.Lock()
         self._conversation: Conversation[_Waiter] = Conversation(max_frame)
-        self._unsent: deque[memoryview] = deque()
         self._error: RocketMQError | None = None
         self._answered = False
-        self._blocked_since: float | None = None
         self._silent_since: float | None = None
         self._next_tick = 0.0
         self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
@@ -197,7 +188,7 @@ class Connection:
         if not self._write_lock.acquire(timeout=deadline.remaining()):
             return  # who writes now takes ours along, or else the reader does
         try:
-            while self._error is None and self._load() and self._write(deadline):
+            while self._error is None and self._load() and self._channel.write(deadline):
                 pass
         except OSError as e:
             self._fail(mapped(e, self.address, "the connection broke while writing", not self._answered), e)
@@ -206,26 +197,8 @@ class Connection:
 
     def _load(self) -> bool:
         with self._lock:
-            self._unsent += map(memoryview, self._conversation.take_outgoing())
-        return bool(self._unsent)
-
-    def _write(self, deadline: Deadline) -> bool:
-        """Move bytes once; False when the time is over."""
-        data = self._unsent[0]
-        try:
-            with self._io_lock:
-                sent = self._sock.send(data)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as e:
-            if self._blocked_since is None:
-                self._blocked_since = time.monotonic()
-            event = select.POLLIN if isinstance(e, ssl.SSLWantReadError) else select.POLLOUT
-            return bool(_wait(self._sock, event, min(TICK_S, deadline.remaining()))) or not deadline.expired
-        self._blocked_since = None
-        if sent == len(data):
-            self._unsent.popleft()
-        else:
-            self._unsent[0] = data[sent:]
-        return True
+            self._channel.add(self._conversation.take_outgoing())
+        return self._channel.has_unsent
 
     # --- reading
 
@@ -234,7 +207,7 @@ class Connection:
         try:
             while self._error is None:
                 if self._await_bytes():
-                    count = self._receive(view)
+                    count = self._channel.receive(view)
                     if count == 0:
                         self._fail(closed_by_peer(self.address, first=not self._answered))
                     elif count > 0:
@@ -249,33 +222,13 @@ class Connection:
             logger.exception("the reader of %s failed", self.address)
             self._fail(ConnectionLost(f"the reader failed: {e!r}", self.address), e)
         finally:
-            with self._io_lock:
-                self._sock.close()
+            self._channel.close()
 
     def _await_bytes(self) -> bool:
-        if self._pending():
-            return True
-        blocked = self._blocked_since is not None
-        ready = _wait(self._sock, select.POLLIN | (select.POLLOUT if blocked else 0), TICK_S)
-        if blocked and ready & select.POLLOUT:
+        readable, writable = self._channel.wait(TICK_S)
+        if writable:
             self._flush(_NO_WAIT)
-        return bool(ready & ~select.POLLOUT)
-
-    def _pending(self) -> bool:
-        if not isinstance(self._sock, ssl.SSLSocket):
-            return False
-        with self._io_lock:
-            return self._sock.pending() > 0
-
-    def _receive(self, view: memoryview) -> int:
-        """Bytes read, 0 at the end of the stream, -1 when there is nothing yet."""
-        try:
-            with self._io_lock:
-                return self._sock.recv_into(view)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return -1
-        except ssl.SSLZeroReturnError:
-            return 0
+        return readable
 
     def _handle(self, data: memoryview) -> None:
         with self._lock:
@@ -313,7 +266,7 @@ class Connection:
             self._expire()
         if self._conversation.has_outgoing:  # its writer's time was over before its turn came
             self._flush(_NO_WAIT)
-        blocked_since = self._blocked_since
+        blocked_since = self._channel.blocked_since
         if blocked_since is not None and now - blocked_since > STALL_S:
             self._fail(CallTimeout("the server does not take our requests", self.address))
 
@@ -341,19 +294,8 @@ class Connection:
             self._error = error
             lost = self._conversation.connection_lost(error)
         try:
-            # Wakes the reader, which closes the socket. Not the method of SSLSocket: it goes back to plain text first.
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+            self._channel.shutdown()  # the reader wakes and closes it
         except OSError:
             logger.debug("%s was closed already", self.address)
         for waiter, own in lost:
             waiter.tell(own)
-
-
-def _wait(sock: socket.socket, events: int, timeout_s: float) -> int:
-    """What became possible, as bits of ``poll``; 0 when nothing did in time."""
-    poller = select.poll()
-    try:
-        poller.register(sock, events)
-    except ValueError:  # another thread closed it
-        return select.POLLHUP
-    return sum(bits for _, bits in poller.poll(max(0.0, timeout_s) * 1000))

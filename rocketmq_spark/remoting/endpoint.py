@@ -82,10 +82,10 @@ def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
 def _stamp(path: str | None) -> tuple[int, int, int] | None:
     """What differs when a file was replaced; None where there is none."""
     try:
-        found = os.stat(path) if path else None
+        status = os.stat(path) if path else None
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def connect(address: str, deadline: Deadline, tls: TlsSettings | None) -> socket.socket:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import threading
 from collections.abc import Callable, Collection, Mapping
 
 from pyspark.sql.types import StructType
@@ -54,11 +53,11 @@ def settings(options: Options) -> ProducerSettings:
 def check(options: Options, schema: StructType) -> dict[str, str]:
     """The DataFrame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker."""
     selector = options.queue_selector if "queue_selector" in options.given else None
-    found, problems = columns.look(schema, options.topic, selector, options.message_id)
+    by_role, problems = columns.look(schema, options.topic, selector, options.message_id)
     problems += _option_problems(options)
     if problems:
         raise OptionError.of(problems)
-    return found
+    return by_role
 
 
 def _option_problems(options: Options) -> list[str]:
@@ -122,7 +121,7 @@ def check_topic(sender: Sender, topic: str, options: Options, expected: bool = F
         final = unknown >= max(1, options.num_retries) and not expected
         if final or deadline.expired:
             raise _given_up(sender, e if final else first, None if final else options.send_timeout)
-        threading.Event().wait(min(next(pauses), deadline.remaining()))
+        deadline.pause(next(pauses))
 
 
 def _given_up(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:

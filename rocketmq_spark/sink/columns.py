@@ -71,53 +71,53 @@ def look(
 
     ``selector`` is None when the user named none.
     """
-    found, problems = _known(schema, row_id)
+    by_role, problems = _known(schema, row_id)
     if row_id is not None:
-        problems += _row_id(schema, row_id, found)
+        problems += _row_id(schema, row_id, by_role)
     named = {field.name.lower() for field in schema.fields}
     if not named & {"body", "value"}:
         problems.append("column 'body' (or 'value') is missing; it is what a message carries")
     if "topic" not in named and topic is None:
         problems.append("there is neither option 'topic' nor a column 'topic'")
-    return found, problems + _needs(found, named, selector)
+    return by_role, problems + _needs(by_role, named, selector)
 
 
 def _known(schema: StructType, row_id: str | None) -> tuple[dict[str, str], list[str]]:
     problems = []
-    found: dict[str, str] = {}
+    by_role: dict[str, str] = {}
     for field in schema.fields:
         name = field.name.lower()
         if name not in _NAMES:
             if row_id is None or name != row_id.lower():
                 problems.append(f"column {field.name!r} is unknown; the sink takes {', '.join(TABLE)}")
-        elif name in found or (name in ("body", "value") and "body" in found):
+        elif name in by_role or (name in ("body", "value") and "body" in by_role):
             problems.append(f"column {field.name!r} is there twice")
         elif not _fits(name, field.dataType):
             problems.append(_wrong(field, TABLE[_NAMES[name]]))
         else:
-            found["body" if name == "value" else name] = field.name
-    return found, problems
+            by_role["body" if name == "value" else name] = field.name
+    return by_role, problems
 
 
-def _row_id(schema: StructType, row_id: str, found: dict[str, str]) -> list[str]:
+def _row_id(schema: StructType, row_id: str, by_role: dict[str, str]) -> list[str]:
     fields = [field for field in schema.fields if field.name.lower() == row_id.lower()]
     if len(fields) != 1:
         many = "several columns of the DataFrame are" if fields else "no column of the DataFrame is"
         return [f"option 'messageId' is {row_id!r}, but {many} called so"]
     if not _fits(MESSAGE_ID, fields[0].dataType):
         return [_wrong(fields[0], "string or bigint, since option 'messageId' names it")]
-    found[MESSAGE_ID] = fields[0].name
+    by_role[MESSAGE_ID] = fields[0].name
     return []
 
 
-def _needs(found: Mapping[str, str], named: set[str], selector: object) -> list[str]:
+def _needs(by_role: Mapping[str, str], named: set[str], selector: object) -> list[str]:
     problems = []
     if selector == "column" and "queueid" not in named:
         problems.append("queueSelector 'column' needs a column 'queueId'")
     if selector == "hash" and "shardingkey" not in named:
         problems.append("queueSelector 'hash' needs a column 'shardingKey'")
     if selector not in ("column", None) and "queueid" in named:
-        problems.append(f"column {found.get('queueid', 'queueId')!r} means nothing with queueSelector {selector!r}")
+        problems.append(f"column {by_role.get('queueid', 'queueId')!r} means nothing with queueSelector {selector!r}")
     if "brokername" in named and "queueid" not in named:
         problems.append("column 'brokerName' needs a column 'queueId'")
     return problems

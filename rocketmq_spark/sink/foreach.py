@@ -65,12 +65,12 @@ def _write(df: DataFrame, options: Options, what: str, once: bool) -> Written:
     _warn_of_speculation(df)
     # Not a lambda, whose own module Spark would have to send: workers import this one.
     send = functools.partial(_send, options, names)
-    found = Written()
+    written = Written()
     for row in _map_in_arrow(df, send).collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
-        found += Written(row["rows"], row["bytes"], row["batches"], row["retries"], brokers)
-    logger.info("%s: %s", what, found)
-    return found
+        written += Written(row["rows"], row["bytes"], row["batches"], row["retries"], brokers)
+    logger.info("%s: %s", what, written)
+    return written
 
 
 def _map_in_arrow(df: DataFrame, send: Callable[..., Any]) -> DataFrame:

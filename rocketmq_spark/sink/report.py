@@ -63,11 +63,11 @@ class Written(WriterCommitMessage):
 
 def total(messages: Iterable[Any]) -> Written:
     """The sum of the tasks' messages; a task that did not finish has none."""
-    found = Written()
+    written = Written()
     for message in messages:
         if isinstance(message, Written):
-            found += message
-    return found
+            written += message
+    return written
 
 
 class Tally:

@@ -101,7 +101,7 @@ class Router:
         column = arrow.plain(batch.column(self._column))
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
         bad_rows.add(~arrow.flags(named), "there is no topic")
-        found = []
+        parts = []
         names = [name for name in pc.unique(column).to_pylist() if name]
         for name in names:
             here = None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name)).to_numpy().astype(np.intp)
@@ -111,8 +111,8 @@ class Router:
             except MessageRefused as e:
                 bad_rows.rows(rows.numbers(), f"topic {name!r}: {e.message}")
             else:
-                found.append(rows)
-        return found
+                parts.append(rows)
+        return parts
 
     def plan(self, topics: Sequence[Rows], bad_rows: BadRows) -> Plan:
         """The shares of the rows, in which the rows of a queue keep their order."""

@@ -111,8 +111,8 @@ class ByColumn:
                     table[line, queue.queue_id] = AMBIGUOUS if known else at
                 elif name == queue.broker_name:
                     table[line, queue.queue_id] = at
-        found: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
-        return found
+        chosen: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
+        return chosen
 
 
 def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> str:
@@ -150,5 +150,5 @@ class ByCallable:
         if name not in self._columns:
             return [None] * len(rows.numbers())
         column = rows.column(self._columns[name])
-        found: list[Any] = (arrow.as_bytes(column) if name == "body" else column).to_pylist()
-        return found
+        values: list[Any] = (arrow.as_bytes(column) if name == "body" else column).to_pylist()
+        return values

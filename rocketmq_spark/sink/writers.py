@@ -33,9 +33,9 @@ class _Writer:
         return write_task(self.options, self.names, iterator)
 
     def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
-        found = total(messages)
-        logger.info("%s: %s", what, found)
-        return found
+        written = total(messages)
+        logger.info("%s: %s", what, written)
+        return written
 
 
 def write_task(options: Options, names: dict[str, str], iterator: Iterator[pa.RecordBatch]) -> Written:

@@ -49,8 +49,8 @@ def covered(
     if options.allocation_strategy in _COMPLETE or not queues:
         return sorted(queues), frozenset()
     count = options.num_partitions or len(queues)
-    given = {queue for share in _shares(options, queues, count) for queue in share}
-    return sorted(given), frozenset(queues) - given
+    shared = {queue for share in _shares(options, queues, count) for queue in share}
+    return sorted(shared), frozenset(queues) - shared
 
 
 def _shares(options: Options, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
@@ -68,14 +68,14 @@ def _shares(options: Options, queues: Sequence[MessageQueue], count: int) -> lis
 
 def _config(options: Options, consumers: Sequence[str]) -> dict[str, Any]:
     rooms = options.partition_rooms
-    given: dict[str, Any] = {
+    config: dict[str, Any] = {
         "allocationConfig": options.allocation_config,
         "machineRooms": list(options.machine_rooms) or None,
         "partitionRooms": dict(zip(consumers, cycle(rooms), strict=False)) if rooms else None,
         "environment": options.environment,
         "environments": options.environments,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def partition_count(options: Options, ranges: Sequence[OffsetRange]) -> int:

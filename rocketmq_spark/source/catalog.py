@@ -126,7 +126,7 @@ class Catalog:
                 if deadline.expired:
                     raise self.routes.missing_topic(e) from e
                 logger.info("waiting for topic %s", e.topic)
-                time.sleep(min(1.0, max(0.05, deadline.remaining())))
+                deadline.pause(1.0)
 
     def _ask(self) -> View:
         topics = self.topics()

@@ -95,10 +95,10 @@ class GroupOffsets:
         queue = next(iter(mine))
         try:
             deadline = Deadline.after(min(GRACE_S, self._options.request_timeout))
-            found = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
+            committed = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
             return  # whoever does not answer is not worth a wait
-        if found is not None and found != mine[queue]:
+        if committed is not None and committed != mine[queue]:
             self._rivalled = True
             logger.warning(
                 "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
@@ -106,7 +106,7 @@ class GroupOffsets:
                 self._options.group,
                 queue,
                 mine[queue],
-                found,
+                committed,
             )
 
     def _routed(self, positions: Positions) -> dict[MessageQueue, int]:

@@ -37,8 +37,8 @@ def check(options: Options) -> None:
     """What can be said without a broker: one kind of filter, and tags that are tags."""
     if options.tags is not None and options.sql is not None:
         raise OptionError("options 'tags' and 'sql' exclude each other: give one of them")
-    given = options.tags.values() if isinstance(options.tags, dict) else [options.tags]
-    for expression in given:
+    expressions = options.tags.values() if isinstance(options.tags, dict) else [options.tags]
+    for expression in expressions:
         if expression is not None and not _tags(expression) and expression.strip() != "*":
             raise OptionError(f"option 'tags' is {expression!r}; expected tags separated by ||")
 
@@ -84,12 +84,12 @@ def validate(offsets: OffsetReader, options: Options, queues: Iterable[MessageQu
 
 def recorded(options: Options) -> dict[str, object]:
     """The filter as it stands in offsets, so that a changed one is noticed; empty without a filter."""
-    found: dict[str, object] = {}
+    record: dict[str, object] = {}
     if options.tags not in (None, "*"):
-        found["tags"] = options.tags
+        record["tags"] = options.tags
     if options.sql is not None:
-        found["sql"] = options.sql
-    return found
+        record["sql"] = options.sql
+    return record
 
 
 def matching(options: Options, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:

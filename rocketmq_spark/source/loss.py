@@ -62,12 +62,12 @@ def recreated(
         return []
     times = {queue: mark + 1 for queue, mark in suspected.items()}
     younger = offsets.search_offsets(times, deadline)
-    found = []
+    made_again = []
     for queue in sorted(suspected):
         if younger[queue] >= positions[queue]:
             continue
         # Clocks of masters differ, so the message before the position has the last word.
         stored_ms = offsets.store_time_ms(group, queue, positions[queue] - 1, deadline)
         if stored_ms is not None and stored_ms > suspected[queue]:
-            found.append(queue)
-    return found
+            made_again.append(queue)
+    return made_again

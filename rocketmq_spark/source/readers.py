@@ -89,17 +89,17 @@ def _tagged(options: Options) -> list[str]:
     A batch topic (``queue.type=BatchCQ``) knows the tags of whole batches only, and would leave out messages.
     """
     catalog, pulls = Catalog(options), session.pulls(options)
-    found = []
+    topics = []
     try:
         for topic in catalog.topics():
             brokers = catalog.routes.get(topic).brokers
             attributes = [pulls.attributes(topic, name) for name in brokers]
             if all(of_topic.get("queue.type") != "BatchCQ" for of_topic in attributes):
-                found.append(topic)
+                topics.append(topic)
     except RocketMQError as e:
         logger.info("brokers do not filter by tags for predicates: %s", e)
         return []
-    return found
+    return topics
 
 
 def _pruned(
@@ -139,6 +139,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._columns = columns
         self._stream = Stream(options)
+        runner.settle()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._options

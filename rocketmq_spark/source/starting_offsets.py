@@ -73,7 +73,7 @@ def at(
 ) -> dict[MessageQueue, int]:
     """First offset stored at or after each time, within bounds: a broker may answer below its minimum."""
     answered = offsets.search_offsets({queue: times[queue] for queue in bounds}, deadline)
-    return {q: min(max(o, bounds[q].min_offset), bounds[q].max_offset) for q, o in answered.items()}
+    return {q: bounds[q].clamp(o) for q, o in answered.items()}
 
 
 def _started_at(

@@ -7,7 +7,6 @@ remembers, ``decisions`` decides.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -41,9 +40,6 @@ class Stream:
     """One run of a streaming query."""
 
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
-        # Spark gives a stream a process of its own. What was imported stays: the full collections that come with views of
-        # thousands of queues need not look through it, which is most of what they would do.
-        gc.freeze()
         self._options = options
         self._clock = clock or Clock()
         self._catalog = Catalog(options)

@@ -45,7 +45,7 @@ def patiently(catalog: Catalog, ask: Callable[[], T], deadline: Deadline | None 
             if deadline.expired:
                 trouble.give_up(e, time.monotonic())
             catalog.waits(e)
-        time.sleep(min(_PAUSE_S, max(0.01, deadline.remaining())))
+        deadline.pause(_PAUSE_S)
         catalog.reroute()
 
 
@@ -64,7 +64,7 @@ def whole(catalog: Catalog) -> View:
         if deadline.expired:
             raise error
         catalog.waits(error)
-        time.sleep(min(1.0, max(0.05, deadline.remaining())))
+        deadline.pause(1.0)
         view = patiently(catalog, catalog.sweep, deadline)
     return view
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
-from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, TopicRoute
+from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.subscription import Subscription
@@ -178,6 +178,16 @@ def consumer_ids(body: Bytes) -> list[str]:
     return sorted(_names(body, "consumerIdList"))
 
 
+def group_filters(body: Bytes) -> dict[str, Filter]:
+    """What a group wants of each topic, as a broker heard it from the member that spoke last (GET_CONSUMER_CONNECTION_LIST)."""
+    with _reading("consumer connections"):
+        table = read_json(body).get("subscriptionTable") or {}
+        return {
+            str(topic): Filter(data.get("subString") or "*", data.get("expressionType") or "TAG")
+            for topic, data in table.items()
+        }
+
+
 def _names(body: Bytes, key: str) -> list[str]:
     with _reading(key):
         return [str(name) for name in read_json(body).get(key) or ()]
@@ -262,20 +272,25 @@ def _membership(member: GroupMembership) -> dict[str, Any]:
         "consumeType": member.consume_type,
         "groupName": member.group,
         "messageModel": member.message_model,
-        "subscriptionDataSet": [
-            {
-                "classFilterMode": False,
-                "codeSet": list(subscription.codes),
-                "expressionType": member.expression_types.get(topic, "TAG"),
-                "subString": subscription.sub_string,
-                "subVersion": member.version_ms,
-                "tagsSet": list(subscription.tags),
-                "topic": topic,
-            }
-            for topic, subscription in member.subscriptions.items()
-        ],
+        "subscriptionDataSet": subscription_data(member),
         "unitMode": member.unit_mode,
     }
+
+
+def subscription_data(member: GroupMembership) -> list[dict[str, Any]]:
+    """A consumer's subscriptions as bodies carry them."""
+    return [
+        {
+            "classFilterMode": False,
+            "codeSet": list(subscription.codes),
+            "expressionType": member.expression_types.get(topic, "TAG"),
+            "subString": subscription.sub_string,
+            "subVersion": member.version_ms,
+            "tagsSet": list(subscription.tags),
+            "topic": topic,
+        }
+        for topic, subscription in member.subscriptions.items()
+    ]
 
 
 def client_config(group: str, topic: str, sql: str) -> bytes:

@@ -92,10 +92,10 @@ def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
 def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
     """Past a comma (more follows) or past the closing bracket."""
     at = _skip(text, at)
-    found = text[at : at + 1]
-    if found == ",":
+    char = text[at : at + 1]
+    if char == ",":
         return _skip(text, at + 1), True
-    if found == closing:
+    if char == closing:
         return at + 1, False
     raise ValueError(f"neither comma nor {closing} at {at}")
 

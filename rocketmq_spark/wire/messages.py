@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.codes import MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused
-from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import OffsetMessageId, host_text
@@ -91,9 +91,15 @@ def decode_at(
 
 
 def decode_leniently(
-    body: Bytes, broker_name: str = "", max_body_bytes: int = MAX_DECOMPRESSED_BYTES
+    body: Bytes,
+    broker_name: str = "",
+    max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
+    queue: MessageQueue | None = None,
 ) -> Iterator[ReceivedMessage]:
-    """The same one by one; those that cannot be decoded come raw, with the reason as their ``decode_error``."""
+    """The same one by one; those that cannot be decoded come raw, with the reason as their ``decode_error``.
+
+    All that lies in one ``queue`` is said to be of it and its topic, whatever is stored about that.
+    """
     at = 0
     while at < len(body):
         size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
@@ -103,10 +109,10 @@ def decode_leniently(
         try:
             if not fits:
                 raise DecodeError(f"a message of {size} bytes does not fit its answer")
-            found = _all(data, broker_name, False, max_body_bytes)
+            messages = _all(data, broker_name, False, max_body_bytes, queue)
         except DecodeError as exc:
-            found = [_raw(data, broker_name, fits, exc.message)]
-        yield from found
+            messages = [_raw(data, broker_name, fits, exc.message, queue)]
+        yield from messages
         at = end
 
 
@@ -124,25 +130,26 @@ def _next(body: Bytes, at: int) -> int:
     return len(whole)
 
 
-def _raw(data: memoryview, broker_name: str, fits: bool, why: str) -> ReceivedMessage:
+def _raw(
+    data: memoryview, broker_name: str, fits: bool, why: str, queue: MessageQueue | None = None
+) -> ReceivedMessage:
     """What can be read of a message: its stored body, and where its parts do not fit all of its bytes."""
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
-            return replace(_decode(data, broker_name, False, None), decode_error=why)
+            return replace(_decode(data, broker_name, False, None, queue), decode_error=why)
     known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
     _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
     return ReceivedMessage(
-        topic="",
-        broker_name=broker_name,
-        queue_id=queue_id,
+        topic=queue.topic if queue else "",
+        queue=queue or MessageQueue("", broker_name, queue_id),
         queue_offset=queue_offset,
         commit_log_offset=log_offset,
         body=bytes(data),
         properties={},
         flag=flag,
         sys_flag=sys_flag,
-        born_timestamp_ms=born_ms,
-        store_timestamp_ms=0,
+        born_timestamp=born_ms,
+        store_timestamp=0,
         born_host="",
         store_host="",
         reconsume_times=0,
@@ -153,16 +160,20 @@ def _raw(data: memoryview, broker_name: str, fits: bool, why: str) -> ReceivedMe
     )
 
 
-def _all(data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int) -> list[ReceivedMessage]:
+def _all(
+    data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int, queue: MessageQueue | None = None
+) -> list[ReceivedMessage]:
     """One message, or those of an inner batch; what is wrong is a ``DecodeError``."""
     try:
-        message = _decode(data, broker_name, check_crc, max_body_bytes)
+        message = _decode(data, broker_name, check_crc, max_body_bytes, queue)
     except struct.error as exc:
         raise DecodeError(str(exc)) from exc
     return _unwrap(message) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
 
 
-def _decode(data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int | None) -> ReceivedMessage:
+def _decode(
+    data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int | None, queue: MessageQueue | None = None
+) -> ReceivedMessage:
     """Without ``max_body_bytes`` a compressed body stays as it is."""
     size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = _HEAD.unpack_from(data)
     topic_length = _TOPIC_LENGTHS.get(magic)
@@ -181,22 +192,22 @@ def _decode(data: memoryview, broker_name: str, check_crc: bool, max_body_bytes:
         raise DecodeError(f"{size - at} bytes are left over")
     if check_crc and body_crc(stored) != crc:
         raise DecodeError("its body does not match its CRC")
+    queue = queue or MessageQueue(_text(topic), broker_name, queue_id)
     content = bytes(stored)
     if content and max_body_bytes is not None and sys_flag & SysFlag.COMPRESSED:
         content = decompress(content, sys_flag, max_body_bytes)
         sys_flag &= ~int(SysFlag.COMPRESSED)  # an enumeration would drop bits that it does not know
     return ReceivedMessage(
-        topic=_text(topic),
-        broker_name=broker_name,
-        queue_id=queue_id,
+        topic=queue.topic,
+        queue=queue,
         queue_offset=queue_offset,
         commit_log_offset=log_offset,
         body=content,
         properties=decode_properties(_text(properties)),
         flag=flag,
         sys_flag=sys_flag,
-        born_timestamp_ms=born_ms,
-        store_timestamp_ms=store_ms,
+        born_timestamp=born_ms,
+        store_timestamp=store_ms,
         born_host=host_text(born_ip, born_port),
         store_host=host_text(store_ip, store_port),
         reconsume_times=reconsumed,

@@ -105,11 +105,11 @@ def strip_namespace(namespace: str, name: str) -> str:
 
 def strip_any_namespace(name: str) -> str:
     """``name`` without its namespace, whichever it is."""
-    found = namespace_of(name)
-    if not found:
+    namespace = namespace_of(name)
+    if not namespace:
         return name
     prefix, bare = _split(name)
-    return prefix + bare[len(found) + len(NAMESPACE_SEPARATOR) :]
+    return prefix + bare[len(namespace) + len(NAMESPACE_SEPARATOR) :]
 
 
 def namespace_of(name: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rocketmq_spark.codes import Flag, Request, Response
+from rocketmq_spark.codes import Flag, PullSysFlag, Request, Response
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes, Command
 
@@ -53,13 +53,13 @@ class Field:
 
 
 def _fields(notation: str) -> dict[str, Field]:
-    found: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     for item in notation.split():
         match = _FIELD.fullmatch(item)
         assert match is not None, item
         name = match["name"]
-        found[name] = Field(name, match["kind"] or "str", match["required"] is not None, match["wire"] or name)
-    return found
+        fields[name] = Field(name, match["kind"] or "str", match["required"] is not None, match["wire"] or name)
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +203,13 @@ GET_EARLIEST_MSG_STORETIME = _row(Request.GET_EARLIEST_MSG_STORETIME, _QUEUE, "t
 
 # Reading
 PULL_MESSAGE = _row(Request.PULL_MESSAGE, _PULL, _PULLED)
+# Of a pull that is answered at once and leaves nothing behind on the broker.
+FLEETING: dict[str, Any] = {
+    "sysFlag": PullSysFlag.SUBSCRIPTION,
+    "commitOffset": 0,
+    "suspendTimeoutMillis": 0,
+    "subVersion": 0,
+}
 QUERY_MESSAGE = _row(
     Request.QUERY_MESSAGE,
     "topic! key! maxNum:int! beginTimestamp:int! endTimestamp:int! indexType lastKey _UNIQUE_KEY_QUERY:bool",

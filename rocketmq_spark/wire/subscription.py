@@ -6,8 +6,9 @@ A broker compares 32-bit hashes of tags only, so what it lets through must be co
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
+
+from rocketmq_spark.java_strings import string_hash
 
 ALL = "*"
 
@@ -28,15 +29,6 @@ class Subscription:
         return not self.tags or tag in self.tags
 
 
-def tag_hash(tag: str) -> int:
-    """Java's ``String.hashCode``: signed, over UTF-16 code units."""
-    data = tag.encode("utf-16-be", "surrogatepass")
-    result = 0
-    for unit in struct.unpack(f">{len(data) // 2}H", data):
-        result = (31 * result + unit) & 0xFFFFFFFF
-    return result - (1 << 32) if result >> 31 else result
-
-
 def parse_subscription(expression: str | None) -> Subscription:
     """The tags of an expression and their hashes, sorted. Raises ``ValueError`` when it consists of ``||`` only."""
     if not expression or expression == ALL:
@@ -47,4 +39,4 @@ def parse_subscription(expression: str | None) -> Subscription:
     if not parts:
         raise ValueError(f"No tag in the expression {expression!r}")
     tags = tuple(sorted({part.strip(_BLANKS) for part in parts} - {""}))
-    return Subscription(expression, tags, tuple(sorted({tag_hash(tag) for tag in tags})))
+    return Subscription(expression, tags, tuple(sorted({string_hash(tag) for tag in tags})))

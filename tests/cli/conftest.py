@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,9 +68,10 @@ def as_found(rocketmq: LocalBroker) -> Iterator[None]:
 class Process:
     """A command as a process of its own session, so that a signal reaches all of it, as Ctrl-C on a terminal does."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, command: Sequence[str] = COMMAND, **how: Any) -> None:
+        pipe = subprocess.PIPE
         self.child = subprocess.Popen(
-            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [*command, *arguments], stdout=pipe, stderr=pipe, text=True, start_new_session=True, **how
         )
 
     def lines(self) -> Iterator[str]:
@@ -105,8 +106,8 @@ class Process:
 def start() -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
-    def begin(*arguments: str) -> Process:
-        started.append(Process(*arguments))
+    def begin(*arguments: str, **how: Any) -> Process:
+        started.append(Process(*arguments, **how))
         return started[-1]
 
     yield begin

@@ -52,7 +52,7 @@ def test_messages_of_all_queues_in_the_order_of_storing(producer, reader, topic,
         producer.send(Message(topic, str(i).encode()))
     stored(60)
     found = list(reader().messages())
-    times = [message.store_timestamp_ms for message in found]
+    times = [message.store_timestamp for message in found]
     assert times == sorted(times)
     assert sorted(int(message.body) for message in found) == list(range(60))
 
@@ -144,7 +144,7 @@ def test_a_moment(producer, reader, topic, stored):
     producer.send(Message(topic, b"old"))
     stored(1)
     (old,) = reader().messages()
-    moment = old.store_timestamp_ms + 1
+    moment = old.store_timestamp + 1
     while time.time_ns() // 1_000_000 <= moment:
         time.sleep(0.001)
     producer.send(Message(topic, b"new"))

@@ -8,14 +8,14 @@ import pytest
 from rocketmq_spark import session
 from rocketmq_spark.cli.tail import document, line
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.model import ReceivedMessage, SendRequest
+from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
 from rocketmq_spark.options import parse
 from tests.cli.conftest import documents, eventually
 
 MESSAGE = ReceivedMessage(
-    topic="t", broker_name="broker-a", queue_id=1, queue_offset=7, commit_log_offset=0, body=b"a\nb",
+    topic="t", queue=MessageQueue("t", "broker-a", 1), queue_offset=7, commit_log_offset=0, body=b"a\nb",
     properties={"TAGS": "x", "KEYS": "k1 k2", "UNIQ_KEY": "ID", "WAIT": "true", "mine": "1"}, flag=0, sys_flag=0,
-    born_timestamp_ms=1_000, store_timestamp_ms=2_500, born_host="h:1", store_host="h:2", reconsume_times=0,
+    born_timestamp=1_000, store_timestamp=2_500, born_host="h:1", store_host="h:2", reconsume_times=0,
     prepared_transaction_offset=0, store_size=100, offset_msg_id="OFF",
 )  # fmt: skip
 

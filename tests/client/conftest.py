@@ -12,7 +12,9 @@ from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.questions import Questions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
@@ -33,11 +35,13 @@ class Parts:
         self.calls = Calls(self.pool, **how)
         self.name_servers = NameServers(self.calls, name_server.split(";"))
         self.routes = Routes(self.name_servers)
-        self.brokers = Brokers(self.calls, self.routes)
+        self.questions = Questions(self.calls, self.routes)
+        self.brokers = Brokers(self.questions)
         self.instance = Instance(self.groups, self.calls, self.routes)
         self.sender = RemotingSender(self.calls, self.routes, self.instance)
         self.admin = Admin(name_server, self.calls)
-        self.committer = RemotingCommitter(self.brokers, self.admin)
+        self.committer = RemotingCommitter(self.questions, self.admin)
+        self.member = RemotingMember(self.questions, self.routes, self.instance, self.sender)
         self.pulls = RemotingPulls(self.calls, self.routes, self.admin, Retry(0))
 
     def close(self) -> None:

@@ -192,7 +192,7 @@ class TestRealBroker:
         real_admin.create_group(group)
         queues = real_admin.route(topic).readable()
         real.routes.get(topic)
-        real.brokers.commit(group, {queues[0]: 5}, real.soon)
+        assert real.committer.commit_each(group, {queues[0]: 5}, real.soon) == {}
         assert real.brokers.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}
         assert real_admin.consume_stats(group, topic)[queues[0]].consumer_offset == 5
 

@@ -1,13 +1,9 @@
-"""Questions about queues: many at a time, answers in order, the first error after all have ended."""
+"""What brokers say about queues, groups and messages."""
 
 from __future__ import annotations
 
-import json
-import threading
-
 import pytest
 
-from rocketmq_spark.client.broker import Question
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -18,12 +14,10 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds, SendRequest
-from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
-from tests import mockbroker as mb
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.mockbroker import Call, MockBroker, eventually, offsets, ok, refuse, route
+from tests.mockbroker import MockBroker, eventually, offsets, ok, refuse, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
@@ -33,58 +27,6 @@ QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
 def routed(parts: Parts) -> Parts:
     parts.routes.get("t")
     return parts
-
-
-def questions(count: int) -> list[Question]:
-    rows = [rpc.GET_MAX_OFFSET.request(topic="t", queueId=i, bname="broker-a") for i in range(count)]
-    return [Question("broker-a", row, "t", MessageQueue("t", "broker-a", i)) for i, row in enumerate(rows)]
-
-
-class TestAskAll:
-    def test_all_are_under_way_at_once_and_answers_are_in_order(self, broker: MockBroker, routed: Parts) -> None:
-        held = mb.Held()
-        broker.on(Request.GET_MAX_OFFSET, held)
-
-        def answer() -> None:
-            for call in reversed(held.wait(50)):  # all came before the first was answered
-                call.answer(ok(offset=call.ext("queueId")))
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        answers = routed.brokers.ask_all(questions(50), routed.soon)
-        thread.join()
-        assert [int(a.ext["offset"]) for a in answers] == list(range(50))
-
-    def test_the_first_error_is_raised_after_all_have_ended(self, broker: MockBroker, routed: Parts) -> None:
-        ended = []
-
-        def answer(call: Call) -> None:
-            ended.append(call.ext("queueId"))
-            call.answer(refuse(2, f"busy {call.ext('queueId')}") if call.ext("queueId") != "0" else ok(offset=1))
-
-        broker.on(Request.GET_MAX_OFFSET, answer)
-        with pytest.raises(BrokerBusy, match="busy 1") as caught:
-            routed.brokers.ask_all(questions(5), routed.soon)
-        assert (caught.value.topic, caught.value.queue) == ("t", "t/broker-a/1")
-        assert len(ended) == 5
-
-    def test_a_broker_without_address_is_an_error_of_its_questions(self, broker: MockBroker, routed: Parts) -> None:
-        broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
-        stray = Question("nowhere", rpc.GET_MAX_OFFSET.request(topic="t", queueId=0, bname="nowhere"), "t")
-        with pytest.raises(BrokerNotFound, match="nowhere"):
-            routed.brokers.ask_all([*questions(1), stray], routed.soon)
-
-    def test_codes_that_are_answers(self, broker: MockBroker, routed: Parts) -> None:
-        broker.on(Request.GET_MAX_OFFSET, refuse(22))
-        assert routed.brokers.ask_all(questions(1), routed.soon, (0, 22))[0].code == 22
-
-    def test_no_questions(self, routed: Parts) -> None:
-        assert routed.brokers.ask_all([], routed.soon) == []
-
-    def test_a_connection_that_breaks_fails_those_that_wait(self, broker: MockBroker, routed: Parts) -> None:
-        broker.on(Request.GET_MAX_OFFSET, [ok(offset=1), mb.never, mb.close])
-        with pytest.raises(RocketMQError, match="closed the connection"):
-            routed.brokers.ask_all(questions(3), routed.soon)
 
 
 def stats(*bounds: tuple[int, int]) -> bytes:
@@ -129,19 +71,21 @@ class TestGroupOffsets:
 
     def test_commit(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.UPDATE_CONSUMER_OFFSET, [ok(), ok(), refuse(26, "Group g not exist!")])
-        routed.brokers.commit("g", {QUEUES[0]: 5, QUEUES[1]: 6}, routed.soon)
+        assert routed.committer.commit_each("g", {QUEUES[0]: 5, QUEUES[1]: 6}, routed.soon) == {}
         told = [(c.ext["queueId"], c.ext["commitOffset"]) for c in broker.seen(Request.UPDATE_CONSUMER_OFFSET)]
         assert told == [("0", "5"), ("1", "6")]
-        with pytest.raises(GroupNotFound, match="not exist"):
-            routed.brokers.commit("g", {QUEUES[0]: 5}, routed.soon)
+        failed = routed.committer.commit_each("g", {QUEUES[0]: 5}, routed.soon)
+        assert isinstance(failed[QUEUES[0]], GroupNotFound)
+        assert "not exist" in str(failed[QUEUES[0]])
 
     def test_the_first_offset_of_a_topic_is_stored_before_the_others_are_sent(
         self, broker: MockBroker, routed: Parts
     ) -> None:
         """Brokers lose one of two first offsets that arrive at the same time."""
         broker.on(Request.UPDATE_CONSUMER_OFFSET, refuse(26, "Group g not exist!"))
-        with pytest.raises(GroupNotFound):
-            routed.brokers.commit("g", dict.fromkeys(reversed(QUEUES), 5), routed.soon)
+        failed = routed.committer.commit_each("g", dict.fromkeys(reversed(QUEUES), 5), routed.soon)
+        assert {type(error) for error in failed.values()} == {GroupNotFound}
+        assert failed.keys() == set(QUEUES)
         assert [c.ext["queueId"] for c in broker.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["0"]
 
 
@@ -214,10 +158,10 @@ class TestSingleQuestions:
             Request.GET_CONSUMER_LIST_BY_GROUP,
             [ok(b'{"consumerIdList":["b","a"]}'), refuse(1, "no consumer"), refuse(2)],
         )
-        assert routed.brokers.members("g", "broker-a", routed.soon) == ["a", "b"]
-        assert routed.brokers.members("g", "broker-a", routed.soon) == []
+        assert routed.committer.members("g", "broker-a", routed.soon) == ["a", "b"]
+        assert routed.committer.members("g", "broker-a", routed.soon) == []
         with pytest.raises(BrokerBusy):
-            routed.brokers.members("g", "broker-a", routed.soon)
+            routed.committer.members("g", "broker-a", routed.soon)
 
     def test_rule_9_filters_are_compiled_by_the_broker_before_they_are_used(
         self, broker: MockBroker, routed: Parts
@@ -257,7 +201,7 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -
         one.brokers.bounds(QUEUES, soon)
     one.brokers.search_offsets(dict.fromkeys(QUEUES, 1), soon)
     one.brokers.committed("g", QUEUES, soon)
-    one.brokers.commit("g", dict.fromkeys(QUEUES, 1), soon)
+    one.committer.commit_each("g", dict.fromkeys(QUEUES, 1), soon)
     one.sender.send(QUEUES[0], SendRequest("g", b"x"), soon)
     one.sender.send(QUEUES[0], SendRequest("g", b"x", batch=True), soon)
     one.sender.send_oneway(QUEUES[0], SendRequest("g", b"x"), soon)
@@ -287,12 +231,5 @@ class TestRealBroker:
         queues = list(real.sender.publish_queues(topic, real.soon))[:2]
         group = f"group-{topic}"
         assert real.brokers.committed(group, queues, real.soon) == dict.fromkeys(queues)
-        with pytest.raises(GroupNotFound):
-            real.brokers.commit(group, {queues[0]: 5}, real.soon)
-
-    def test_many_questions_at_once(self, real: Parts, topic: str) -> None:
-        queue = real.sender.publish_queues(topic, real.soon)[0]
-        row = rpc.GET_MAX_OFFSET.request
-        many = [Question(queue.broker_name, row(topic=topic, queueId=i % 8, bname="x"), topic) for i in range(500)]
-        answers = real.brokers.ask_all(many, real.soon)
-        assert json.dumps([a.ext["offset"] for a in answers]).count('"0"') == 500
+        failed = real.committer.commit_each(group, {queues[0]: 5}, real.soon)
+        assert isinstance(failed[queues[0]], GroupNotFound)

@@ -106,6 +106,7 @@ def test_names_are_those_of_the_namespace(broker: MockBroker) -> None:
     broker.ask(Command(Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "ns%other"}, flag=Flag.ONEWAY))
     broker.ask(Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "ns%cg"}))
     broker.wait_for(lambda: bool(broker.replies))
+    eventually(lambda: bool(inbox.asked))  # on the group's own thread
     assert [code for _, code, _ in inbox.asked] == [Request.NOTIFY_CONSUMER_IDS_CHANGED]
     tenant.instance.leave(member, tenant.soon)
     assert left(broker)[0]["consumerGroup"] == "ns%cg"

@@ -10,7 +10,7 @@ from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.decode import answers
 from rocketmq_spark.decode.answers import Look
 from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.pull.fetched import Hole, Piece
 from rocketmq_spark.wire.messages import BatchItem, decode_leniently, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, stored
@@ -92,7 +92,9 @@ def test_only_answers_that_went_beyond_are_asked_about():
 
 
 def message(offset: int, sys_flag: int = 0, error: str | None = None) -> ReceivedMessage:
-    return ReceivedMessage("t", "b", 0, offset, 0, b"", {}, 0, sys_flag, 0, 0, "", "", 0, 0, 0, "", error)
+    return ReceivedMessage(
+        "t", MessageQueue("t", "b", 0), offset, 0, b"", {}, 0, sys_flag, 0, 0, "", "", 0, 0, 0, "", error
+    )
 
 
 def offsets(found: Iterable[ReceivedMessage]) -> list[int]:

@@ -9,7 +9,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.encode import properties
 from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.wire.properties import decode_properties
-from tests.sink.live import frame
+from tests.live.writes import frame
 
 
 def made(batch, delays=False, **columns):

@@ -88,5 +88,9 @@ def test_the_client_alone_runs(tmp_path: Path) -> None:
     assert execute(PROGRAMS[1], tmp_path).startswith("SEND_OK orders/broker-a/")
 
 
+def test_the_member_of_a_group_runs(tmp_path: Path) -> None:
+    assert execute(PROGRAMS[2], tmp_path) == "orders b'one'\n"
+
+
 def test_the_rest_of_the_programs_are_one_line_that_imports() -> None:
-    assert PROGRAMS[2:] == ["from rocketmq_spark import register\n\nregister(spark)\n"]
+    assert PROGRAMS[3:] == ["from rocketmq_spark import register\n\nregister(spark)\n"]

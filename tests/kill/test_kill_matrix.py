@@ -22,7 +22,7 @@ from rocketmq_spark import Message, Producer, low_latency_conf
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from tests.fix_spark import without_frames
+from tests.fix_spark import Script, without_frames
 from tests.reading import feed, names, positions
 from tests.scale import SCALE, scaled
 
@@ -31,11 +31,15 @@ MESSAGES = scaled(100_000)
 CAP = MESSAGES // (10 * KILLS)
 
 SCRIPT = """
+    import os, time
     from rocketmq_spark import register
 
-    name_server, folder, early_topic, late_topic, cap, conf, last = sys.argv[1:]
+    name_server, folder, early_topic, late_topic, cap, conf, word = sys.argv[1:]
     spark = new_session("local[2]", **json.loads(conf))
     register(spark)  # two streams start at once
+    while not os.path.exists(word):
+        time.sleep(0.02)
+    last = open(word).read()
 
     def start(name, topic, where):
         stream = spark.readStream.format("rocketmq").options(
@@ -125,6 +129,27 @@ def sending(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Iterator[S
     thread.join()
 
 
+class Drivers:
+    """Each starts its JVM while the one before it is at work, and waits for the word to begin."""
+
+    def __init__(self, start: Callable[..., Script], folder: Path, *arguments: object) -> None:
+        self._start, self._folder, self._arguments = start, folder, arguments
+        self._numbers = itertools.count()
+        self._waiting = self._next()
+
+    def _next(self) -> tuple[Script, Path]:
+        word = self._folder / f"word-{next(self._numbers)}"
+        return self._start(SCRIPT, *self._arguments, word), word
+
+    def begin(self, last: bool = False) -> Script:
+        """The one that waits. The last one reads what is there and ends."""
+        (script, word), self._waiting = self._waiting, (self._next() if not last else self._waiting)
+        written = word.with_suffix(".new")
+        written.write_text("last" if last else "")
+        written.rename(word)
+        return script
+
+
 def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
     """Wait for the moment in the query that lives in ``folder``, and end its driver; how far it was.
 
@@ -162,8 +187,9 @@ def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
     folders = {name: tmp_path / name for name in ("early", "late")}
     arguments = (rocketmq.name_server, tmp_path, topic, sending.topic, CAP, conf)
     deaths: list[tuple[str, str, State]] = []
+    drivers = Drivers(start_script, tmp_path, *arguments)
     for point, name in KILLED:
-        script = start_script(SCRIPT, *arguments, "")
+        script = drivers.begin()
         deaths.append((name, point, kill_at(script, folders[name], point, rng)))
         if len(deaths) == 1:  # Spark forgets old batches
             log = folders["late"] / "checkpoint" / "offsets" / "0"
@@ -171,7 +197,7 @@ def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
     after_first = [state for _, _, state in deaths if state.committed >= 0 or state.planned > 0]
     assert 4 * len(after_first) >= 3 * KILLS, deaths
     sending.stop.set()
-    assert start_script(SCRIPT, *arguments, "last").wait(240).report == "done"
+    assert drivers.begin(last=True).wait(240).report == "done"
 
     committed = {name: (tmp_path / f"{name}.txt").read_text().split() for name in folders}
     assert sorted(committed["early"]) == sorted(early), deaths

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError, RouteNotFound
+from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, loopback
 from tests.localbroker.messages import read, send
 from tests.localbroker.processes import alive, eventually
@@ -60,23 +59,6 @@ def test_names_addresses_and_processes(cluster: LocalBroker) -> None:
     assert all(alive(cluster.pid(name) or 0) for name in ("namesrv", *cluster.brokers))
     assert eventually(lambda: f"The broker[broker-b, {shown['broker-b']}] boot success" in cluster.logs("broker-b"))
     assert all(f"===== {name}" in cluster.logs() for name in ("namesrv", *cluster.brokers))
-
-
-def test_two_name_servers() -> None:
-    """Each knows all brokers, one may be away, and one that comes back is told everything."""
-    with LocalBroker(brokers=2, name_servers=2, quiet=True) as mq:
-        addresses = mq.name_server.split(";")
-        assert addresses == [mq.address("namesrv"), mq.address("namesrv-2")]
-        mq.create_topic("t", queues=2)
-        mq.kill("namesrv")
-        send(mq.name_server, "t", b"by the second")
-        mq.kill("broker-a")
-        mq.restart("broker-a")
-        mq.restart("namesrv")
-        mq.kill("namesrv-2")
-        assert read(mq.admin, "t") == [b"by the second"]
-        assert set(mq.admin.cluster()) == {"broker-a", "broker-b"}
-        assert len(mq.admin.route("t").readable()) == 4
 
 
 def test_configuration_lines_reach_every_broker(cluster: LocalBroker) -> None:
@@ -188,40 +170,6 @@ def test_a_data_folder_that_is_in_use(cluster: LocalBroker) -> None:
 def test_starting_twice(cluster: LocalBroker) -> None:
     with pytest.raises(LocalBrokerError, match="This LocalBroker is running already"):
         cluster.start()
-
-
-def test_slaves() -> None:
-    with LocalBroker(slaves=1) as mq:
-        assert (mq.brokers, mq.slaves) == (["broker-a"], ["broker-a-slave-1"])
-        assert mq.admin.cluster()["broker-a"].addresses == {
-            0: mq.address("broker-a"),
-            1: mq.address("broker-a-slave-1"),
-        }
-        mq.create_topic("t")
-        send(mq.name_server, "t", *BODIES)
-        slave = mq.address("broker-a-slave-1")
-        assert eventually(lambda: read(mq.admin, "t", slave) == BODIES)
-        mq.kill("broker-a")
-        assert eventually(lambda: list(mq.admin.cluster()["broker-a"].addresses) == [1])
-        assert read(mq.admin, "t", slave) == BODIES
-        mq.restart("broker-a-slave-1")
-        mq.restart("broker-a")
-        assert read(mq.admin, "t", mq.address("broker-a")) == BODIES
-
-
-def test_proxy() -> None:
-    with LocalBroker(proxy=True) as mq:
-        mq.create_topic("t")
-        with Admin(mq.proxy_server) as through:
-            assert through.route("t").brokers["broker-a"].master == mq.proxy_server
-            send(mq.proxy_server, "t", *BODIES)
-            assert read(through, "t") == BODIES
-            with pytest.raises(RouteNotFound):
-                through.route("unknown")
-        assert loopback.accepts(int(mq.proxy_grpc.split(":")[1]))
-        mq.restart("proxy")
-        with Admin(mq.proxy_server) as through:
-            assert read(through, "t") == BODIES
 
 
 def test_fixed_ports() -> None:

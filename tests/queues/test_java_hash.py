@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.queues.java_hash import Long, java_hash, string_hash, string_order
+from rocketmq_spark.queues.java_hash import Long, java_hash
 from tests.queues import read
 
 CASES = read("select_by_hash")
@@ -30,23 +28,3 @@ def test_long_differs_from_int_for_negative_numbers_and_is_used_beyond_32_bits()
 def test_what_has_no_portable_hash_is_refused(value: object) -> None:
     with pytest.raises(OptionError, match="cannot hash"):
         java_hash(value)
-
-
-def slow(text: str) -> int:
-    h = 0
-    data = text.encode("utf-16-be", "surrogatepass")
-    for i in range(0, len(data), 2):
-        h = (h * 31 + int.from_bytes(data[i : i + 2], "big")) % (1 << 32)
-    return h - (1 << 32) if h >= 1 << 31 else h
-
-
-@settings(deadline=None)
-@given(st.text(st.characters(codec=None)))
-def test_string_hash_is_the_polynomial_over_utf_16(text: str) -> None:
-    assert string_hash(text) == slow(text)
-
-
-def test_string_order_is_javas_beyond_the_basic_plane() -> None:
-    assert sorted(["\ue000", "\U0001f600"]) != sorted(["\ue000", "\U0001f600"], key=string_order)
-    brokers = ["broker-10", "broker-2", "Broker-x", "broker-2a"]
-    assert sorted(brokers, key=string_order) == ["Broker-x", "broker-10", "broker-2", "broker-2a"]

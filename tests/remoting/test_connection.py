@@ -271,7 +271,7 @@ def test_close_wakes_everybody_and_closes_the_socket(broker: MockBroker, connect
         connection.close()
         assert all("closed on our side" in str(call.exception(5)) for call in calls)
     assert "closed on our side" in str(outcomes.wait()[0])
-    assert connection._sock.fileno() == -1
+    assert connection._channel._sock.fileno() == -1
     connection.close()
     later = Outcomes()
     connection.call_each([(ping(), later)], soon())

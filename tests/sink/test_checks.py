@@ -11,7 +11,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, O
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.sink import checks
-from tests.sink.live import TYPES, sink_options
+from tests.live.writes import TYPES, sink_options
 
 OLD = 409  # 4.9.8
 

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.sink.report import AtBroker
 from tests.fix_spark import finish
-from tests.sink.live import Make, bodies, by_queue, stored
+from tests.live.writes import Make, bodies, by_queue, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

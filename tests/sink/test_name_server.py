@@ -19,8 +19,8 @@ from rocketmq_spark.session import Producer
 from rocketmq_spark.sink import checks
 from rocketmq_spark.wire.messages import decode_batch
 from tests.fix_proxy import FaultyProxy
+from tests.live.writes import Writes, bodies, frame, numbered, sink_options, stored
 from tests.mockbroker import Call, Command, MockBroker, ok, route
-from tests.sink.live import Writes, bodies, frame, numbered, sink_options, stored
 
 AWAY_S = 1.5
 

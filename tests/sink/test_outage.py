@@ -22,10 +22,10 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.sink import task
 from rocketmq_spark.wire.messages import decode_batch
-from tests.broker.recording import RecordingSender
+from tests.live.producer.recording import RecordingSender
+from tests.live.writes import Writes, bodies, frame, numbered, sink_options, stored, writes
 from tests.mockbroker import Call, Command, MockBroker, never, ok, refuse, route
 from tests.scale import scaled
-from tests.sink.live import Writes, bodies, frame, numbered, sink_options, stored, writes
 
 __all__ = ["writes"]
 

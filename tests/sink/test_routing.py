@@ -9,8 +9,8 @@ from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.errors import OptionError, SelectorError
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.sink.routing import Plan, Router, Share, candidates, row_selector, selector_of
+from tests.live.writes import frame, sink_options
 from tests.queues import qs
-from tests.sink.live import frame, sink_options
 
 QUEUES = {"T": qs("a:0-3 b:0-3"), "U": qs("a:0-1", topic="U")}
 KEYED = {"shardingkey": "k", "topic": "t"}

@@ -11,8 +11,8 @@ from rocketmq_spark.errors import SelectorError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows
+from tests.live.writes import frame
 from tests.queues import qs
-from tests.sink.live import frame
 
 QUEUES = qs("a:0-3 b:0-1 c:7")
 

@@ -18,8 +18,8 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.queues.selection import by_hash
-from tests.broker.recording import RecordingSender
-from tests.sink.live import Make, Writes, bodies, by_queue, frame, numbered, stored, writes
+from tests.live.producer.recording import RecordingSender
+from tests.live.writes import Make, Writes, bodies, by_queue, frame, numbered, stored, writes
 from tests.witness import JavaPeer
 
 __all__ = ["writes"]

@@ -1,4 +1,4 @@
-"""What exists now, on a real broker and on one that says what the test wants; brokers that die are in tests/loss_live."""
+"""What exists now, on a real broker and on one that says what the test wants; brokers that die are in tests/live/loss."""
 
 from __future__ import annotations
 
@@ -310,3 +310,15 @@ def test_queues_that_the_strategy_leaves_out_are_named_once(broker_cluster, make
     assert lines == [
         f"the allocation strategy gives these queues to no partition: {topic}/broker-a/1, {topic}/broker-a/2"
     ]
+
+
+def test_11_26_a_topic_was_known_by_its_positions_or_by_its_route(scripted):
+    """What was there is waited for; a slip of the pen is not. After a restart there are positions and no route yet."""
+    one = catalog(scripted.address)
+    assert not one.knew("t")
+    one.expect(Offsets({A: 5}))
+    assert one.knew("t")
+    assert not one.knew(None)
+    fresh = catalog(scripted.address)
+    fresh.sweep()
+    assert fresh.knew("t")

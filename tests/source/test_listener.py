@@ -1,4 +1,4 @@
-"""The listener commits what a query has finished, as soon as Spark tells; with real queries in tests/group_live."""
+"""The listener commits what a query has finished, as soon as Spark tells; with real queries in tests/live/group."""
 
 from __future__ import annotations
 

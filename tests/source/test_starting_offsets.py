@@ -1,4 +1,4 @@
-"""Starting offsets for words, numbers and times within the bounds of queues; what brokers say is in tests/options_live."""
+"""Starting offsets for words, numbers and times within the bounds of queues; what brokers say is in tests/live/options."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source import waiting
 from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.waiting import patiently, whole
 
@@ -44,7 +43,7 @@ class Catalog:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
 
 
 LOST, GONE = ConnectionLost("refused", "a:1"), ConnectionLost("no name server answers", "n:1")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import ceiling, codec, harness, java, latency, memory, planning, read, targets, workload, write
+from benchmarks import ceiling, codec, consume, harness, java, latency, memory, planning, read, targets, workload, write
 from benchmarks.harness import Found
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.localbroker import LocalBroker
@@ -29,6 +29,7 @@ def tiny():
             (codec, "ROWS", 500),
             (codec, "TIMES", 1),
             (java, "WARM_UP_S", 0.0),
+            (consume, "LATE_OF", 50),
             (latency, "WARM_UP_S", 0.0),
             (latency, "SECONDS", 1.0),
             (planning, "TOPICS", 20),
@@ -88,6 +89,15 @@ def test_11_29_write(brokers, spark, capsys):
     ceiling.register(spark)
     found = figures(lambda found: write.run(spark, None, ONCE, found), capsys)
     assert {targets.WRITE, targets.HASH, targets.DROP, *targets.JAVA_BATCH} <= found[f"write {SIZE}"].keys()
+
+
+def test_11_29_consume(brokers, capsys):
+    with brokers() as broker:
+        found = figures(lambda found: consume.run(broker, ONCE, found), capsys)
+    assert found[f"consume {SIZE}"].keys() == {
+        targets.MEMBER, targets.POLL, targets.POLL_ARROW, targets.PUSH, targets.LITE_POLL,
+    }  # fmt: skip
+    assert found["delivery"].keys() == {targets.MEMBER, targets.PUSH}
 
 
 def test_11_29_latency(brokers, capsys):

@@ -14,8 +14,8 @@ from rocketmq_spark import foreach_batch_writer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.sink.report import total
 from tests.fix_spark import wait_until
+from tests.live.writes import bodies, stored
 from tests.scale import scaled
-from tests.sink.live import bodies, stored
 from tests.sink.test_outage import Unwilling
 
 if TYPE_CHECKING:

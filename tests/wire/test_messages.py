@@ -6,10 +6,19 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import header, messages, rpc
 from rocketmq_spark.wire.compression import compress
 from rocketmq_spark.wire.identifiers import OffsetMessageId, host_text
-from rocketmq_spark.wire.messages import BatchItem, boundaries, decode_at, decode_batch, decode_messages, encode_batch
+from rocketmq_spark.wire.messages import (
+    BatchItem,
+    boundaries,
+    decode_at,
+    decode_batch,
+    decode_leniently,
+    decode_messages,
+    encode_batch,
+)
 from rocketmq_spark.wire.properties import encode_properties
 from tests import strategies
 from tests.harness import check_decoder, outcome, store, unhex, vectors
@@ -36,8 +45,8 @@ def test_stored_messages(case):
     assert message.properties == expected["properties"]
     assert message.flag == expected["flag"]
     assert message.sys_flag == expected["sys_flag_after_decode"]
-    assert message.born_timestamp_ms == expected["born_timestamp"]
-    assert message.store_timestamp_ms == expected["store_timestamp"]
+    assert message.born_timestamp == expected["born_timestamp"]
+    assert message.store_timestamp == expected["store_timestamp"]
     assert message.born_host == host_text(unhex(expected["born_host"]), expected["born_port"])
     assert message.store_host == host_text(unhex(expected["store_host"]), expected["store_port"])
     assert message.reconsume_times == expected["reconsume_times"]
@@ -62,8 +71,8 @@ def test_the_encoder_of_these_tests_is_the_brokers(case):
         message.commit_log_offset,
         message.flag,
         case["sys_flag"],
-        message.born_timestamp_ms,
-        message.store_timestamp_ms,
+        message.born_timestamp,
+        message.store_timestamp,
         (unhex(expected["born_host"]), expected["born_port"]),
         (unhex(expected["store_host"]), expected["store_port"]),
         message.reconsume_times,
@@ -284,3 +293,11 @@ def test_a_view_is_as_good_as_bytes():
     data = store("T", b"content") * 3
     assert decode_messages(memoryview(data)) == decode_messages(data)
     assert all(type(message.body) is bytes for message in decode_messages(memoryview(data)))
+
+
+def test_messages_of_a_queue_are_said_to_be_of_it_whatever_is_stored():
+    """A consumer knows its queue by the user's name, and what cannot be decoded says nothing."""
+    queue = MessageQueue("t", "b", 3)
+    good = store("ns%t", b"x", queue_id=1)
+    found = list(decode_leniently(good + b"\0" * 100, "b", queue=queue))
+    assert [(m.topic, m.queue, m.decode_error is None) for m in found] == [("t", queue, True), ("t", queue, False)]

@@ -158,17 +158,22 @@ def run_java(main_class: str, options: Mapping[str, object], timeout_s: float = 
 
     ``given`` is its standard input: one line.
     """
-    classes = compiled()
-    command = [
-        str(find_java().path), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
-        "-Dfile.encoding=UTF-8", f"-Duser.home={classes}",
-        "-cp", os.pathsep.join([str(classes), class_path()]),
-        main_class, *(f"{name}={value}" for name, value in options.items()),
-    ]  # fmt: skip
+    command = [*java_command(main_class), *(f"{name}={value}" for name, value in options.items())]
     done = subprocess.run(command, input=given.encode(), capture_output=True, timeout=timeout_s, check=False)
     if done.returncode:
         raise RuntimeError(f"{main_class} ended with {done.returncode}:\n{done.stderr.decode()[-3000:]}")
     return done.stdout.decode()
+
+
+def java_command(main_class: str) -> list[str]:
+    """What runs one of the classes; its ``name=value`` arguments come behind it."""
+    classes = compiled()
+    return [
+        str(find_java().path), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
+        "-Dfile.encoding=UTF-8", f"-Duser.home={classes}",
+        "-cp", os.pathsep.join([str(classes), class_path()]),
+        main_class,
+    ]  # fmt: skip
 
 
 @functools.cache

@@ -40,10 +40,10 @@ class Accounts:
             ("totals", "sent", self.totals_written, "read back", self.totals_returned),
             ("cents", "written", self.cents_written, "in the totals read back", self.cents_returned),
         )
-        found = [f"{a} {what} {first}, but {b} {second}" for what, first, a, second, b in pairs if a != b]
-        if found and self.dropped_late:
-            found.append(f"{self.dropped_late} rows came later than the watermark allows and were dropped")
-        return found
+        differences = [f"{a} {what} {first}, but {b} {second}" for what, first, a, second, b in pairs if a != b]
+        if differences and self.dropped_late:
+            differences.append(f"{self.dropped_late} rows came later than the watermark allows and were dropped")
+        return differences
 
     def document(self) -> Mapping[str, object]:
         return {_camel(name): value for name, value in asdict(self).items()} | {"balanced": self.balanced}

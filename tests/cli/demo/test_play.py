@@ -7,13 +7,17 @@ from click.testing import CliRunner
 
 from rocketmq_spark.cli.app import app
 from tests.cli.conftest import documents
+from tests.fix_wheel import outside
 
 SMALL = ("--seconds", "8", "--rate", "100")
 
 
 @pytest.mark.timeout(600)
-def test_it_runs_balances_and_leaves_data_that_the_next_commands_show(start, own_cache):
-    process = start("demo", *SMALL)
+def test_11_29_from_the_wheel_it_balances_and_leaves_data_that_the_next_commands_show(
+    start, own_cache, installed, tmp_path
+):
+    """Away from the clone, as a user runs it after ``pip install``."""
+    process = start("demo", *SMALL, command=[str(installed / "rocketmq-spark")], cwd=tmp_path, env=outside())
     out, err = process.end()
     assert process.code == 0, out + err
     assert "Starting RocketMQ" in out.splitlines()[0]

@@ -1,0 +1,204 @@
+"""The ``GroupMember`` port over remoting: belonging to a group, its offsets, pulls, locks, and what is given back."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rocketmq_spark.client import asked as questions_of_brokers
+from rocketmq_spark.client.asked import told
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.committer import Commit
+from rocketmq_spark.client.instance import Instance, Member
+from rocketmq_spark.client.long_polls import Done, LongPolls
+from rocketmq_spark.client.questions import Question, Questions
+from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.send_back import SendBack
+from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Response
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, RocketMQError
+from rocketmq_spark.membership import Asked, Membership
+from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage, TopicRoute
+from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.names import strip_namespace
+
+logger = logging.getLogger(__name__)
+
+ROUTE_AGE_S = 30.0
+
+
+class RemotingMember:
+    """Implements ``ports.GroupMember``."""
+
+    def __init__(
+        self,
+        questions: Questions,
+        routes: Routes,
+        instance: Instance,
+        sender: RemotingSender,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._questions = questions
+        self._calls = questions.calls
+        self._routes = routes
+        self._instance = instance
+        self._polls = LongPolls(questions.calls, routes)
+        self._back = SendBack(questions, sender)
+        self._rng = rng or random.Random()
+        self._readable: dict[str, tuple[TopicRoute, tuple[MessageQueue, ...]]] = {}
+
+    # --- the group
+
+    @property
+    def client_id(self) -> str:
+        return self._instance.client_id
+
+    def join(
+        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+    ) -> Callable[[Deadline], None]:
+        answers = questions_of_brokers.Questions(self._calls, group, asked)
+        member = Member(group, heartbeat_s, answers, lambda: told(group, membership()))
+        self._instance.join(member)
+        return functools.partial(self._instance.leave, member)
+
+    def heartbeat(self, deadline: Deadline) -> None:
+        self._instance.heartbeat(deadline)
+
+    def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
+        return bodies.consumer_ids(self._ask_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline).body)
+
+    def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
+        answer = self._ask_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline)
+        found = bodies.group_filters(answer.body)
+        return {strip_namespace(self._calls.namespace, name): wanted for name, wanted in found.items()}
+
+    def _ask_any(self, topic: str, row: rpc.Row, group: str, deadline: Deadline) -> Command:
+        """One broker of the topic, chosen at random: all hear the same of the group."""
+        brokers = [data for data in self._route(topic, deadline).brokers.values() if data.addresses]
+        if not brokers:
+            raise BrokerNotFound("no broker of the topic has an address", topic=topic)
+        chosen = self._rng.choice(brokers)
+        address = chosen.master or self._rng.choice(chosen.slaves)
+        command = row.request(consumerGroup=self._calls.on_wire(group), bname=chosen.broker_name)
+        return self._calls.ask(address, command, deadline)
+
+    # --- queues and their offsets
+
+    def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        route = self._route(topic, deadline, refresh)
+        known = self._readable.get(topic)
+        if known is None or known[0] is not route:
+            known = self._readable[topic] = route, tuple(route.readable())
+        return known[1]
+
+    def _route(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
+        try:
+            return self._routes.get(topic, 0.0 if refresh else ROUTE_AGE_S, deadline)
+        except (ConnectionLost, CallTimeout) as e:
+            if refresh or topic not in self._routes.known():
+                raise
+            logger.info("the route of %s is not fresh: %s", topic, e)
+            return self._routes.get(topic, math.inf, deadline)
+
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+        question = self._questions.about(
+            rpc.QUERY_CONSUMER_OFFSET,
+            queue,
+            consumerGroup=self._calls.on_wire(group),
+            setZeroIfNotFound=None if young_at_zero else False,
+        )
+        accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
+        answer = self._one(question, deadline, accept, "hint")
+        if answer.code == Response.QUERY_NOT_FOUND:
+            return None
+        offset: int = rpc.QUERY_CONSUMER_OFFSET.answer(answer)["offset"]
+        return offset
+
+    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
+        rows = (rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET)
+        answers = self._questions.ask_all([self._questions.about(row, queue) for row in rows], deadline)
+        low, high = (row.answer(answer)["offset"] for row, answer in zip(rows, answers, strict=True))
+        return QueueBounds(low, high, 0)
+
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+        row = rpc.SEARCH_OFFSET_BY_TIMESTAMP
+        question = self._questions.about(row, queue, timestamp=epoch_ms, boundaryType="LOWER")
+        offset: int = row.answer(self._one(question, deadline))["offset"]
+        return offset
+
+    def commit(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
+    ) -> dict[MessageQueue, RocketMQError]:
+        return Commit(self._questions, group, deadline, read_from="hint")(offsets)
+
+    def _one(
+        self,
+        question: Question,
+        deadline: Deadline,
+        accept: Sequence[int] = (Response.SUCCESS,),
+        read_from: str = "master",
+    ) -> Command:
+        (answer,) = self._questions.ask_each([question], deadline, accept, read_from)
+        if isinstance(answer, RocketMQError):
+            raise answer
+        return answer
+
+    # --- messages
+
+    def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
+        self._polls.pull(request, deadline, done)
+
+    def send_back(
+        self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
+    ) -> None:
+        self._back.send_back(group, message, delay_level, max_reconsume_times, deadline)
+
+    def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
+        self._back.send_to_retry(group, message, max_reconsume_times, deadline)
+
+    # --- locks
+
+    def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
+        locked: set[MessageQueue] = set()
+        for of_broker, answer in self._ask_locks(rpc.LOCK_BATCH_MQ, group, queues, deadline):
+            ours = set(bodies.locked_queues(answer.body))
+            locked |= {queue for queue in of_broker if _on_wire(self._calls, queue) in ours}
+        return locked
+
+    def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
+        self._ask_locks(rpc.UNLOCK_BATCH_MQ, group, queues, deadline)
+
+    def _ask_locks(
+        self, row: rpc.Row, group: str, queues: Iterable[MessageQueue], deadline: Deadline
+    ) -> list[tuple[list[MessageQueue], Command]]:
+        """One question per broker, all at once; the answers that came."""
+        of_broker: dict[str, list[MessageQueue]] = {}
+        for queue in sorted(queues):
+            of_broker.setdefault(queue.broker_name, []).append(queue)
+        wire = self._calls.on_wire(group)
+        asked = [
+            Question(
+                name,
+                row.request(
+                    bodies.lock(wire, self.client_id, [_on_wire(self._calls, queue) for queue in mine]), bname=name
+                ),
+                "",
+            )
+            for name, mine in of_broker.items()
+        ]
+        found = []
+        for mine, answer in zip(of_broker.values(), self._questions.ask_each(asked, deadline), strict=True):
+            if isinstance(answer, RocketMQError):
+                logger.warning("%s of %s failed: %s", row.name, mine, answer)
+            else:
+                found.append((mine, answer))
+        return found
+
+
+def _on_wire(calls: Calls, queue: MessageQueue) -> MessageQueue:
+    return queue._replace(topic=calls.on_wire(queue.topic))

@@ -1,0 +1,214 @@
+"""The queues of a ``PullConsumer``: where each is pulled, what waits to be polled, and which offsets may be committed.
+
+Pure: time and answers are arguments, the caller asks brokers. A queue has three offsets: ``pull_at``, where its next pull
+begins; ``taken``, behind the last message that a poll gave; ``done``, what the caller has finished. What a poll gave is
+finished when the next poll begins, not before: so a message is not lost when no poll follows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rocketmq_spark.model import MASTER_ID, NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A pull that is to be made now. Its answer comes with ``token``: a seek meanwhile makes it worthless."""
+
+    queue: MessageQueue
+    offset: int
+    broker_id: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The messages of one answer, from the offset that was asked for, with the filter of the request."""
+
+    queue: MessageQueue
+    start: int
+    answer: PullAnswer
+    filter: Filter = NO_FILTER
+
+    @property
+    def count(self) -> int:
+        """How many offsets it covers: at least as many as it has messages."""
+        return self.answer.next_offset - self.start
+
+
+class _Place:
+    """One queue."""
+
+    __slots__ = (
+        "asked",
+        "broker_id",
+        "committed",
+        "done",
+        "paused",
+        "pull_at",
+        "retry_at",
+        "taken",
+        "token",
+        "waiting",
+    )
+
+    def __init__(self, offset: int) -> None:
+        self.pull_at = self.taken = self.done = self.committed = offset
+        self.token = 0
+        self.asked = False
+        self.paused = False
+        self.retry_at = 0.0
+        self.broker_id = MASTER_ID
+        self.waiting = 0
+
+
+class Assigned:
+    """All of them. ``max_waiting`` bounds the offsets of a queue that are pulled ahead: a pull is made below it."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._places: dict[MessageQueue, _Place] = {}
+        self._ready: deque[Part] = deque()
+        self._tokens = 0
+
+    # --- which queues
+
+    def assign(self, starts: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, int]:
+        """Have these queues and no others; new ones begin at their offset, None is for those that are there already.
+
+        Gives the offsets of the dropped ones that may still be committed.
+        """
+        gone = self._places.keys() - starts.keys()
+        left = {q: offset for q, offset in self.to_commit().items() if q in gone}
+        for queue in gone:
+            del self._places[queue]
+        self._ready = deque(part for part in self._ready if part.queue in self._places)
+        for queue, offset in starts.items():
+            if queue not in self._places:
+                assert offset is not None, queue
+                self._places[queue] = place = _Place(offset)
+                self._renew(place)
+        return left
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        return sorted(self._places)
+
+    def __contains__(self, queue: object) -> bool:
+        return queue in self._places
+
+    def pause(self, queues: Iterable[MessageQueue], paused: bool = True) -> None:
+        """Neither pull nor give messages of these queues, or do again. What was pulled is kept."""
+        for queue in queues:
+            self._places[queue].paused = paused
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at ``offset``; what was pulled or is under way is forgotten. It is what is committed next."""
+        place = self._places[queue]
+        place.pull_at = place.taken = place.done = offset
+        place.waiting = 0
+        place.broker_id = MASTER_ID
+        place.retry_at = 0.0
+        self._renew(place)
+        self._ready = deque(part for part in self._ready if part.queue != queue)
+
+    def _renew(self, place: _Place) -> None:
+        self._tokens += 1
+        place.token = self._tokens
+        place.asked = False
+
+    # --- pulls
+
+    def due(self, now: float) -> list[Ask]:
+        """The pulls to be made now, one at most for each queue; from here on they are under way."""
+        asks = []
+        for queue, place in self._places.items():
+            if not place.asked and not place.paused and place.waiting < self._max_waiting and place.retry_at <= now:
+                place.asked = True
+                asks.append(Ask(queue, place.pull_at, place.broker_id, place.token))
+        return asks
+
+    def next_retry(self, now: float) -> float | None:
+        """When a queue that failed is to be asked again; None when none waits for that."""
+        times = [place.retry_at for place in self._places.values() if not place.asked and place.retry_at > now]
+        return min(times, default=None)
+
+    def told(self, ask: Ask, answer: PullAnswer, wanted: Filter = NO_FILTER) -> bool:
+        """Take an answer; False when nobody wants it any more."""
+        place = self._current(ask)
+        if place is None:
+            return False
+        place.asked = False
+        place.broker_id = answer.broker_id
+        place.pull_at = answer.next_offset
+        if answer.status is PullStatus.FOUND:
+            part = Part(ask.queue, ask.offset, answer, wanted)
+            place.waiting += part.count
+            self._ready.append(part)
+        elif not place.waiting and place.taken == ask.offset:
+            place.taken = answer.next_offset  # nothing of what was passed over is wanted, or there at all
+        return True
+
+    def failed(self, ask: Ask, retry_at: float) -> bool:
+        """The pull failed and is made again at ``retry_at``; False when nobody wants it any more."""
+        place = self._current(ask)
+        if place is None:
+            return False
+        place.asked = False
+        place.broker_id = MASTER_ID
+        place.retry_at = retry_at
+        return True
+
+    def _current(self, ask: Ask) -> _Place | None:
+        place = self._places.get(ask.queue)
+        return place if place is not None and place.token == ask.token else None
+
+    # --- messages
+
+    def take(self, most: int = 1) -> list[Part]:
+        """The parts that came first, of queues that are not paused."""
+        taken: list[Part] = []
+        left: deque[Part] = deque()
+        for part in self._ready:
+            if len(taken) < most and not self._places[part.queue].paused:
+                taken.append(part)
+            else:
+                left.append(part)
+        self._ready = left
+        for part in taken:
+            place = self._places[part.queue]
+            place.waiting -= part.count
+            place.taken = part.answer.next_offset
+        return taken
+
+    def put_back(self, parts: Iterable[Part]) -> None:
+        """What was taken could not be given: it comes again, before all other."""
+        for part in reversed(list(parts)):
+            place = self._places[part.queue]
+            place.waiting += part.count
+            place.taken = part.start
+            self._ready.appendleft(part)
+
+    # --- offsets
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset of the next message that a poll gives."""
+        return self._places[queue].taken
+
+    def finish(self) -> None:
+        """All that polls gave is finished: the next one begins, or the caller says so."""
+        for place in self._places.values():
+            place.done = place.taken
+
+    def to_commit(self) -> dict[MessageQueue, int]:
+        """Offsets of what is finished, where they are not committed yet."""
+        return {q: place.done for q, place in self._places.items() if place.done != place.committed}
+
+    def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """These are stored now."""
+        for queue, offset in offsets.items():
+            if queue in self._places:
+                self._places[queue].committed = offset

@@ -1,0 +1,163 @@
+"""A member of a consumer group: Java's ``DefaultMQPushConsumer``, with a function as its listener."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.closing import Closing
+from rocketmq_spark.consumer.held import Stats
+from rocketmq_spark.consumer.result import Listener
+from rocketmq_spark.consumer.running import Running
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
+from rocketmq_spark.consumer.workers import Workers
+from rocketmq_spark.errors import ClosedError, OptionError
+from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.timer import Timer
+
+MakeTimer = Callable[[str], Timer]
+MakeWorkers = Callable[[str, int], Workers]
+
+
+class Consumer(Closing):
+    """Consumes messages as a member of a group, which shares the queues of its topics, or gives all of them to each member.
+
+    Subscribe, then ``run`` or ``start`` a listener, once. ``stop`` ends it; so does the end of a ``with`` block.
+    """
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        make_timer: MakeTimer = Timer,
+        make_workers: MakeWorkers = Workers,
+    ) -> None:
+        self.settings = settings
+        self.client_id = port.client_id
+        self._port = port
+        self._pid = os.getpid()
+        self._make = make_timer, make_workers
+        self._subscriptions = Subscriptions(
+            settings.group, settings.clustering, make_timer(f"rocketmq-{settings.group}-clock").wall_ms
+        )
+        self._lock = threading.Lock()
+        self._running: Running | None = None
+        self._over = threading.Event()
+        self._ended = threading.Event()
+        self._closed = False
+
+    def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
+        """Consume ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
+
+        It may be called again, also while the consumer runs. Members of a group must want the same.
+        """
+        self._check_open()
+        self._subscriptions.add(topic, filter_of(tags, sql))
+        self._changed()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Consume ``topic`` no more; the offsets of its queues are stored, and other members get them."""
+        self._check_open()
+        self._subscriptions.remove(topic)
+        self._changed()
+
+    def start(self, listener: Listener) -> None:
+        """Join the group and call ``listener(messages, context)`` from now on, on threads of its own; returns at once.
+
+        Returning None is success; ``return context.retry()``, an exception or anything else sends the messages back, to come
+        again later. Where the consumer is ordered, they are tried again in place, and ``context.suspend()`` says so.
+
+        Raises:
+            LocalProtocolError: The group has a member in this process already.
+            OptionError: Nothing is subscribed to, or the consumer was started already.
+        """
+        self._check_open()
+        with self._lock:
+            if not self._subscriptions:
+                raise OptionError("the consumer has no subscription; expected subscribe() before start()")
+            if self._running is not None:
+                raise OptionError("the consumer was started already; expected one listener for each consumer")
+            running = Running(self._port, self.settings, self._subscriptions, listener, *self._make)
+            running.begin()
+            self._running = running
+
+    def run(self, listener: Listener) -> None:
+        """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return."""
+        with _signals(self._over):
+            self.start(listener)
+            self._over.wait()
+        self.stop()
+
+    def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage]:
+        """Leave the group, and return the messages that a listener still had after ``timeout_s`` seconds.
+
+        Listeners that were called come to their end, offsets are stored, other members get the queues. What was not
+        finished is delivered again, to whoever has its queue then; so are the messages of a listener that calls this itself. A
+        second call waits for the first.
+        """
+        if os.getpid() != self._pid:
+            return []
+        with self._lock:
+            first, self._closed = not self._closed, True
+            running = self._running
+        self._over.set()
+        if not first:
+            self._ended.wait(timeout_s)
+            return []
+        try:
+            return [] if running is None else running.end(Deadline.after(timeout_s))
+        finally:
+            self._ended.set()
+
+    def close(self) -> list[ReceivedMessage]:
+        """As ``stop`` with its usual timeout."""
+        return self.stop()
+
+    def stats(self) -> dict[str, int | None]:
+        """What it did since its start and has now.
+
+        ``consumed``, ``failed`` (each attempt counts) and ``sent_back`` are messages; so are ``cached``, pulled and not
+        finished, and ``lag``, how far the group is behind the ends of the queues here: None while one is not known.
+        ``rebalances`` is how often the queues of a topic changed.
+        """
+        running = self._running
+        return asdict(Stats() if running is None else running.held.stats())
+
+    def _changed(self) -> None:
+        if self._running is not None:
+            self._running.rebalancing.wake()
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this consumer belongs to process {self._pid}, from which this one was forked",
+                remedy="Make a consumer in this process",
+            )
+        if self._closed:
+            raise ClosedError("the consumer was stopped")
+
+
+@contextmanager
+def _signals(over: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM end a ``run``; only the main thread may be told of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        over.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,167 @@
+"""Pulls of a ``PullConsumer``: made when they are due, handed over when they are answered, waited for by a poll.
+
+Answers come on the threads of connections, which take them and make the next pulls, so that messages are fetched while
+others are worked on. All that is decided is in ``assigned``, under one lock, and acted on outside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+from rocketmq_spark.clock import Clock, Deadline
+from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.errors import BrokerBusy, ClosedError, OffsetError, RocketMQError
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+
+class Polls:
+    """The queues of one consumer. Thread-safe."""
+
+    def __init__(self, member: GroupMember, settings: PullConsumerSettings, clock: Clock) -> None:
+        self._member = member
+        self._settings = settings
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._assigned = Assigned(settings.max_waiting)
+        self._error: RocketMQError | None = None
+        self._woken = False
+        self.filters: Mapping[str, Filter] = {}
+        self.closed = False
+
+    # --- queues and positions, as in ``Assigned``
+
+    def queues(self) -> list[MessageQueue]:
+        with self._changed:
+            return self._assigned.queues
+
+    def assign(self, starts: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, int]:
+        with self._changed:
+            left = self._assigned.assign(starts)
+        self._pull()
+        return left
+
+    def pause(self, queues: Iterable[MessageQueue], paused: bool) -> None:
+        with self._changed:
+            wanted = [self._checked(queue) for queue in queues]
+            self._assigned.pause(wanted, paused)
+        self._pull()
+
+    def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
+        """Go on where ``offset_of`` says, which may ask a broker; in all queues if none is named."""
+        with self._changed:
+            wanted = [self._checked(queue) for queue in queues] or self._assigned.queues
+        offsets = {queue: offset_of(queue) for queue in wanted}
+        with self._changed:
+            for queue, offset in offsets.items():
+                self._assigned.seek(self._checked(queue), offset)
+        self._pull()
+
+    def finish(self) -> dict[MessageQueue, int]:
+        """All that was given is finished; gives what is to be committed of that."""
+        with self._changed:
+            self._assigned.finish()
+            return self._assigned.to_commit()
+
+    def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+        with self._changed:
+            self._assigned.committed(offsets)
+
+    def put_back(self, parts: Iterable[Part]) -> None:
+        with self._changed:
+            self._assigned.put_back(parts)
+
+    def close(self) -> dict[MessageQueue, int]:
+        """No more pulls; gives what is finished and not committed, the first time."""
+        with self._changed:
+            left = {} if self.closed else self._assigned.to_commit()
+            self.closed = True
+            self._changed.notify_all()
+        return left
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the consumer is closed")
+
+    def _checked(self, queue: MessageQueue) -> MessageQueue:
+        self.check_open()
+        if queue not in self._assigned:
+            raise OffsetError("the queue is not assigned", queue=str(queue), remedy="Assign it first")
+        return queue
+
+    # --- messages
+
+    def wake(self) -> None:
+        """Have the one who waits now, or waits next, come back with what there is."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def wait(self, deadline: Deadline, most: int) -> list[Part]:
+        """What is there, or comes before ``deadline``; nothing when it is over or somebody called ``wake`` or ``close``.
+
+        Raises the error of a pull that is not to be tried again.
+        """
+        while True:
+            self._pull()
+            with self._changed:
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                if parts := self._assigned.take(most):
+                    break
+                if self.closed or self._woken or deadline.expired:
+                    self._woken = False
+                    return []
+                now, left_s = self._clock.now(), deadline.remaining()
+                retry = self._assigned.next_retry(now)
+                self._changed.wait(left_s if retry is None else min(left_s, retry - now))
+        self._pull()  # the next ones come while these are worked on
+        return parts
+
+    def _pull(self) -> None:
+        """Make the pulls that are due."""
+        with self._changed:
+            asks = [] if self.closed else self._assigned.due(self._clock.now())
+        for ask in asks:
+            request = PullRequest(
+                self._settings.group,
+                ask.queue,
+                ask.offset,
+                self._settings.pull_batch_size,
+                self.filters.get(ask.queue.topic, NO_FILTER),
+                post_filter=True,
+                suspend_s=self._settings.suspend_s,
+                broker_id=ask.broker_id,
+                decoded=False,
+            )
+            deadline = Deadline.after(self._settings.pull_timeout_s)
+            self._member.pull(request, deadline, functools.partial(self._answered, ask))
+
+    def _answered(self, ask: Ask, answer: PullAnswer | RocketMQError) -> None:
+        with self._changed:
+            if isinstance(answer, RocketMQError):
+                self._failed(ask, answer)
+            elif (
+                self._assigned.told(ask, answer, self.filters.get(ask.queue.topic, NO_FILTER))
+                and answer.status is PullStatus.OFFSET_ILLEGAL
+            ):
+                logger.warning("%s has no offset %d: it is read on at %d", ask.queue, ask.offset, answer.next_offset)
+            self._changed.notify_all()
+        if not isinstance(answer, RocketMQError):
+            self._pull()
+
+    def _failed(self, ask: Ask, error: RocketMQError) -> None:
+        pause_s = self._settings.busy_retry_s if isinstance(error, BrokerBusy) else self._settings.retry_s
+        if not self._assigned.failed(ask, self._clock.now() + pause_s) or self.closed:
+            return
+        if error.retriable:
+            logger.info("the pull of %s at %d is tried again: %s", ask.queue, ask.offset, error)
+        else:
+            self._error = error

@@ -1,0 +1,72 @@
+"""Offsets of a group's queues as a ``PullConsumer`` asks for and stores them, each question within a request's time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import Questions, start_offset
+from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+
+class Positions:
+    """Asks a member of the group. Raises what a question raises."""
+
+    def __init__(self, member: GroupMember, settings: PullConsumerSettings) -> None:
+        self._member = member
+        self._settings = settings
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        return self._member.queues(topic, self.soon())
+
+    def start(self, queue: MessageQueue) -> int:
+        """Where a queue begins that is new here."""
+        self.queues(queue.topic)  # so that its broker is known
+        ask = Questions(
+            stored=lambda: self._member.committed(self._settings.group, queue, self.soon()),
+            max_offset=lambda: self.bounds(queue).max_offset,
+            search=lambda epoch_ms: self.at_time(queue, epoch_ms),
+        )
+        return start_offset(queue, self._settings.consume_from, ask)
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds:
+        return self._member.bounds(queue, self.soon())
+
+    def at_time(self, queue: MessageQueue, epoch_ms: int) -> int:
+        """The first offset stored at or after a time, the end where all are older."""
+        return self.bounds(queue).clamp(self._member.search_offset(queue, epoch_ms, self.soon()))
+
+    def checked(self, queue: MessageQueue, offset: int) -> int:
+        """``offset``, if the queue has it or ends there."""
+        bounds = self.bounds(queue)
+        if bounds.clamp(offset) != offset:
+            raise OffsetError(
+                f"offset {offset} is sought; expected one from {bounds.min_offset} to {bounds.max_offset}",
+                topic=queue.topic,
+                queue=str(queue),
+                remedy="Seek the beginning or the end instead",
+            )
+        return offset
+
+    def stored(self, queue: MessageQueue) -> int | None:
+        """The group's offset, None where it has none."""
+        self.queues(queue.topic)
+        return self._member.committed(self._settings.group, queue, self.soon(), young_at_zero=False)
+
+    def store(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
+        """Commit; what fails is logged and given."""
+        if not offsets:
+            return {}
+        failed = self._member.commit(self._settings.group, offsets, self.soon())
+        for queue, error in failed.items():
+            logger.warning("offset %d of %s was not committed: %s", offsets[queue], queue, error)
+        return failed
+
+    def soon(self) -> Deadline:
+        return Deadline.after(self._settings.request_timeout_s)

@@ -1,0 +1,144 @@
+"""The pulls of one member, each queue's next one made of the answer to the one before: Java's ``PullMessageService``.
+
+One thread has all queues; it never waits, neither for an answer nor for listeners. A queue has one pull at a time: it is
+begun once, when a rebalance adds the queue, and ends when the queue is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer import flow
+from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MASTER_ID, Filter, MessageQueue, PullAnswer, PullRequest, ReceivedMessage
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.timer import Timer
+
+logger = logging.getLogger(__name__)
+
+
+class Consuming(Protocol):
+    """Who hands messages to the listener."""
+
+    def ready(self, queue: ProcessQueue) -> bool:
+        """Whether the queue may be pulled: an orderly consumer must have its lock."""
+
+    def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """These were pulled and lie in ``queue``. Must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """What is wanted of a topic, and since when."""
+
+    filter: Filter
+    version_ms: int
+
+
+class Pulling:
+    """``subscribed`` tells what is wanted of a topic at this moment; ``repair`` gives up a queue whose offset was wrong."""
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        held: Held,
+        timer: Timer,
+        subscribed: Callable[[str], Subscribed | None],
+        repair: Callable[[ProcessQueue, int], None],
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._held = held
+        self._timer = timer
+        self._subscribed = subscribed
+        self._repair = repair
+        self._replicas: dict[MessageQueue, int] = {}
+        self.consuming: Consuming | None = None
+
+    def begin(self, queue: ProcessQueue, offset: int, in_s: float = flow.FIRST_PULL_S) -> None:
+        """Pull ``queue`` from ``offset`` on, until it is dropped."""
+        self._timer.later(in_s, partial(self._pull, queue, offset))
+
+    def close(self) -> None:
+        """No more pulls; answers that come now are thrown away."""
+        self._timer.close()
+
+    def _pull(self, queue: ProcessQueue, offset: int) -> None:
+        if queue.dropped:
+            return
+        queue.last_pull_ms = self._timer.now_ms()
+        wait_s = self._wait_s(queue)
+        wanted = self._subscribed(queue.queue.topic)
+        if wait_s or wanted is None:
+            self.begin(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
+            return
+        request = self._request(queue.queue, offset, wanted)
+        self._port.pull(request, Deadline.after(flow.TIMEOUT_S), lambda answer: self._came(queue, offset, answer))
+
+    def _wait_s(self, queue: ProcessQueue) -> float:
+        """How long the queue is not to be pulled; 0 if it is."""
+        with self._held.lock:
+            why = flow.full(queue, self._held.thresholds_of(queue.queue.topic))
+        if why:
+            logger.debug("%s is not pulled now: %s", queue.queue, why)
+            return flow.FULL_S
+        if self.consuming is None or not self.consuming.ready(queue):
+            return self._settings.pull_delay_on_error_s
+        return 0.0
+
+    def _request(self, queue: MessageQueue, offset: int, wanted: Subscribed) -> PullRequest:
+        finished = self._held.offsets.get(queue) if self._settings.clustering else None
+        return PullRequest(
+            group=self._settings.group,
+            queue=queue,
+            offset=offset,
+            count=self._settings.pull_batch_size,
+            filter=wanted.filter,
+            post_filter=self._settings.post_subscription_when_pull,
+            version_ms=wanted.version_ms,
+            suspend_s=flow.SUSPEND_S,
+            commit_offset=finished or None,
+            broker_id=self._replicas.get(queue, MASTER_ID),
+            max_bytes=self._settings.pull_batch_size_in_bytes,
+        )
+
+    def _came(self, queue: ProcessQueue, offset: int, answer: PullAnswer | RocketMQError) -> None:
+        """On the thread that reads answers: to the pull thread with it."""
+        self._timer.later(0, partial(self._landed, queue, offset, answer))
+
+    def _landed(self, queue: ProcessQueue, offset: int, answer: PullAnswer | RocketMQError) -> None:
+        if queue.dropped:
+            return
+        if isinstance(answer, RocketMQError):
+            logger.info("a pull of %s at %d failed: %s", queue.queue, offset, answer)
+        else:
+            self._replicas[queue.queue] = answer.broker_id
+        then = flow.after(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
+        if then.repair is not None:
+            logger.warning("offset %d of %s is not to be had; it goes on at %d", offset, queue.queue, then.repair)
+            self._repair(queue, then.repair)
+            return
+        self._note(queue, answer, then)
+        if then.messages and self.consuming is not None:
+            self.consuming.submit(queue, then.messages)
+        if then.pause_s:
+            self.begin(queue, then.offset, then.pause_s)
+        else:
+            self._pull(queue, then.offset)
+
+    def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: flow.Next) -> None:
+        with self._held.lock:
+            if isinstance(answer, PullAnswer):
+                self._held.ends[queue.queue] = answer.max_offset
+            queue.put(then.messages)
+            if then.finished is not None and not queue.count:
+                self._held.finished(queue, then.finished)

@@ -1,0 +1,168 @@
+"""When a member rebalances, and how: the questions, the decision, the deeds. Mirrors ``RebalanceService``.
+
+It has a thread of its own, so that a broker that hangs holds up neither pulls nor listeners nor the storing of offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer import rebalance
+from rocketmq_spark.consumer.flow import divided
+from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.ownership import Ownership
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.timer import Timer
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 3.0
+REFUSED_S = 0.5  # until the next run when a lock was refused, or a listener did not let go
+
+T = TypeVar("T")
+
+
+class Rebalancing:
+    """Runs rebalances on ``timer``, which is for nothing else."""
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        held: Held,
+        subscriptions: Subscriptions,
+        ownership: Ownership,
+        timer: Timer,
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._held = held
+        self._subscriptions = subscriptions
+        self._ownership = ownership
+        self._timer = timer
+        self._lock = threading.Lock()
+        self._due_ms = math.inf
+        self._last_ms = -math.inf
+        self._closed = False
+
+    def wake(self, in_s: float = 0.0) -> None:
+        """Rebalance in ``in_s``, unless a run is due before; never more often than once a second."""
+        with self._lock:
+            if self._closed:
+                return
+            now_ms = self._timer.now_ms()
+            due_ms = max(now_ms + 1000 * in_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
+            if due_ms >= self._due_ms:
+                return
+            self._due_ms = due_ms
+            self._timer.later((due_ms - now_ms) / 1000, partial(self._turn, due_ms))
+
+    def close(self) -> None:
+        """No more runs."""
+        with self._lock:
+            self._closed = True
+        self._timer.close()
+
+    def repair(self, queue: ProcessQueue, offset: int) -> None:
+        """Put an illegal offset right, on this thread (``Pulling`` must not wait)."""
+        self._soon(partial(self._ownership.repair, queue, offset))
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on at ``offsets``."""
+        self._soon(partial(self._ownership.reset, dict(offsets)))
+
+    def run(self) -> bool:
+        """One run over all topics; whether this member now has its part of each."""
+        topics = self._subscriptions.all()
+        self._ownership.drop(rebalance.strangers(self._known(), topics.keys()))
+        balanced, changed = True, False
+        for topic in topics:
+            try:
+                fine, moved = self._topic(topic)
+            except Exception:  # of one topic; the others must not suffer
+                logger.exception("topic %s could not be rebalanced", topic)
+                fine, moved = False, False
+            balanced &= fine
+            changed |= moved
+        if changed:
+            self._subscriptions.touch()
+            self._port.heartbeat(Deadline.after(TIMEOUT_S))
+        return balanced
+
+    def _turn(self, due_ms: float) -> None:
+        with self._lock:
+            if due_ms != self._due_ms or self._closed:
+                return
+            self._due_ms, self._last_ms = math.inf, self._timer.now_ms()
+        balanced = False
+        try:
+            balanced = self.run()
+        finally:
+            self.wake(rebalance.wait_s(balanced))
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        def done() -> None:
+            try:
+                work()
+            finally:
+                self.wake()
+
+        self._timer.later(0, done)
+
+    def _topic(self, topic: str) -> tuple[bool, bool]:
+        """Whether the topic is as it should be, and whether anything moved."""
+        share = self._share(topic)
+        if share.problem is not None:
+            logger.warning("queues of %s stay where they are: the strategy says %r", topic, share.problem)
+        found = rebalance.change(self._known(), topic, share, self._timer.now_ms())
+        let_go = self._ownership.drop(found.drop)
+        added, refused = self._ownership.add(found.add)
+        if not let_go or refused:
+            self.wake(REFUSED_S)
+        if found.drop or added:
+            self._moved(topic, found.drop, added)
+        return rebalance.is_balanced(self._known(), topic, share), bool(found.drop or added)
+
+    def _share(self, topic: str) -> rebalance.Share:
+        deadline = Deadline.after(TIMEOUT_S)
+        queues = self._asked(topic, "queues", lambda: self._port.queues(topic, deadline))
+        if not self._settings.clustering:
+            return rebalance.broadcasting_share(queues)
+        if queues is None:
+            return rebalance.KEPT
+        members = self._asked(topic, "members", lambda: self._port.members(self._settings.group, topic, deadline))
+        return rebalance.clustering_share(self._settings.allocate, self._port.client_id, queues, members)
+
+    def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
+        try:
+            return ask()
+        except RocketMQError as e:
+            logger.info("%s of %s are not known, its queues stay where they are: %s", what, topic, e)
+            return None
+
+    def _known(self) -> dict[MessageQueue, ProcessQueue]:
+        with self._held.lock:
+            return dict(self._held.queues)
+
+    def _moved(self, topic: str, dropped: Sequence[MessageQueue], added: Sequence[MessageQueue]) -> None:
+        with self._held.lock:
+            count = sum(queue.topic == topic for queue in self._held.queues)
+            self._held.counts["rebalances"] += 1
+            settings = self._settings
+            self._held.thresholds[topic] = divided(
+                settings.thresholds, settings.topic_count, settings.topic_bytes, count
+            )
+        logger.info(
+            "group %s, topic %s: %d queues gone, %d new, %d now", settings.group, topic, len(dropped), len(added), count
+        )

@@ -1,0 +1,128 @@
+"""The settings of one consumer; defaults and ranges are those of ``DefaultMQPushConsumer``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.levels import MAX_RECONSUME_TIMES, ORDERLY_MAX_RECONSUME_TIMES
+from rocketmq_spark.consumer.rebalance import Allocate
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options
+from rocketmq_spark.queues.allocation import allocate
+from rocketmq_spark.wire.names import group_problem
+
+_Range = tuple[str, float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConsumerSettings:
+    """What a consumer is told once. ``max_tries`` None: 16 repetitions of a failed message, endless ones where ``ordered``.
+
+    ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic instead of each queue. ``offsets_folder`` is
+    where a broadcasting member keeps its offsets.
+    """
+
+    group: str
+    clustering: bool = True
+    ordered: bool = False
+    auto_commit: bool = True
+    consume_from: ConsumeFrom = field(default_factory=ConsumeFrom)
+    allocate: Allocate = field(default=partial(allocate, "averagely"))
+    threads: int = 20
+    consume_batch_max_size: int = 1
+    pull_batch_size: int = 32
+    pull_batch_size_in_bytes: int = 256 * 1024
+    pull_interval_s: float = 0.0
+    pull_delay_on_error_s: float = 1.0
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    topic_count: int | None = None
+    topic_bytes: int | None = None
+    max_tries: int | None = None
+    suspend_time_s: float = 1.0
+    consume_timeout_s: float = 900.0
+    persist_interval_s: float = 5.0
+    post_subscription_when_pull: bool = False
+    heartbeat_s: float = 30.0
+    offsets_folder: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
+
+    @classmethod
+    def of(cls, options: Options) -> ConsumerSettings:
+        """Those of a consumer with these options."""
+        where = options.consume_from_where
+        folder = options.local_offsets_dir
+        return cls(
+            group=options.group,
+            clustering=options.model == "clustering",
+            ordered=options.ordered,
+            auto_commit=options.auto_commit,
+            consume_from=ConsumeFrom(Where.TIMESTAMP, where)
+            if isinstance(where, int)
+            else ConsumeFrom(Where[where.upper()]),
+            allocate=_allocation(options),
+            threads=options.consume_thread_min,
+            consume_batch_max_size=options.consume_message_batch_max_size,
+            pull_batch_size=options.pull_batch_size,
+            pull_batch_size_in_bytes=options.pull_batch_size_in_bytes,
+            pull_interval_s=options.pull_interval,
+            pull_delay_on_error_s=options.pull_time_delay_when_exception,
+            thresholds=Thresholds(
+                options.pull_threshold_for_queue,
+                options.pull_threshold_size_for_queue,
+                None if options.ordered else options.consume_concurrently_max_span,
+            ),
+            topic_count=options.pull_threshold_for_topic,
+            topic_bytes=options.pull_threshold_size_for_topic,
+            max_tries=options.max_reconsume_times,
+            suspend_time_s=options.suspend_current_queue_time,
+            consume_timeout_s=options.consume_timeout,
+            persist_interval_s=options.persist_consumer_offset_interval,
+            post_subscription_when_pull=options.post_subscription_when_pull,
+            offsets_folder=Path(folder).expanduser() if folder else Path.home() / ".rocketmq_offsets",
+        )
+
+    @property
+    def max_reconsume_times(self) -> int:
+        """How often a failed message comes again before it is a dead letter."""
+        if self.max_tries is not None:
+            return self.max_tries
+        return ORDERLY_MAX_RECONSUME_TIMES if self.ordered else MAX_RECONSUME_TIMES
+
+    def __post_init__(self) -> None:
+        problem = group_problem(self.group)
+        problems = (
+            [f"option 'group' is {self.group!r}; expected the name of a consumer group ({problem})"] if problem else []
+        )
+        problems += [
+            f"option {name!r} is {value!r}; expected {low:g} to {high:g}"
+            for name, value, low, high in self._ranges()
+            if not low <= value <= high
+        ]
+        if problems:
+            raise OptionError.of(problems)
+
+    def _ranges(self) -> Sequence[_Range]:
+        return (
+            ("consumeThreadMin", self.threads, 1, 1000),
+            ("consumeMessageBatchMaxSize", self.consume_batch_max_size, 1, 1024),
+            ("pullBatchSize", self.pull_batch_size, 1, 1024),
+            ("pullInterval", self.pull_interval_s, 0, 65.535),
+        )
+
+
+def _allocation(options: Options) -> Allocate:
+    """The strategy of the options, with what it needs of them."""
+    strategy, rooms = options.allocation_strategy, options.machine_rooms
+    if isinstance(strategy, str) and strategy.lower() in ("machineroomnearby", "environment"):
+        raise OptionError(
+            f"option 'allocationStrategy' is {strategy!r}, which does not know the members of a group; expected module:callable, "
+            "or one of averagely, averagelyByCircle, consistentHash, config, machineRoom"
+        )
+    config: dict[str, Any] = {"allocationConfig": options.allocation_config, "machineRooms": rooms or None}
+    known = {name: value for name, value in config.items() if value is not None}
+    return partial(allocate, strategy, **known)

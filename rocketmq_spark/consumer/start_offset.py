@@ -1,0 +1,71 @@
+"""Where a queue is read from when it becomes ours.
+
+Mirrors ``RebalancePushImpl.computePullFromWhereWithException``. A group's stored offset decides; the mode of the consumer is
+asked only where there is none. A question that failed is no answer: it raises, and the queue is tried again later. (Up to
+4.9.8 Java took every error for "none" and jumped to the end.)
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocketmq_spark.codes import RETRY_PREFIX
+from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.model import MessageQueue
+
+
+class Where(enum.Enum):
+    """Java's ``ConsumeFromWhere``, without the names that mean the same."""
+
+    LATEST = "CONSUME_FROM_LAST_OFFSET"
+    EARLIEST = "CONSUME_FROM_FIRST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeFrom:
+    """The mode; of ``TIMESTAMP`` also the epoch ms."""
+
+    where: Where = Where.LATEST
+    timestamp_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What may have to be asked of the queue's broker. Each raises ``RocketMQError`` when it has no answer.
+
+    ``stored`` gives None where the broker says for sure that the group has no offset.
+    """
+
+    stored: Callable[[], int | None]
+    max_offset: Callable[[], int]
+    search: Callable[[int], int]
+
+
+def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: Questions) -> int:
+    """The first offset to pull, never below zero. Raises what a question raises.
+
+    A retry topic starts at 0 in every mode: all of it failed in this group, so none of it is old news. Java asks for its
+    end by ``CONSUME_FROM_TIMESTAMP``, and loses what was sent back before a member had the queue.
+    """
+    stored = ask.stored()
+    if stored is not None:
+        return _checked(queue, "stored", stored)
+    if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is Where.EARLIEST:
+        return 0  # too small is put right by the first pull
+    if consume_from.where is Where.LATEST:
+        return _checked(queue, "maximum", ask.max_offset())
+    return _checked(queue, f"time {consume_from.timestamp_ms}", ask.search(consume_from.timestamp_ms))
+
+
+def _checked(queue: MessageQueue, what: str, offset: int) -> int:
+    if offset < 0:
+        raise OffsetError(
+            f"the offset of {what} is {offset}; expected one of at least 0",
+            topic=queue.topic,
+            queue=str(queue),
+            remedy="The queue is tried again at the next rebalance; see the broker's log",
+        )
+    return offset

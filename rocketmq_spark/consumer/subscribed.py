@@ -1,0 +1,117 @@
+"""Topics that a ``PullConsumer`` shares with the other members of its group: which queues are its own now.
+
+It joins the group with its first topic. Brokers' word that members changed makes the next look due at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+
+from rocketmq_spark.clock import Clock, Deadline
+from rocketmq_spark.consumer.positions import Positions
+from rocketmq_spark.consumer.rebalance import Share, clustering_share, wait_s
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.membership import Answer, MembersChanged, Membership, OffsetsAsked, Question
+from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.queues.allocation import allocate
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 30.0
+
+
+class Subscribed:
+    """The group's other side. ``wake`` is called on a thread of the client when there is something to do."""
+
+    def __init__(
+        self, member: GroupMember, group: str, positions: Positions, clock: Clock, wake: Callable[[], None]
+    ) -> None:
+        self._member = member
+        self._group = group
+        self._positions = positions
+        self._clock = clock
+        self._wake = wake
+        self._filters: dict[str, Filter] = {}
+        self._version_ms = 0
+        self._leave: Callable[[Deadline], None] | None = None
+        self._due_at = 0.0
+        self.balanced = False
+
+    @property
+    def topics(self) -> Collection[str]:
+        return self._filters.keys()
+
+    def filter_of(self, topic: str) -> Filter | None:
+        return self._filters.get(topic)
+
+    def set(self, topic: str, wanted: Filter | None) -> None:
+        """Subscribe, or not any more; brokers hear of it at once."""
+        self._filters = {name: one for name, one in self._filters.items() if name != topic}
+        if wanted is not None:
+            self._positions.queues(topic)  # a topic that is not there is told now
+            self._filters = {**self._filters, topic: wanted}
+        self._version_ms = time.time_ns() // 1_000_000
+        if self._leave is None:
+            self._leave = self._member.join(self._group, self._membership, self._asked, HEARTBEAT_S)
+        self._member.heartbeat(self._positions.soon())
+        self._due_at = 0.0
+
+    def _membership(self) -> Membership:
+        return Membership(self._filters, self._version_ms, "CONSUME_ACTIVELY")
+
+    def _asked(self, address: str, question: Question) -> Answer | None:
+        if isinstance(question, MembersChanged):
+            self._due_at = 0.0
+            self._wake()
+        return {} if isinstance(question, OffsetsAsked) else None
+
+    def wait_s(self) -> float:
+        """Until the next look."""
+        return max(0.0, self._due_at - self._clock.now())
+
+    def look(self, owned: Collection[MessageQueue]) -> dict[MessageQueue, int | None]:
+        """The queues that are this member's now: None for those that it owns already, otherwise where they begin.
+
+        What cannot be found out changes nothing; a queue without a start is left for the next look, in a second.
+        """
+        self.balanced = True
+        self._due_at = self._clock.now() + wait_s(
+            True
+        )  # before anything is asked: a change that is told meanwhile counts
+        found: dict[MessageQueue, int | None] = {}
+        for topic in self._filters:
+            share = self._share(topic)
+            mine = {queue for queue in owned if queue.topic == topic}
+            for queue in sorted(mine if share.queues is None else share.queues):
+                try:
+                    found[queue] = None if queue in mine else self._positions.start(queue)
+                except RocketMQError as e:
+                    self.balanced = False
+                    logger.warning("%s is ours, but where it begins is not known yet: %s", queue, e)
+        if not self.balanced:
+            self._due_at = min(self._due_at, self._clock.now() + wait_s(False))
+        return found
+
+    def _share(self, topic: str) -> Share:
+        try:
+            queues = self._positions.queues(topic)
+            members = self._member.members(self._group, topic, self._positions.soon())
+        except RocketMQError as e:
+            logger.warning("the queues of %s stay as they are: %s", topic, e)
+            self.balanced = False
+            return Share(None)
+        share = clustering_share(partial(allocate, "averagely"), self._member.client_id, queues, members)
+        if share.problem is not None or not members:
+            self.balanced = False
+            logger.warning("the queues of %s stay as they are: %s", topic, share.problem or "no member is known yet")
+        return share
+
+    def leave(self) -> None:
+        """Tell brokers, so that the others take over."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave(self._positions.soon())

@@ -1,0 +1,129 @@
+"""The servers of one running cluster and what they are to each other: who starts after whom, and when one is up."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import config, loopback, servers
+from rocketmq_spark.localbroker.process import Program, Server
+from rocketmq_spark.localbroker.registration import Registration
+from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
+from rocketmq_spark.localbroker.site import Site
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Make:
+    """What servers are made of: the jars of all and of a proxy, and lines, heap and flags of brokers."""
+
+    jars: tuple[Path, ...]
+    proxy_jars: tuple[Path, ...]
+    conf: Mapping[str, object]
+    heap_mb: int
+    jvm: tuple[str, ...]
+
+
+class Members:
+    """Servers by name on a site. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
+
+    def __init__(self, site: Site, make: Make, name_servers: Sequence[str], specs: Sequence[BrokerSpec]) -> None:
+        self.site = site
+        self._make = make
+        self._name_servers = name_servers
+        self._specs = specs
+        self._registration: Registration | None = None
+
+    @property
+    def registration(self) -> Registration:
+        if self._registration is None:
+            raise LocalBrokerError("The name servers are not up yet", remedy="Wait for start() to return")
+        return self._registration
+
+    @property
+    def name_server(self) -> str:
+        return ";".join(self.server(name).address for name in self._name_servers)
+
+    def server(self, name: str) -> Server:
+        known = self.site.servers
+        if name not in known:
+            raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(sorted(known))}")
+        return known[name]
+
+    def bring_up_all(self, deadline: Deadline, with_proxy: bool) -> None:
+        """Name servers, masters, slaves, proxy."""
+        site = self.site
+        started = [
+            site.bring_up(
+                name,
+                (0,),
+                functools.partial(servers.name_server, site.data, self._make.jars, name),
+                self._readiness(None),
+                deadline,
+            )
+            for name in self._name_servers
+        ]
+        self._registration = Registration(started, self._make.conf)
+        with ThreadPoolExecutor(len(self._specs)) as pool:
+            # A slave that registers before its master learns only ten seconds later where that is.
+            for is_slave in (False, True):
+                specs = [spec for spec in self._specs if (spec.broker_id > 0) is is_slave]
+                list(pool.map(lambda spec: self.bring_up(spec, deadline), specs))
+        if with_proxy:
+            site.bring_up(
+                PROXY,
+                loopback.PROXY_PORTS,
+                lambda port: servers.proxy(site.data, self._make.proxy_jars, port, self.name_server),
+                self._readiness(None),
+                deadline,
+            )
+
+    def bring_up(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
+        """Start a broker or slave for the first time; returns when the name servers show it."""
+        lines = {**self._make.conf, **(conf or {})}
+
+        def make(port: int) -> Program:
+            program = servers.broker(self.site.data, self._make.jars, spec, port, self.name_server, lines)
+            return dataclasses.replace(program, heap_mb=self._make.heap_mb, flags=(*program.flags, *self._make.jvm))
+
+        self.site.bring_up(spec.name, loopback.BROKER_PORTS, make, self._readiness(spec), deadline)
+
+    def restart(self, name: str, conf: Mapping[str, object], deadline: Deadline) -> None:
+        """Start a server again, killed before if it runs, with changed lines of its broker.conf."""
+        server = self.server(name)
+        server.kill()
+        if conf:
+            path = server.program.home / "broker.conf"
+            path.write_text(config.with_lines(path.read_text(), conf), encoding="utf-8")
+        spec = next((s for s in self._specs if s.name == name), None)
+        if spec is not None and (asked := self._running_name_server()):
+            # Else the registration from before the kill would pass for the new one.
+            asked.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
+        self.site.restart(server, self._readiness(spec), deadline)
+        if name in self._name_servers:
+            self._await_registrations(deadline)
+
+    def close(self, keep: bool) -> None:
+        if self._registration is not None:
+            self._registration.close()
+        self.site.close(keep)
+
+    def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
+        """How to see that a server is up: a broker registers only after its store and its ports are open."""
+        if spec is None or self._running_name_server() is None:
+            return lambda server: "success" in server.printed() and all(map(loopback.accepts, server.program.ports))
+        return functools.partial(self.registration.shows_or_nudges, spec)
+
+    def _running_name_server(self) -> Server | None:
+        return next((server for name in self._name_servers if (server := self.server(name)).pid is not None), None)
+
+    def _await_registrations(self, deadline: Deadline) -> None:
+        """A new name server knows nobody; brokers would tell it within ten seconds."""
+        for spec in self._specs:
+            server = self.server(spec.name)
+            if server.pid is not None:
+                server.wait_until(functools.partial(self._readiness(spec), server), deadline)

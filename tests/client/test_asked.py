@@ -1,0 +1,116 @@
+"""What brokers ask of a consumer: each command is a question, each answer a command, and names lose their namespace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.client.asked import Questions, own, told
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import RemoteProtocolError
+from rocketmq_spark.membership import (
+    Answer,
+    ConsumeDirectly,
+    DirectOutcome,
+    DirectResult,
+    InfoAsked,
+    MembersChanged,
+    Membership,
+    OffsetsAsked,
+    Question,
+    QueueInfo,
+    ResetOffsets,
+    RunningInfo,
+)
+from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.loose_json import read_json
+from rocketmq_spark.wire.messages import decode_messages
+from tests.harness import store
+
+QUEUE = MessageQueue("t", "b", 1)
+ON_WIRE = {"brokerName": "b", "queueId": 1, "topic": "ns%t"}
+STORED = store("%RETRY%ns%g", b"body", "RETRY_TOPIC\x01ns%t\x02", queue_offset=3)
+INFO = RunningInfo(Membership({"t": Filter("a")}), 5, queues={QUEUE: QueueInfo()})
+
+
+def ask(code: Request, answer: Answer | None, body: bytes = b"", **ext: Any) -> tuple[Question, Command | None]:
+    asked: list[tuple[str, Question]] = []
+
+    def worker(address: str, question: Question) -> Answer | None:
+        asked.append((address, question))
+        return answer
+
+    with_names = {"topic": "ns%t", "group": "ns%g", "consumerGroup": "ns%g", "clientId": "me", **ext}
+    reply = Questions(Calls(Pool(Dialling()), namespace="ns"), "g", worker)("a:1", Command(code, with_names, body))
+    ((address, question),) = asked
+    assert address == "a:1"
+    return question, reply
+
+
+def test_changed_members_are_told_and_nothing_is_answered() -> None:
+    assert ask(Request.NOTIFY_CONSUMER_IDS_CHANGED, None) == (MembersChanged(), None)
+
+
+def test_offsets_are_reset_to() -> None:
+    body = b'{"offsetTable":{%b:17}}' % json.dumps(ON_WIRE).encode()
+    question, reply = ask(Request.RESET_CONSUMER_CLIENT_OFFSET, None, body)
+    assert (question, reply) == (ResetOffsets("t", {QUEUE: 17}), None)
+
+
+def test_offsets_are_told() -> None:
+    question, reply = ask(Request.GET_CONSUMER_STATUS_FROM_CLIENT, {QUEUE: 17})
+    assert question == OffsetsAsked("t")
+    assert reply is not None
+    assert reply.code == Response.SUCCESS
+    assert read_json(reply.body) == {"messageQueueTable": {tuple(ON_WIRE.items()): 17}}
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+def test_a_member_tells_how_it_is(stacks: bool) -> None:
+    question, reply = ask(Request.GET_CONSUMER_RUNNING_INFO, INFO, jstackEnable=str(stacks).lower())
+    assert question == InfoAsked(stacks)
+    assert reply is not None
+    answer = read_json(reply.body)
+    assert list(answer["mqTable"]) == [tuple(ON_WIRE.items())]
+    assert answer["subscriptionSet"][0]["topic"] == "ns%t"
+
+
+def test_a_message_is_consumed_directly() -> None:
+    question, reply = ask(
+        Request.CONSUME_MESSAGE_DIRECTLY, DirectResult(DirectOutcome.SUCCESS, 1), STORED, brokerName="b"
+    )
+    assert isinstance(question, ConsumeDirectly)
+    assert (question.message.topic, question.message.queue.topic) == ("t", "%RETRY%g")
+    assert (question.message.broker_name, question.message.body) == ("b", b"body")
+    assert reply is not None
+    assert json.loads(bytes(reply.body))["consumeResult"] == "CR_SUCCESS"
+
+
+def test_a_question_without_its_message_is_an_error() -> None:
+    with pytest.raises(RemoteProtocolError, match="0 messages"):
+        ask(Request.CONSUME_MESSAGE_DIRECTLY, None)
+
+
+def test_what_is_not_known_is_refused() -> None:
+    questions = Questions(Calls(Pool(Dialling())), "g", lambda address, question: pytest.fail("asked"))
+    assert questions("a:1", Command(Request.PULL_MESSAGE)) is None
+
+
+def test_subscriptions_are_told_by_tags_or_as_they_are() -> None:
+    made = told(
+        "g", Membership({"t": Filter("a || b"), "u": Filter("x > 1", "SQL92")}, 7, message_model="BROADCASTING")
+    )
+    assert (made.group, made.version_ms, made.message_model) == ("g", 7, "BROADCASTING")
+    assert made.subscriptions["t"].tags == ("a", "b")
+    assert (made.subscriptions["u"].sub_string, made.subscriptions["u"].codes) == ("x > 1", ())
+    assert made.expression_types == {"t": "TAG", "u": "SQL92"}
+
+
+def test_a_message_without_a_namespace_stays_as_it_is() -> None:
+    (message,) = decode_messages(store("t", b"x"), "b")
+    assert own(message, "") is message

@@ -1,0 +1,197 @@
+"""Pulls of members: what goes out, to which replica, and what each answer means."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.long_polls import LongPolls, command_of, replica, wanted_of
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, RocketMQError
+from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from tests.client.conftest import Parts
+from tests.harness import store
+from tests.mockbroker import WAIT_S, Held, MockBroker, ok, refuse
+
+QUEUE = MessageQueue("t", "broker-a", 1)
+REQUEST = PullRequest("g", QUEUE, 5, count=32, version_ms=9, suspend_s=15.0)
+BOUNDS = {"nextBeginOffset": 9, "minOffset": 2, "maxOffset": 20, "suggestWhichBrokerId": 1}
+# "Aa" and "BB" have one hash, so that a broker lets both through.
+SAME_HASH = b"".join(
+    store("t", tag.encode(), f"TAGS\x01{tag}\x02", 1, offset) for offset, tag in ((5, "Aa"), (6, "BB"), (8, "Aa"))
+)
+
+
+class Told:
+    """Gets the outcome of one pull."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[PullAnswer | RocketMQError] = []
+        self._there = threading.Event()
+
+    def __call__(self, outcome: PullAnswer | RocketMQError) -> None:
+        self.outcomes.append(outcome)
+        self._there.set()
+
+    @property
+    def one(self) -> PullAnswer | RocketMQError:
+        assert self._there.wait(WAIT_S)
+        (outcome,) = self.outcomes
+        return outcome
+
+
+def pull(parts: Parts, request: PullRequest = REQUEST, seconds: float = 5.0) -> Any:
+    parts.routes.get("t")
+    told = Told()
+    parts.member.pull(request, Deadline.after(seconds), told)
+    return told.one
+
+
+def test_1_28_a_pull_asks_for_32_messages_and_waits_15_seconds(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    answer = pull(parts)
+    (asked,) = broker.seen(Request.PULL_MESSAGE)
+    assert asked.ext == {
+        "consumerGroup": "g", "topic": "t", "queueId": "1", "queueOffset": "5", "maxMsgNums": "32", "sysFlag": "2",
+        "commitOffset": "0", "suspendTimeoutMillis": "15000", "subVersion": "9", "expressionType": "TAG",
+        "bname": "broker-a",
+    }  # fmt: skip
+    assert (answer.status, answer.next_offset, answer.min_offset, answer.max_offset) == (PullStatus.FOUND, 9, 2, 20)
+    assert answer.broker_id == 1
+    assert [(m.queue, m.queue_offset, m.body) for m in answer.messages] == [
+        (QUEUE, 5, b"Aa"), (QUEUE, 6, b"BB"), (QUEUE, 8, b"Aa"),
+    ]  # fmt: skip
+
+
+def test_tags_with_an_equal_hash_are_told_apart(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    answer = pull(parts, replace(REQUEST, filter=Filter("Aa"), post_filter=True))
+    (asked,) = broker.seen(Request.PULL_MESSAGE)
+    assert (asked.ext["subscription"], asked.ext["sysFlag"]) == ("Aa", "6")
+    assert [m.queue_offset for m in answer.messages] == [5, 8]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (Response.PULL_NOT_FOUND, PullStatus.NO_NEW_MSG),
+        (Response.PULL_RETRY_IMMEDIATELY, PullStatus.NO_MATCHED_MSG),
+        (Response.PULL_OFFSET_MOVED, PullStatus.OFFSET_ILLEGAL),
+    ],
+)
+def test_an_answer_without_messages_says_where_to_go_on(
+    broker: MockBroker, parts: Parts, code: int, status: PullStatus
+) -> None:
+    broker.on(Request.PULL_MESSAGE, refuse(code, **BOUNDS))
+    assert pull(parts) == PullAnswer(status, 9, 2, 20, broker_id=1)
+
+
+def test_any_other_answer_is_an_error(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.PULL_MESSAGE, refuse(Response.FLOW_CONTROL, "slowly"))
+    error = pull(parts)
+    assert isinstance(error, BrokerBusy)
+    assert error.queue == str(QUEUE)
+
+
+def test_a_broker_that_says_nothing_is_an_error_in_time(broker: MockBroker, parts: Parts) -> None:
+    held = Held()
+    broker.on(Request.PULL_MESSAGE, held)
+    assert isinstance(pull(parts, seconds=0.2), CallTimeout)
+
+
+def test_a_broker_that_is_gone_is_an_error(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    broker.refuse_connections()
+    broker.drop()
+    told = Told()
+    parts.member.pull(REQUEST, Deadline.after(2.0), told)
+    assert isinstance(told.one, ConnectionLost)
+
+
+def test_a_broker_that_nobody_knows_is_an_error(parts: Parts) -> None:
+    assert isinstance(pull(parts, replace(REQUEST, queue=MessageQueue("t", "nobody", 0))), BrokerNotFound)
+
+
+def test_messages_may_stay_as_they_are(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    answer = pull(parts, replace(REQUEST, filter=Filter("Aa"), decoded=False))
+    assert bytes(answer.stored) == SAME_HASH
+    assert answer.messages == ()
+    assert [m.queue_offset for m in answer.read()] == [5, 8]
+
+
+@pytest.mark.parametrize(
+    ("commit", "to_master", "flag", "sent"), [(7, True, 3, 7), (7, False, 2, 0), (None, True, 2, 0)]
+)
+def test_1_26_1_27_an_offset_comes_along_to_a_master_only(
+    commit: int | None, to_master: bool, flag: int, sent: int
+) -> None:
+    command = command_of(replace(REQUEST, commit_offset=commit), Calls(Pool(Dialling())), to_master)
+    assert (command.ext["sysFlag"], command.ext["commitOffset"]) == (str(flag), str(sent))
+
+
+def test_what_does_not_wait_says_so() -> None:
+    command = command_of(replace(REQUEST, suspend_s=0.0, max_bytes=1000), Calls(Pool(Dialling()), namespace="ns"), True)
+    assert (command.ext["sysFlag"], command.ext["suspendTimeoutMillis"], command.ext["maxMsgBytes"]) == (
+        "0",
+        "0",
+        "1000",
+    )
+    assert (command.ext["topic"], command.ext["consumerGroup"]) == ("ns%t", "ns%g")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "wanted", "asked"),
+    [
+        ({0: "m", 1: "s", 2: "u"}, 0, (0, "m")),
+        ({0: "m", 1: "s", 2: "u"}, 1, (1, "s")),
+        ({0: "m", 2: "u"}, 1, (2, "u")),
+        ({0: "m"}, 1, (0, "m")),
+        ({2: "u"}, 0, (2, "u")),
+    ],
+)
+def test_the_replica_to_ask(addresses: dict[int, str], wanted: int, asked: tuple[int, str]) -> None:
+    assert replica(BrokerData("b", "c", addresses), wanted) == asked
+
+
+def test_a_message_of_a_retry_topic_belongs_to_its_first_topic() -> None:
+    queue = MessageQueue("%RETRY%g", "broker-a", 0)
+    stored = store("%RETRY%ns%g", b"x", "RETRY_TOPIC\x01ns%t\x02", queue_offset=5, reconsumed=2)
+    (message,) = wanted_of(replace(REQUEST, queue=queue), stored, "ns")
+    assert (message.topic, message.queue, message.reconsume_times) == ("t", queue, 2)
+
+
+@given(st.binary(max_size=200), st.integers(0, 3), st.sampled_from(["*", "Aa"]))
+def test_whatever_is_stored_nothing_is_swallowed_and_nobody_is_stopped(junk: bytes, at: int, tags: str) -> None:
+    """Of whole messages with junk between them none is lost, and offsets never go back to before what was asked for."""
+    good = [store("t", b"%d" % i, "TAGS\x01Aa\x02", 1, 5 + i) for i in range(3)]
+    stored = b"".join([*good[:at], junk, *good[at:]])
+    found = list(wanted_of(replace(REQUEST, filter=Filter(tags)), stored, ""))
+    whole = [m.body for m in found if m.decode_error is None]
+    assert whole[:at] == [b"%d" % i for i in range(at)]
+    assert any(m.decode_error for m in found) == bool(junk)
+    assert all(m.queue == QUEUE for m in found)
+    assert all(m.queue_offset >= 0 for m in found)
+
+
+def test_a_connection_is_made_aside_and_nobody_is_held_up(broker: MockBroker, parts: Parts) -> None:
+    """Who asks goes on at once, also where nothing is connected yet."""
+    held = Held()
+    broker.on(Request.PULL_MESSAGE, held)
+    parts.routes.get("t")
+    polls = LongPolls(parts.calls, parts.routes)
+    outcomes = [Told(), Told()]
+    for told in outcomes:
+        polls.pull(REQUEST, Deadline.after(5.0), told)
+    assert not any(told.outcomes for told in outcomes)
+    for call in held.wait(2):
+        call.answer(refuse(Response.PULL_NOT_FOUND, **BOUNDS))
+    assert all(isinstance(told.one, PullAnswer) for told in outcomes)

@@ -1,0 +1,225 @@
+"""A member of a consumer group: what it tells and asks brokers, scripted and real."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.client.member import RemotingMember
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import BrokerError, ConnectionLost, LocalProtocolError, RouteNotFound
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.membership import Answer, MembersChanged, Membership, Question
+from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, SendRequest
+from rocketmq_spark.wire.header import Command
+from tests.client.conftest import Parts
+from tests.client.test_long_polls import Told
+from tests.mockbroker import NO_ROUTE, WAIT_S, MockBroker, eventually, offsets, ok, refuse, route
+
+QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
+
+
+def nothing(address: str, question: Question) -> None:
+    raise AssertionError(f"{question} was not expected")
+
+
+def test_queues_are_sorted_and_the_same_object_while_nothing_changes(broker: MockBroker, parts: Parts) -> None:
+    found = parts.member.queues("t", parts.soon)
+    assert list(found) == QUEUES
+    assert parts.member.queues("t", parts.soon, refresh=True) is found
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(3, {"broker-a": broker.address}))
+    assert len(parts.member.queues("t", parts.soon, refresh=True)) == 3
+
+
+def test_without_a_name_server_queues_are_what_they_were(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = parts.member.queues("t", parts.soon)
+    broker.refuse_connections()
+    broker.drop()
+    monkeypatch.setattr("rocketmq_spark.client.member.ROUTE_AGE_S", 0.0)
+    assert parts.member.queues("t", parts.soon) is found
+    with pytest.raises(ConnectionLost):
+        parts.member.queues("t", parts.soon, refresh=True)
+
+
+def test_a_topic_that_is_not_there(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    with pytest.raises(RouteNotFound):
+        parts.member.queues("t", parts.soon)
+
+
+def test_4_7_ids_come_from_a_random_broker_of_the_topic(broker: MockBroker, parts: Parts) -> None:
+    ids = ok(json.dumps({"consumerIdList": ["b", "a"]}).encode())
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, ids)
+    with MockBroker({Request.GET_CONSUMER_LIST_BY_GROUP: ids}) as other:
+        both = {"broker-a": broker.address, "broker-b": other.address}
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, both))
+        member = RemotingMember(parts.questions, parts.routes, parts.instance, parts.sender, random.Random(3))
+        for _ in range(20):
+            assert member.members("g", "t", parts.soon) == ["a", "b"]
+        asked = [len(one.seen(Request.GET_CONSUMER_LIST_BY_GROUP)) for one in (broker, other)]
+        assert sum(asked) == 20
+        assert min(asked) > 0
+        assert broker.seen(Request.GET_CONSUMER_LIST_BY_GROUP)[0].ext["consumerGroup"] == "g"
+
+
+def test_what_a_group_wants_as_its_broker_heard_it(broker: MockBroker) -> None:
+    """Under the user's names; what a broker of another version leaves out is what it means by that."""
+    table = {"ns%t": {"subString": "a > 1", "expressionType": "SQL92"}, "%RETRY%ns%g": {"subString": "*"}, "ns%u": {}}
+    broker.on(Request.GET_CONSUMER_CONNECTION_LIST, ok(json.dumps({"subscriptionTable": table}).encode()))
+    tenant = Parts(broker.address, namespace="ns")
+    found = tenant.member.filters("g", "t", tenant.soon)
+    assert found == {"t": Filter("a > 1", "SQL92"), "%RETRY%g": Filter("*"), "u": Filter("*")}
+    assert broker.seen(Request.GET_CONSUMER_CONNECTION_LIST)[0].ext["consumerGroup"] == "ns%g"
+    tenant.close()
+
+
+def test_4_25_only_a_broker_that_says_so_has_no_offset(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    broker.on(
+        Request.QUERY_CONSUMER_OFFSET,
+        [ok(offset=7), refuse(Response.QUERY_NOT_FOUND), refuse(Response.SYSTEM_ERROR), refuse(Response.SYSTEM_BUSY)],
+    )
+    assert parts.member.committed("g", QUEUES[0], parts.soon) == 7
+    assert parts.member.committed("g", QUEUES[0], parts.soon, young_at_zero=False) is None
+    for _ in range(2):
+        with pytest.raises(BrokerError):
+            parts.member.committed("g", QUEUES[0], parts.soon)
+    first, second, *_ = broker.seen(Request.QUERY_CONSUMER_OFFSET)
+    assert "setZeroIfNotFound" not in first.ext
+    assert second.ext["setZeroIfNotFound"] == "false"
+
+
+def test_bounds_and_offsets_by_time(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    broker.on(Request.GET_MIN_OFFSET, offsets({1: 3}))
+    broker.on(Request.GET_MAX_OFFSET, offsets({1: 9}))
+    broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, offsets({1: 5}))
+    assert parts.member.bounds(QUEUES[1], parts.soon) == QueueBounds(3, 9, 0)
+    assert parts.member.search_offset(QUEUES[1], 1234, parts.soon) == 5
+    assert broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)[0].ext["timestamp"] == "1234"
+
+
+def slave_only(slave: str) -> Command:
+    body = {
+        "brokerDatas": [{"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"1": slave}}],
+        "queueDatas": [{"brokerName": "broker-a", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}],
+    }
+    return ok(json.dumps(body).encode())
+
+
+def test_1_9_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker({Request.UPDATE_CONSUMER_OFFSET: ok(), Request.QUERY_CONSUMER_OFFSET: ok(offset=8)}) as slave:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
+        parts.routes.get("t")
+        assert parts.member.commit("g", dict.fromkeys(QUEUES, 8), parts.soon) == {}
+        assert [c.ext["commitOffset"] for c in slave.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["8", "8"]
+        assert parts.member.committed("g", QUEUES[0], parts.soon) == 8
+
+
+def test_locks_are_asked_of_each_broker_and_one_that_fails_is_alone(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker() as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
+        granted = {"lockOKMQSet": [{"topic": "t", "brokerName": "broker-a", "queueId": 1}]}
+        broker.on(Request.LOCK_BATCH_MQ, ok(json.dumps(granted).encode()))
+        broker.on(Request.UNLOCK_BATCH_MQ, ok())
+        queues = parts.member.queues("t", parts.soon)
+        assert parts.member.lock("g", queues, parts.soon) == {QUEUES[1]}
+        (asked,) = broker.seen(Request.LOCK_BATCH_MQ)
+        body = json.loads(bytes(asked.body))
+        assert (body["clientId"], body["consumerGroup"]) == (parts.member.client_id, "g")
+        assert [item["queueId"] for item in body["mqSet"]] == [0, 1]
+        parts.member.unlock("g", queues, parts.soon)
+        assert len(broker.seen(Request.UNLOCK_BATCH_MQ)) == len(other.seen(Request.UNLOCK_BATCH_MQ)) == 1
+
+
+def join(
+    parts: Parts, group: str, topic: str = "t", asked: Callable[[str, Question], Answer | None] = nothing
+) -> Callable[[Deadline], None]:
+    return parts.member.join(group, lambda: Membership({topic: Filter("a")}, version_ms=3), asked, 0.0)
+
+
+def test_1_6_a_heartbeat_tells_the_subscriptions(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.HEART_BEAT, ok())
+    broker.on(Request.UNREGISTER_CLIENT, ok())
+    parts.routes.get("t")
+    leave = join(parts, "g")
+    with pytest.raises(LocalProtocolError, match="'g'"):
+        join(parts, "g")
+    parts.member.heartbeat(parts.soon)
+    (beat,) = broker.seen(Request.HEART_BEAT)
+    (told,) = json.loads(bytes(beat.body))["consumerDataSet"]
+    assert (told["groupName"], told["consumeType"], told["messageModel"]) == ("g", "CONSUME_PASSIVELY", "CLUSTERING")
+    assert told["subscriptionDataSet"][0]["tagsSet"] == ["a"]
+    leave(parts.soon)
+    assert broker.seen(Request.UNREGISTER_CLIENT)[0].ext["consumerGroup"] == "g"
+
+
+def test_what_a_broker_asks_gets_to_the_group(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.HEART_BEAT, ok())
+    parts.routes.get("t")
+    asked = threading.Event()
+    questions: list[Question] = []
+
+    def worker(address: str, question: Question) -> Answer | None:
+        questions.append(question)
+        asked.set()
+        return {QUEUES[0]: 4} if not isinstance(question, MembersChanged) else None
+
+    join(parts, "g", asked=worker)
+    parts.member.heartbeat(parts.soon)
+    broker.ask(Command(Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}))
+    assert asked.wait(WAIT_S)
+    broker.ask(Command(Request.GET_CONSUMER_STATUS_FROM_CLIENT, {"group": "g", "topic": "t"}, opaque=7))
+    broker.wait_for(lambda: any(reply.opaque == 7 for reply in broker.replies))
+    (reply,) = (reply for reply in broker.replies if reply.opaque == 7)
+    assert b'"queueId":0' in bytes(reply.body)
+    assert questions[0] == MembersChanged()
+
+
+# --- a real broker
+
+
+def test_a_member_of_a_real_group(real: Parts, broker_cluster: LocalBroker, make_topic: Callable[..., str]) -> None:
+    """Joins, is seen, pulls what comes while it waits, commits, sends back, gets it again, and locks."""
+    topic = make_topic(queues=1)
+    group = f"g-{topic}"
+    member, soon = real.member, Deadline.after(30.0)
+    (queue,) = member.queues(topic, soon)
+    subscriptions = {topic: Filter("*"), f"%RETRY%{group}": Filter("*")}
+    leave = member.join(group, lambda: Membership(subscriptions, version_ms=1), lambda address, question: None, 30.0)
+    member.heartbeat(soon)
+    assert member.members(group, topic, soon) == [member.client_id]
+    assert member.filters(group, topic, soon) == subscriptions
+    waiting = Told()
+    member.pull(PullRequest(group, queue, 0, version_ms=1), soon, waiting)
+    real.sender.send(queue, SendRequest("p", b"hello", "TAGS\x01a\x02"), soon)
+    answer = waiting.one
+    assert isinstance(answer, PullAnswer)
+    assert (answer.status, answer.next_offset) == (PullStatus.FOUND, 1)
+    (message,) = answer.messages
+    assert (message.queue, message.body, message.tags) == (queue, b"hello", "a")
+    assert member.commit(group, {queue: 1}, soon) == {}
+    assert member.committed(group, queue, soon) == 1
+    assert member.bounds(queue, soon) == QueueBounds(0, 1, 0)
+    assert member.lock(group, [queue], soon) == {queue}
+    member.unlock(group, [queue], soon)
+    member.send_back(group, message, 1, 16, soon)
+    retry = f"%RETRY%{group}"
+    eventually(lambda: bool(member.queues(retry, soon, refresh=True)))
+    again = Told()
+    (retry_queue,) = member.queues(retry, soon)
+    member.pull(PullRequest(group, retry_queue, 0, version_ms=1), soon, again)
+    answer = again.one
+    assert isinstance(answer, PullAnswer)
+    (message,) = answer.messages
+    assert (message.topic, message.queue, message.reconsume_times) == (topic, retry_queue, 1)
+    leave(soon)
+    with pytest.raises(BrokerError):
+        member.members(group, topic, soon)

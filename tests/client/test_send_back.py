@@ -1,0 +1,93 @@
+"""Messages that are given back: by their broker, or as a copy with the properties that the broker would have written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark.client.send_back import copy_of
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import DecodeError, NotFound, RocketMQError
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.wire.compression import decompress
+from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.properties import decode_properties
+from tests.client.conftest import Parts
+from tests.harness import store
+from tests.mockbroker import MockBroker, ok, refuse, route
+
+
+def message(body: bytes = b"x", text: str = "UNIQ_KEY\x01ID\x02TAGS\x01a\x02", times: int = 0) -> ReceivedMessage:
+    (found,) = decode_messages(store("t", body, text, 1, 5, 77, 9, reconsumed=times), "broker-a")
+    return found
+
+
+def test_1_20_a_broker_is_asked_to_move_a_message(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    broker.on(Request.CONSUMER_SEND_MSG_BACK, [ok(), refuse(Response.QUERY_NOT_FOUND, "gone")])
+    parts.member.send_back("g", message(), -1, 16, parts.soon)
+    (asked,) = broker.seen(Request.CONSUMER_SEND_MSG_BACK)
+    assert asked.ext == {
+        "offset": "77", "group": "g", "delayLevel": "-1", "originMsgId": "ID", "originTopic": "t", "unitMode": "false",
+        "maxReconsumeTimes": "16", "bname": "broker-a",
+    }  # fmt: skip
+    with pytest.raises(NotFound, match="gone"):
+        parts.member.send_back("g", message(), 0, 16, parts.soon)
+
+
+def test_1_21_a_copy_says_what_the_broker_would_have_said() -> None:
+    request = copy_of("g", message(times=2), 16, lambda name: f"ns%{name}", 33)
+    assert (request.body, request.sys_flag, request.flag) == (b"x", 0, 9)
+    assert (request.born_timestamp_ms, request.group, request.reconsume_times, request.max_reconsume_times) == (
+        33,
+        "CLIENT_INNER_PRODUCER",
+        3,
+        16,
+    )
+    assert decode_properties(request.properties) == {
+        "UNIQ_KEY": "ID", "TAGS": "a", "ORIGIN_MESSAGE_ID": "ID", "RETRY_TOPIC": "ns%t", "RECONSUME_TIME": "3",
+        "MAX_RECONSUME_TIMES": "16", "DELAY": "5",
+    }  # fmt: skip
+
+
+def test_a_copy_of_a_copy_names_the_first_one_and_is_no_transaction() -> None:
+    again = message(text="UNIQ_KEY\x01ID\x02ORIGIN_MESSAGE_ID\x01FIRST\x02TRAN_MSG\x01true\x02")
+    properties = decode_properties(copy_of("g", again, 16, str, 33).properties)
+    assert properties["ORIGIN_MESSAGE_ID"] == "FIRST"
+    assert "TRAN_MSG" not in properties
+
+
+def test_a_large_copy_is_compressed() -> None:
+    request = copy_of("g", message(b"y" * 5000), 16, str, 33)
+    assert len(request.body) < 5000
+    assert decompress(request.body, request.sys_flag) == b"y" * 5000
+
+
+def test_what_cannot_be_decoded_is_not_copied() -> None:
+    with pytest.raises(DecodeError, match="no magic"):
+        copy_of("g", replace(message(), decode_error="no magic"), 16, str, 33)
+
+
+def test_a_copy_goes_to_the_retry_topic_and_another_broker_is_tried(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker() as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": other.address}))
+        other.on(Request.SEND_MESSAGE_V2, refuse(Response.SERVICE_NOT_AVAILABLE, "full"))
+        broker.on(Request.SEND_MESSAGE_V2, ok(msgId="X", queueId=0, queueOffset=1))
+        parts.member.send_to_retry("g", message(), 16, parts.soon)
+        assert len(other.seen(Request.SEND_MESSAGE_V2)) == 1  # not where the message lies, and nothing works, first
+        (sent,) = broker.seen(Request.SEND_MESSAGE_V2)
+        assert sent.ext["b"] == "%RETRY%g"
+        assert json.loads(sent.ext["j"]) == 1
+
+
+def test_a_copy_that_nobody_takes_is_an_error(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.SEND_MESSAGE_V2, refuse(Response.SERVICE_NOT_AVAILABLE, "full"))
+    with pytest.raises(RocketMQError, match="full"):
+        parts.member.send_to_retry("g", message(), 16, parts.soon)
+    assert len(broker.seen(Request.SEND_MESSAGE_V2)) == 3
+
+
+def test_the_queue_of_a_message_is_where_it_lies() -> None:
+    assert message().queue == MessageQueue("t", "broker-a", 1)

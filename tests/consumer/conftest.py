@@ -1,0 +1,3 @@
+from tests.consumer.group import group
+
+__all__ = ["group"]

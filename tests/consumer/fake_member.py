@@ -1,0 +1,129 @@
+"""A group's member over queues in memory: pulls wait until there is something, as long polls do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.assigned import Part
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.membership import Asked, Membership
+from rocketmq_spark.model import (
+    MessageQueue,
+    PullAnswer,
+    PullRequest,
+    PullStatus,
+    QueueBounds,
+    ReceivedMessage,
+)
+
+Done = Callable[[PullAnswer | RocketMQError], None]
+
+
+def message(queue: MessageQueue, offset: int) -> ReceivedMessage:
+    return ReceivedMessage(
+        queue.topic, queue, offset, 0, str(offset).encode(), {}, 0, 0, 0, 0, "", "", 0, 0, 0, f"{queue}@{offset}"
+    )
+
+
+def bodies(messages: Iterable[ReceivedMessage]) -> list[int]:
+    return [int(one.body) for one in messages]
+
+
+class FakeMember:
+    """``ports.GroupMember``, without sending back and locks. A queue has the offsets ``[low, high)``."""
+
+    client_id = "me"
+
+    def __init__(self, queues: Sequence[MessageQueue], high: int = 0) -> None:
+        self.low = dict.fromkeys(queues, 0)
+        self.high = dict.fromkeys(queues, high)
+        self.stored: dict[MessageQueue, int] = {}
+        self.commits: list[dict[MessageQueue, int]] = []
+        self.ids = ["me"]
+        self.errors: list[RocketMQError] = []
+        self.refused: dict[MessageQueue, RocketMQError] = {}
+        self.unknown: dict[MessageQueue, RocketMQError] = {}
+        self.waiting: list[tuple[PullRequest, Done]] = []
+        self.pulls: list[PullRequest] = []
+        self.memberships: list[Membership] = []
+        self.asked: Asked | None = None
+        self._membership: Callable[[], Membership] | None = None
+
+    def add(self, queue: MessageQueue, count: int = 1) -> None:
+        """Messages come, and pulls that wait are answered."""
+        self.high[queue] += count
+        waiting, self.waiting = self.waiting, []
+        for request, done in waiting:
+            self._answer(request, done)
+
+    def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
+        self.pulls.append(request)
+        if self.errors:
+            done(self.errors.pop(0))
+        else:
+            self._answer(request, done)
+
+    def _answer(self, request: PullRequest, done: Done) -> None:
+        queue, at = request.queue, request.offset
+        low, high = self.low[queue], self.high[queue]
+        end = min(at + request.count, high)
+        if not low <= at <= high:
+            done(PullAnswer(PullStatus.OFFSET_ILLEGAL, min(max(at, low), high), low, high))
+        elif at == high:
+            self.waiting.append((request, done))
+        else:
+            found = [message(queue, offset) for offset in range(at, end)]
+            done(PullAnswer(PullStatus.FOUND, end, low, high, read=lambda: found))
+
+    def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        return sorted(queue for queue in self.high if queue.topic == topic)
+
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+        if queue in self.unknown:
+            raise self.unknown[queue]
+        return self.stored.get(queue)
+
+    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
+        return QueueBounds(self.low[queue], self.high[queue], 0)
+
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+        """Message n was stored in the n-th millisecond."""
+        return epoch_ms
+
+    def commit(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
+    ) -> dict[MessageQueue, RocketMQError]:
+        done = {queue: offset for queue, offset in offsets.items() if queue not in self.refused}
+        self.commits.append(done)
+        self.stored.update(done)
+        return {queue: error for queue, error in self.refused.items() if queue in offsets}
+
+    def join(
+        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+    ) -> Callable[[Deadline], None]:
+        self._membership, self.asked = membership, asked
+
+        def leave(deadline: Deadline) -> None:
+            self._membership = None
+
+        return leave
+
+    @property
+    def joined(self) -> bool:
+        return self._membership is not None
+
+    def heartbeat(self, deadline: Deadline) -> None:
+        assert self._membership is not None
+        self.memberships.append(self._membership())
+
+    def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
+        return list(self.ids)
+
+
+class Rows:
+    """In place of a record batch."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.messages = [one for part in parts for one in part.answer.read()]
+        self.num_rows = len(self.messages)

@@ -1,0 +1,321 @@
+"""Brokers of one group in memory, and time that the test moves: what a member asks is answered as brokers would.
+
+``FakeBrokers`` keeps topics, offsets, locks and members; each member of the group has a ``FakeMember``, which is its
+``ports.GroupMember``. Pulls that find nothing wait until something comes or their time is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import RETRY_PREFIX
+from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.levels import delay_s, is_dead, retry_level
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.workers import Work, Workers
+from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.membership import Asked, MembersChanged, Membership
+from rocketmq_spark.model import (
+    Filter,
+    MessageQueue,
+    PullAnswer,
+    PullRequest,
+    PullStatus,
+    QueueBounds,
+    ReceivedMessage,
+)
+from tests.consumer.messages import message
+from tests.producer.scripted import ManualTimer, Time
+from tests.queues import qs
+
+GROUP = "g"
+RETRY = RETRY_PREFIX + GROUP
+
+Done = Callable[[PullAnswer | RocketMQError], None]
+
+
+class ManualWorkers(Workers):
+    """Work is done when time moves, each on its own: no threads."""
+
+    def __init__(self, time: Time) -> None:
+        super().__init__("manual", 0)
+        self.timer = ManualTimer(time)
+        self.held = False  # as if every thread were busy
+        self.waiting: list[Work] = []
+        self.unfinished = False
+
+    def submit(self, work: Work) -> None:
+        self.timer.later(0, lambda: self.waiting.append(work) if self.held else work())
+
+    def let_go(self) -> None:
+        """All threads are free again."""
+        self.held = False
+        for work in self.waiting:
+            self.timer.later(0, work)
+        self.waiting.clear()
+
+    def close(self, deadline: Deadline) -> bool:
+        self.timer.close()
+        return not self.unfinished
+
+
+@dataclass
+class Lying:
+    """A queue at its broker: messages by offset, what is gone below ``first``."""
+
+    messages: list[ReceivedMessage] = field(default_factory=list)
+    first: int = 0
+
+
+class FakeBrokers:
+    """All brokers, and the name server."""
+
+    def __init__(self, time: Time, topics: Mapping[str, str]) -> None:
+        self.time = time
+        self.heard: Membership | None = None  # of the member that spoke last
+        self.timer = ManualTimer(time)
+        self.topics = {topic: qs(queues, topic) for topic, queues in topics.items()}
+        self.queues: defaultdict[MessageQueue, Lying] = defaultdict(Lying)
+        self.offsets: dict[MessageQueue, int] = {}
+        self.locks: dict[MessageQueue, str] = {}
+        self.members: dict[str, FakeMember] = {}
+        self.dead: list[ReceivedMessage] = []
+        self.failing: dict[str, RocketMQError] = {}  # by verb, or verb and broker name
+        self.parked: list[tuple[PullRequest, Done]] = []
+        self.random = random.Random(1)
+
+    def send(self, queue: MessageQueue, *bodies: bytes, times: int = 0, topic: str | None = None) -> None:
+        lying = self.queues[queue]
+        for body in bodies:
+            offset = lying.first + len(lying.messages)
+            lying.messages.append(message(offset, body, queue, times, topic))
+        for request, done in [entry for entry in self.parked if entry[0].queue == queue]:
+            self.parked.remove((request, done))
+            done(self.answer(request))
+
+    def delayed(self, found: ReceivedMessage, level: int) -> None:
+        """To the retry topic at its time, or to the dead letters."""
+        if is_dead(found.reconsume_times, 16, level):
+            self.dead.append(found)
+            return
+        self.topics.setdefault(RETRY, qs("a:0", RETRY))
+        wait_s = delay_s(retry_level(found.reconsume_times, level))
+        queue = self.topics[RETRY][0]
+        self.timer.later(
+            wait_s, lambda: self.send(queue, found.body, times=found.reconsume_times + 1, topic=found.topic)
+        )
+
+    def answer(self, request: PullRequest) -> PullAnswer:
+        lying = self.queues[request.queue]
+        end = lying.first + len(lying.messages)
+        if not lying.first <= request.offset <= end:
+            right = lying.first if request.offset < lying.first else end
+            return PullAnswer(PullStatus.OFFSET_ILLEGAL, right, lying.first, end)
+        at = request.offset - lying.first
+        found = lying.messages[at : at + request.count]
+        status = PullStatus.FOUND if found else PullStatus.NO_NEW_MSG
+        return PullAnswer(status, request.offset + len(found), lying.first, end, found)
+
+    def told(self, gone: bool = False) -> None:
+        """A member came or went: the others are told."""
+        for member in list(self.members.values()):
+            if member.asked is not None:
+                member.asked("a:1", MembersChanged())
+
+
+class FakeMember:
+    """Implements ``ports.GroupMember`` for one client id."""
+
+    def __init__(self, brokers: FakeBrokers, client_id: str) -> None:
+        self.brokers = brokers
+        self.client_id = client_id
+        self.asked: Asked | None = None
+        self.membership: Callable[[], Membership] | None = None
+        self.calls: list[tuple[str, Any]] = []
+        self.begun: Counter[MessageQueue] = Counter()  # how often a queue became this member's
+        self.pulls: Counter[tuple[MessageQueue, int]] = Counter()  # under way
+
+    def _call(self, verb: str, what: Any, broker: str = "") -> None:
+        self.calls.append((verb, what))
+        for key in (verb, f"{verb} {broker}"):
+            if key in self.brokers.failing:
+                raise self.brokers.failing[key]
+
+    def seen(self, verb: str) -> list[Any]:
+        return [what for name, what in self.calls if name == verb]
+
+    def join(
+        self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
+    ) -> Callable[[Deadline], None]:
+        if self.asked is not None:
+            raise LocalProtocolError(f"consumer group {group!r} has a member in this process already")
+        self._call("join", group)
+        self.asked, self.membership = asked, membership
+
+        def leave(deadline: Deadline) -> None:
+            self._call("leave", group)
+            self.brokers.members.pop(self.client_id, None)
+            self.asked = None
+            self.brokers.told()
+
+        return leave
+
+    def heartbeat(self, deadline: Deadline) -> None:
+        self._call("heartbeat", self.membership and self.membership())
+        self.brokers.heard = self.membership() if self.membership else None
+        if self.client_id not in self.brokers.members:
+            self.brokers.members[self.client_id] = self
+            self.brokers.told()
+
+    def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        self._call("queues", topic)
+        if topic not in self.brokers.topics:
+            raise RouteNotFound("no such topic", topic=topic)
+        return self.brokers.topics[topic]
+
+    def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
+        self._call("members", topic)
+        return self.brokers.random.sample(sorted(self.brokers.members), len(self.brokers.members))
+
+    def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
+        self._call("filters", topic)
+        return dict(self.brokers.heard.subscriptions) if self.brokers.heard else {}
+
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+        self.begun[queue] += 1
+        self._call("committed", queue, queue.broker_name)
+        return self.brokers.offsets.get(queue)
+
+    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
+        self._call("bounds", queue, queue.broker_name)
+        lying = self.brokers.queues[queue]
+        return QueueBounds(lying.first, lying.first + len(lying.messages), 0)
+
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+        self._call("search", (queue, epoch_ms), queue.broker_name)
+        return min(epoch_ms, self.bounds(queue, deadline).max_offset)
+
+    def commit(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
+    ) -> dict[MessageQueue, RocketMQError]:
+        self.calls.append(("commit", dict(offsets)))
+        assert min(offsets.values(), default=0) >= 0
+        failing = self.brokers.failing
+        errors = {q: failing[k] for q in offsets for k in ("commit", f"commit {q.broker_name}") if k in failing}
+        self.brokers.offsets |= {queue: offset for queue, offset in offsets.items() if queue not in errors}
+        return errors
+
+    def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
+        self.calls.append(("pull", request))
+        queue = request.queue
+        one = queue, self.begun[queue]
+        self.pulls[one] += 1
+        assert self.pulls[one] == 1, "1-14: one pull of a queue at a time"
+        assert request.offset >= (request.commit_offset or 0), "1-29"
+
+        def once(answer: PullAnswer | RocketMQError) -> None:
+            self.pulls[one] -= 1
+            done(answer)
+
+        if request.commit_offset is not None:
+            self.brokers.offsets[queue] = request.commit_offset
+        error = self.brokers.failing.get("pull") or self.brokers.failing.get(f"pull {queue.broker_name}")
+        if error is not None:
+            once(error)
+            return
+        answer = self.brokers.answer(request)
+        if answer.status is not PullStatus.NO_NEW_MSG:
+            once(answer)
+            return
+        entry = (request, once)
+        self.brokers.parked.append(entry)
+        self.brokers.timer.later(request.suspend_s, lambda: self._over(entry))
+
+    def _over(self, entry: tuple[PullRequest, Done]) -> None:
+        if entry in self.brokers.parked:
+            self.brokers.parked.remove(entry)
+            entry[1](self.brokers.answer(entry[0]))
+
+    def send_back(
+        self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
+    ) -> None:
+        self._call("send_back", (message.body, delay_level, max_reconsume_times), message.broker_name)
+        self.brokers.delayed(message, delay_level)
+
+    def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
+        self._call("send_to_retry", message.body)
+        self.brokers.delayed(replace(message), 0)
+
+    def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
+        self._call("lock", list(queues))
+        return {queue for queue in queues if self.brokers.locks.setdefault(queue, self.client_id) == self.client_id}
+
+    def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
+        self._call("unlock", list(queues))
+        for queue in queues:
+            if self.brokers.locks.get(queue) == self.client_id:
+                del self.brokers.locks[queue]
+
+
+class GroupBench:
+    """Members of one group on brokers in memory; topic T has two queues on each of two brokers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time = Time()
+        monkeypatch.setattr("rocketmq_spark.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
+        self.brokers = FakeBrokers(self.time, {"T": "a:0-1 b:0-1"})
+        self.workers: list[ManualWorkers] = []
+        self.counts: list[int] = []  # how many threads each wanted
+        self.got: list[tuple[str, bytes, int]] = []  # who, what, how often it had come before
+        self.consumers: list[Consumer] = []
+        self.numbers = itertools.count(1)
+
+    def consumer(self, name: str | None = None, **settings: Any) -> tuple[Consumer, FakeMember]:
+        port = FakeMember(self.brokers, name or f"m{next(self.numbers)}")
+        made = Consumer(
+            port, ConsumerSettings(**{"group": GROUP, **settings}), lambda _: ManualTimer(self.time), self._workers
+        )
+        self.consumers.append(made)
+        return made, port
+
+    def start(self, listener: Callable[..., Any] | None = None, **how: Any) -> tuple[Consumer, FakeMember]:
+        """A consumer of T that runs; its listener notes what it gets and then does what ``listener`` does."""
+        made, port = self.consumer(**how)
+        made.subscribe("T")
+
+        def noting(messages: Sequence[ReceivedMessage], context: Any) -> Any:
+            self.got += [(port.client_id, each.body, each.reconsume_times) for each in messages]
+            return listener(messages, context) if listener else None
+
+        made.start(noting)
+        self.time.run_due()
+        return made, port
+
+    def bodies(self) -> list[bytes]:
+        return [body for _, body, _ in self.got]
+
+    def owned(self, consumer: Consumer, topic: str = "T") -> list[MessageQueue]:
+        assert consumer._running is not None
+        return sorted(h.queue for h in consumer._running.held.owned() if h.queue.topic == topic)
+
+    def _workers(self, name: str, count: int) -> ManualWorkers:
+        self.workers.append(ManualWorkers(self.time))
+        self.counts.append(count)
+        return self.workers[-1]
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupBench]:
+    made = GroupBench(monkeypatch)
+    yield made
+    for consumer in made.consumers:
+        consumer.stop(0.1)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
+from tests.consumer.group import GroupBench
+from tests.consumer.messages import message
+from tests.queues import q, qs
+
+A = q("a:0")
+
+
+def test_a_reset_goes_on_at_the_new_offset_and_forgets_what_was_cached(group: GroupBench) -> None:
+    group.brokers.offsets[A] = 0
+    group.brokers.send(A, *(b"%d" % i for i in range(10)))
+    consumer, port = group.start()
+    group.time.advance(1)
+    assert len(group.got) == 10
+    group.workers[0].held = True
+    group.brokers.send(A, b"cached")
+    group.time.advance(0.1)
+    group.got.clear()
+    assert port.asked("a:1", ResetOffsets("T", {A: 8, q("z:0"): 3})) is None
+    group.time.advance(0.1)
+    group.workers[0].let_go()
+    group.time.advance(3)
+    assert group.bodies() == [b"8", b"9", b"cached"]
+    assert q("z:0") not in group.brokers.offsets
+    consumer.stop()
+    assert group.brokers.offsets[A] == 11
+
+
+def test_offsets_are_those_of_one_topic(group: GroupBench) -> None:
+    group.brokers.topics["U"] = qs("a:0", "U")
+    consumer, port = group.start()
+    consumer.subscribe("U")
+    group.time.advance(2)
+    group.brokers.send(A, b"1")
+    group.time.advance(0.1)
+    assert port.asked("a:1", OffsetsAsked("T")) == {A: 1} | dict.fromkeys(qs("a:1 b:0-1"), 0)
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+def test_running_info_shows_queues_and_stacks(group: GroupBench, stacks: bool) -> None:
+    _, port = group.start()
+    group.time.advance(1)
+    group.workers[0].held = True
+    group.brokers.send(A, b"1", b"2")
+    group.time.advance(0.1)
+    info = port.asked("a:1", InfoAsked(stacks))
+    assert set(info.membership.subscriptions) == {"T", "%RETRY%g"}
+    assert (info.ordered, info.threads) == (False, 20)
+    found = info.queues[A]
+    assert (found.cached_min_offset, found.cached_max_offset, found.cached_count) == (0, 1, 2)
+    assert (found.commit_offset, found.locked, found.last_lock_ms) == (0, False, None)
+    assert found.last_pull_ms == 1_700_000_000_000 + 1_001_000 + 100 - 100
+    assert info.queues[q("a:1")].cached_min_offset is None
+    assert (("test_running_info" in info.stacks) if stacks else info.stacks is None) is True
+
+
+@pytest.mark.parametrize(
+    ("does", "outcome", "remark"),
+    [
+        (lambda messages, context: None, DirectOutcome.SUCCESS, None),
+        (lambda messages, context: context.retry(), DirectOutcome.LATER, None),
+        (lambda messages, context: "nonsense", DirectOutcome.LATER, None),
+        (lambda messages, context: 1 / 0, DirectOutcome.THROW_EXCEPTION, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_message_may_be_consumed_directly(group: GroupBench, does, outcome, remark) -> None:
+    _, port = group.start(does)
+    result = port.asked("a:1", ConsumeDirectly(message(7, b"direct")))
+    assert (result.outcome, result.remark, result.ordered) == (outcome, remark, False)
+    assert group.bodies() == [b"direct"]
+    assert not port.seen("send_back")
+
+
+@pytest.mark.parametrize("word", ["commit", "rollback"])
+def test_an_ordered_listener_says_what_it_would_do(group: GroupBench, word: str) -> None:
+    _, port = group.start(lambda messages, context: getattr(context, word)(), ordered=True, auto_commit=False)
+    result = port.asked("a:1", ConsumeDirectly(message(7)))
+    assert (result.outcome.name, result.ordered, result.auto_commit) == (word.upper(), True, False)

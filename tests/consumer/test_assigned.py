@@ -1,0 +1,182 @@
+"""Queues of a pull consumer, against a model: what a poll gave last is never among what may be committed."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rocketmq_spark.consumer.assigned import Ask, Assigned
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus
+
+A, B = (MessageQueue("t", "b", i) for i in range(2))
+QUEUES = st.sampled_from([A, B])
+
+
+def found(ask: Ask, count: int) -> PullAnswer:
+    return PullAnswer(PullStatus.FOUND, ask.offset + count, 0, 99, broker_id=1)
+
+
+def assigned() -> Assigned:
+    one = Assigned(4)
+    one.assign({A: 5, B: 7})
+    return one
+
+
+def test_1_14_each_queue_has_one_pull_and_the_next_begins_where_the_answer_says() -> None:
+    one = assigned()
+    first, second = one.due(0.0)
+    assert (first.queue, first.offset, first.broker_id, second.offset) == (A, 5, 0, 7)
+    assert one.due(0.0) == []
+    assert one.told(first, found(first, 3))
+    (again,) = one.due(0.0)
+    assert (again.queue, again.offset, again.broker_id) == (A, 8, 1)
+
+
+def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    one.told(ask, found(ask, 4))
+    assert one.due(0.0) == []
+    one.take()
+    assert [due.offset for due in one.due(0.0)] == [9]
+
+
+def test_what_failed_is_asked_again_later_at_the_master() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    one.told(ask, found(ask, 1))
+    (again,) = one.due(0.0)
+    assert one.failed(again, 2.0)
+    assert one.due(1.9) == []
+    assert one.next_retry(1.9) == 2.0
+    (later,) = one.due(2.0)
+    assert (later.offset, later.broker_id) == (6, 0)
+    assert one.next_retry(2.0) is None
+
+
+def test_answers_from_before_a_seek_or_an_assignment_are_not_taken() -> None:
+    one = assigned()
+    first, second = one.due(0.0)
+    one.seek(A, 50)
+    one.assign({A: None})
+    assert not one.told(first, found(first, 3))
+    assert not one.failed(second, 1.0)
+    assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == [(A, 50)]
+    assert one.to_commit() == {A: 50}
+
+
+def test_a_queue_that_goes_and_comes_back_takes_no_old_answer() -> None:
+    one = assigned()
+    first, _ = one.due(0.0)
+    one.assign({B: None})
+    one.assign({A: 5, B: None})
+    assert not one.told(first, found(first, 3))
+
+
+def test_offsets_without_a_wanted_message_are_passed_over() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    one.told(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.finish()
+    assert one.to_commit() == {A: 20}
+
+
+def test_an_illegal_offset_is_put_right() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    one.told(ask, PullAnswer(PullStatus.OFFSET_ILLEGAL, 60, 60, 99))
+    assert one.position(A) == 60
+    assert [due.offset for due in one.due(0.0)] == [60]
+
+
+def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    one.pause([A])
+    one.told(ask, found(ask, 1))
+    assert one.take() == []
+    assert one.due(0.0) == []
+    one.pause([A], paused=False)
+    assert [part.queue for part in one.take()] == [A]
+
+
+def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
+    one = assigned()
+    first, second = one.due(0.0)
+    one.told(first, found(first, 1))
+    one.told(second, found(second, 1))
+    parts = one.take(5)
+    one.put_back(parts)
+    one.finish()
+    assert one.to_commit() == {}
+    assert one.take(5) == parts
+
+
+def test_what_was_committed_is_not_committed_again() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    one.told(ask, found(ask, 1))
+    one.take()
+    one.finish()
+    one.committed({A: 6, MessageQueue("gone", "b", 0): 3})
+    assert one.to_commit() == {}
+
+
+def test_a_dropped_queue_gives_what_is_finished() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    one.told(ask, found(ask, 2))
+    one.take()
+    one.finish()
+    assert one.assign({B: None}) == {A: 7}
+    assert one.queues == [B]
+
+
+class Machine(RuleBasedStateMachine):
+    """One queue after the other is pulled, polled, finished, committed; the model is a list of what each poll gave."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.one = Assigned(4)
+        self.one.assign({A: 0, B: 0})
+        self.under_way: list[Ask] = []
+        self.given: dict[MessageQueue, list[int]] = {A: [], B: []}
+        self.last: dict[MessageQueue, int] = {A: 0, B: 0}
+
+    @rule()
+    def pull(self) -> None:
+        self.under_way += self.one.due(0.0)
+        queues = [ask.queue for ask in self.under_way]
+        assert len(queues) == len(set(queues))
+
+    @precondition(lambda self: self.under_way)
+    @rule(count=st.integers(1, 3), fails=st.booleans())
+    def answer(self, count: int, fails: bool) -> None:
+        ask = self.under_way.pop(0)
+        assert self.one.failed(ask, 0.0) if fails else self.one.told(ask, found(ask, count))
+
+    @rule()
+    def poll(self) -> None:
+        """Finishes what came before; what it gives is not finished."""
+        self.one.finish()
+        self.last = {queue: len(self.given[queue]) for queue in (A, B)}
+        for part in self.one.take():
+            self.given[part.queue] += range(part.start, part.answer.next_offset)
+
+    @rule(queue=QUEUES)
+    def commit(self, queue: MessageQueue) -> None:
+        self.one.committed({q: offset for q, offset in self.one.to_commit().items() if q == queue})
+
+    @invariant()
+    def every_offset_is_given_once_and_in_order(self) -> None:
+        for queue in (A, B):
+            assert self.given[queue] == list(range(len(self.given[queue])))
+
+    @invariant()
+    def what_the_last_poll_gave_is_not_committed(self) -> None:
+        assert all(offset == self.last[queue] for queue, offset in self.one.to_commit().items())
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,218 @@
+"""Whole members on brokers in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.flow import FIRST_PULL_S
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError
+from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
+from tests.producer.scripted import ManualTimer, Time
+from tests.queues import q, qs
+
+ALL = qs("a:0-1 b:0-1")
+
+
+def test_1_13_a_consumer_has_its_queues_at_once_and_pulls_half_a_second_later(group: GroupBench) -> None:
+    group.brokers.send(q("a:0"), b"1", b"2")
+    group.brokers.offsets[q("a:0")] = 0
+    consumer, port = group.start()
+    assert group.owned(consumer) == ALL
+    assert not port.seen("pull")
+    group.time.advance(FIRST_PULL_S)
+    assert {request.queue for request in port.seen("pull")} == set(ALL)
+    assert group.bodies() == [b"1", b"2"]
+
+
+def test_1_9_finished_offsets_are_stored_every_five_seconds_and_at_the_stop(group: GroupBench) -> None:
+    consumer, port = group.start()
+    group.time.advance(1)
+    group.brokers.send(q("b:1"), b"1", b"2", b"3")
+    group.time.advance(9.1)
+    assert group.brokers.offsets[q("b:1")] == 3
+    group.brokers.send(q("b:1"), b"4")
+    group.time.advance(0.1)
+    assert consumer.stop() == []
+    assert group.brokers.offsets[q("b:1")] == 4
+    assert [verb for verb, _ in port.calls][-1] == "leave"
+
+
+def test_1_26_pulls_bring_the_offset_along_once_there_is_one(group: GroupBench) -> None:
+    _, port = group.start()
+    group.brokers.send(q("a:0"), b"1")
+    group.time.advance(16)
+    found = [request.commit_offset for request in port.seen("pull") if request.queue == q("a:0")]
+    assert found[0] is None
+    assert found[-1] == 1
+
+
+def test_4_32_a_second_member_gets_its_part_at_once_and_gives_it_back(group: GroupBench) -> None:
+    first, _ = group.start()
+    group.time.advance(5)
+    second, _ = group.start()
+    group.time.advance(2)
+    assert (group.owned(first), group.owned(second)) == (ALL[:2], ALL[2:])
+    second.stop()
+    group.time.advance(2)
+    assert group.owned(first) == ALL
+
+
+def test_1_12_nothing_is_lost_or_repeated_when_a_quiet_queue_changes_hands(group: GroupBench) -> None:
+    _first, _ = group.start()
+    group.time.advance(1)
+    for queue in ALL:
+        group.brokers.send(queue, *(f"{queue}-{i}".encode() for i in range(50)))
+    group.time.advance(1)
+    group.start()
+    group.time.advance(5)
+    for queue in ALL:
+        group.brokers.send(queue, *(f"{queue}-{i}".encode() for i in range(50, 60)))
+    group.time.advance(1)
+    assert sorted(group.bodies()) == sorted(f"{queue}-{i}".encode() for queue in ALL for i in range(60))
+    assert {who for who, _, _ in group.got} == {"m1", "m2"}
+
+
+def test_1_20_1_22_what_fails_comes_again_from_the_retry_topic_and_the_offset_goes_on(group: GroupBench) -> None:
+    consumer, port = group.start(lambda messages, context: None if messages[0].reconsume_times else 1 / 0)
+    group.time.advance(1)
+    group.brokers.send(q("a:0"), b"poison")
+    group.time.advance(5.1)
+    assert port.seen("send_back") == [(b"poison", 0, 16)]
+    group.time.advance(5)
+    assert group.brokers.offsets[q("a:0")] == 1
+    group.time.advance(40)
+    assert group.got == [("m1", b"poison", 0), ("m1", b"poison", 1)]
+    stats = consumer.stats()
+    assert (stats["consumed"], stats["failed"], stats["sent_back"], stats["cached"], stats["lag"]) == (1, 1, 1, 0, 0)
+
+
+def test_1_24_a_message_that_always_fails_is_tried_seventeen_times(group: GroupBench) -> None:
+    group.start(lambda messages, context: context.retry())
+    group.time.advance(1)
+    group.brokers.send(q("a:0"), b"poison")
+    group.time.advance(17140 + 60)
+    assert [times for _, _, times in group.got] == list(range(17))
+    assert [m.body for m in group.brokers.dead] == [b"poison"]
+
+
+def test_1_24_minus_one_makes_a_dead_letter_at_once(group: GroupBench) -> None:
+    group.start(lambda messages, context: context.retry(-1))
+    group.time.advance(1)
+    group.brokers.send(q("a:0"), b"poison")
+    group.time.advance(60)
+    assert len(group.got) == len(group.brokers.dead) == 1
+
+
+def test_4_6_a_topic_that_is_left_keeps_its_offsets_and_its_queues_go(group: GroupBench) -> None:
+    group.brokers.topics["U"] = qs("a:0", "U")
+    consumer, _ = group.start()
+    consumer.subscribe("U")
+    group.time.advance(2)
+    assert group.owned(consumer, "U") == qs("a:0", "U")
+    group.brokers.send(q("a:0"), b"1")
+    group.time.advance(0.1)
+    consumer.unsubscribe("T")
+    group.time.advance(1)
+    assert (group.owned(consumer), group.owned(consumer, "U")) == ([], qs("a:0", "U"))
+    assert group.brokers.offsets[q("a:0")] == 1
+
+
+def test_broadcasting_members_get_everything_and_keep_offsets_in_a_file(group: GroupBench, tmp_path) -> None:
+    how = {"clustering": False, "offsets_folder": tmp_path}
+    consumer, port = group.start(lambda messages, context: context.retry(), **how)
+    other, _ = group.start(**(how | {"offsets_folder": tmp_path / "other"}))
+    group.time.advance(1)
+    group.brokers.send(q("a:0"), b"1")
+    group.time.advance(1)
+    assert sorted(who for who, _, _ in group.got) == ["m1", "m2"]
+    assert group.owned(consumer) == group.owned(other) == ALL
+    consumer.stop()
+    assert not port.seen("send_back")
+    assert not group.brokers.offsets
+    group.brokers.send(q("a:0"), b"2")
+    group.got.clear()
+    group.start(**how)
+    group.time.advance(1)
+    assert ("m3", b"2", 0) in group.got
+    assert ("m3", b"1", 0) not in group.got
+
+
+def test_a_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
+    consumer, port = group.start()
+    second = Consumer(port, consumer.settings, lambda _: ManualTimer(group.time))
+    second.subscribe("T")
+    with pytest.raises(LocalProtocolError, match="has a member in this process"):
+        second.start(print)
+    assert second.stop() == []
+    assert group.owned(consumer) == ALL
+
+
+def test_what_was_not_subscribed_or_started_well_is_said(group: GroupBench) -> None:
+    consumer, _ = group.consumer()
+    with pytest.raises(OptionError, match="has no subscription; expected subscribe"):
+        consumer.start(print)
+    with pytest.raises(OptionError, match="at most one of them"):
+        consumer.subscribe("T", tags="a", sql="b = 1")
+    with pytest.raises(OptionError, match="topic is 'a b'"):
+        consumer.subscribe("a b")
+    consumer.subscribe("T", tags="a || b")
+    consumer.start(print)
+    with pytest.raises(OptionError, match="started already"):
+        consumer.start(print)
+    assert consumer.stop() == consumer.stop() == []
+    with pytest.raises(ClosedError):
+        consumer.subscribe("T")
+
+
+def test_stop_tells_what_listeners_still_have(group: GroupBench) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hangs(messages, context) -> None:
+        inside.set()
+        go_on.wait(10)
+
+    consumer, _ = group.start(hangs)
+    group.time.advance(1)
+    group.workers[0].unfinished = True
+    thread = threading.Thread(target=lambda: (group.brokers.send(q("a:0"), b"1"), group.time.advance(0.1)))
+    thread.start()
+    assert inside.wait(5)
+    assert [m.body for m in consumer.stop(0.1)] == [b"1"]
+    go_on.set()
+    thread.join(5)
+    assert group.brokers.offsets.get(q("a:0"), 0) == 0
+
+
+def test_a_listener_may_stop_its_consumer_and_run_returns_when_the_group_is_left() -> None:
+    time = Time()
+    brokers = FakeBrokers(time, {"T": "a:0"})
+    brokers.offsets[q("a:0")] = 0
+    brokers.send(q("a:0"), b"1")
+    port = FakeMember(brokers, "me")
+    consumer = Consumer(port, ConsumerSettings(group="g"))
+    consumer.subscribe("T")
+    consumer.run(lambda messages, context: consumer.stop(5))
+    assert port.seen("leave") == ["g"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_ends_with_a_signal_and_restores_the_handlers(group: GroupBench, number: int) -> None:
+    before = signal.getsignal(number)
+    consumer, port = group.consumer()
+    consumer.subscribe("T")
+    real = consumer.start
+
+    def started(listener) -> None:
+        real(listener)
+        os.kill(os.getpid(), number)
+
+    consumer.start = started  # type: ignore[method-assign]
+    consumer.run(print)
+    assert signal.getsignal(number) is before
+    assert port.seen("leave") == ["g"]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.differing import Differing, differences
+from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.model import NO_FILTER, Filter
+from tests.consumer.group import FakeMember, GroupBench
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (NO_FILTER, Filter("*")),
+        (Filter("a || b"), Filter("b||a")),
+        (Filter("a > 1", "SQL92"), Filter("a > 1", "SQL92")),
+        (Filter("||"), Filter("||")),
+    ],
+)
+def test_what_means_the_same(mine, theirs):
+    assert differences({"T": mine}, {"T": theirs}) == ()
+
+
+def test_what_does_not():
+    mine = {"T": Filter("a"), "U": NO_FILTER, "V": Filter("a", "SQL92")}
+    theirs = {"T": Filter("b"), "W": NO_FILTER, "V": Filter("a")}
+    assert differences(mine, theirs) == (
+        "topic T is subscribed to with 'a' here and subscribed to with 'b' elsewhere",
+        "topic U is subscribed to with '*' here and not subscribed to elsewhere",
+        "topic V is subscribed to with 'a' here and subscribed to with 'a' elsewhere",
+        "topic W is not subscribed to here and subscribed to with '*' elsewhere",
+    )
+
+
+def test_it_is_told_once_and_not_for_a_moment(group: GroupBench, caplog):
+    subscriptions = Subscriptions("g", True, lambda: 1)
+    subscriptions.add("T", Filter("a"))
+    member = FakeMember(group.brokers, "m")
+    looks = Differing(member, "g", subscriptions)
+
+    def look(there: dict[str, Filter]) -> int:
+        member.filters = lambda *_: there  # type: ignore[method-assign,assignment]
+        looks.look(Deadline.after(1))
+        return caplog.text.count("do not want the same")
+
+    mine, theirs = subscriptions.all(), {**subscriptions.all(), "T": Filter("b")}
+    assert [look(there) for there in (mine, theirs, mine, theirs, theirs, theirs, mine, theirs, theirs)] == [
+        0, 0, 0, 0, 1, 1, 1, 1, 1,
+    ]  # fmt: skip
+    assert "topic T is subscribed to with 'a' here" in caplog.text
+
+
+def test_nothing_is_said_where_brokers_say_nothing(group: GroupBench, caplog):
+    subscriptions = Subscriptions("g", True, lambda: 1)
+    member = FakeMember(group.brokers, "m")
+    looks = Differing(member, "g", subscriptions)
+    looks.look(Deadline.after(1))
+    assert not member.calls  # without a topic there is nobody to ask
+    subscriptions.add("T", NO_FILTER)
+    group.brokers.failing["filters"] = CallTimeout("no answer")
+    for _ in range(3):
+        looks.look(Deadline.after(1))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(("tags", "told"), [("a", 1), ("*", 0)])
+def test_members_that_differ_are_told_and_those_that_agree_are_not(group: GroupBench, caplog, tags, told):
+    group.start()
+    other, port = group.consumer()
+    other.subscribe("T", tags=tags)
+    other.start(lambda messages, context: None)
+    group.time.advance(90)
+    assert len(port.seen("filters")) == 4
+    assert caplog.text.count("do not want the same") == told

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.held import Held, Stats
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from tests.consumer.messages import messages
+from tests.queues import q, qs
+
+
+def holding(*names: str) -> Held:
+    held = Held(Thresholds())
+    held.queues = {queue: ProcessQueue(queue) for name in names for queue in qs(name)}
+    return held
+
+
+def test_lag_is_known_when_the_ends_of_all_queues_are() -> None:
+    held = holding("a:0-1")
+    assert held.stats() == Stats(lag=None)
+    held.ends, _ = {q("a:0"): 10, q("a:1"): 5}, held.offsets.put(q("a:0"), 7)
+    assert held.stats().lag is None
+    held.offsets.put(q("a:1"), 9)  # the end that was heard last may be old
+    assert held.stats().lag == 3
+    held.queues[q("a:0")].dropped = True
+    assert held.stats().lag == 0
+
+
+def test_what_is_cached_is_that_of_own_queues() -> None:
+    held = holding("a:0-1")
+    for queue in held.queues.values():
+        queue.put(messages(1, 2, queue=queue.queue))
+    held.queues[q("a:1")].dropped = True
+    assert held.stats().cached == 2
+    assert [each.queue for each in held.owned()] == [q("a:0")]
+
+
+def test_4_20_a_result_of_a_dropped_queue_changes_no_offset() -> None:
+    held = holding("a:0")
+    queue = held.queues[q("a:0")]
+    held.finished(queue, 5)
+    held.finished(queue, None)
+    queue.dropped = True
+    held.finished(queue, 9)
+    assert held.offsets.every() == {q("a:0"): 5}
+
+
+def test_bounds_are_those_of_the_topic_where_it_has_some() -> None:
+    held = holding()
+    held.thresholds["T"] = Thresholds(max_count=3)
+    assert (held.thresholds_of("T").max_count, held.thresholds_of("U").max_count) == (3, 1000)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rocketmq_spark.consumer.offset_table import OffsetTable
+from tests.queues import q
+
+A, B = q("a:0"), q("a:1")
+
+
+def test_1_25_an_offset_only_grows_unless_somebody_knows_better() -> None:
+    table = OffsetTable()
+    assert table.get(A) is None
+    table.put(A, 1024)
+    table.put(A, 1023)
+    assert table.get(A) == 1023
+    table.raise_to(A, 1022)
+    assert table.get(A) == 1023
+    table.raise_to(A, 1024)
+    assert table.get(A) == 1024
+
+
+def test_a_frozen_offset_stays_until_it_is_forgotten() -> None:
+    table = OffsetTable()
+    table.freeze(A, 1024)
+    table.raise_to(A, 2000)
+    table.put(A, 5)
+    assert table.get(A) == 1024
+    table.forget(A)
+    table.put(A, 5)
+    assert table.get(A) == 5
+
+
+def test_freezing_overwrites_what_was_there() -> None:
+    table = OffsetTable()
+    table.put(A, 9)
+    table.freeze(A, 2)
+    assert table.every() == {A: 2}
+
+
+def test_4_29_no_offset_is_below_zero() -> None:
+    with pytest.raises(ValueError, match="is -1; expected one of at least 0"):
+        OffsetTable().put(A, -1)
+
+
+def test_what_was_told_is_told_again_only_when_it_changed() -> None:
+    table = OffsetTable()
+    table.put(A, 1)
+    table.put(B, 2)
+    assert table.untold() == {A: 1, B: 2}
+    table.told({A: 1})
+    assert table.untold() == {B: 2}
+    table.put(A, 0)
+    assert table.untold() == {A: 0, B: 2}
+    table.told({A: 1, B: 2})  # the one that was under way before
+    assert table.untold() == {A: 0}
+    table.told({q("z:0"): 1})
+    assert table.every() == {A: 0, B: 2}
+
+
+def test_queues_of_others_are_forgotten() -> None:
+    table = OffsetTable()
+    table.put(A, 1)
+    table.put(B, 2)
+    table.keep({B})
+    assert table.every() == {B: 2}
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Against three dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = OffsetTable()
+        self.values: dict[object, int] = {}
+        self.frozen: set[object] = set()
+        self.told: dict[object, int] = {}
+
+    queues = st.sampled_from([A, B])
+    numbers = st.integers(0, 9)
+
+    @rule(queue=queues, offset=numbers)
+    def raise_to(self, queue, offset):
+        self.table.raise_to(queue, offset)
+        if queue not in self.frozen:
+            self.values[queue] = max(offset, self.values.get(queue, 0))
+
+    @rule(queue=queues, offset=numbers)
+    def put(self, queue, offset):
+        self.table.put(queue, offset)
+        if queue not in self.frozen:
+            self.values[queue] = offset
+
+    @rule(queue=queues, offset=numbers)
+    def freeze(self, queue, offset):
+        self.table.freeze(queue, offset)
+        if queue not in self.frozen:
+            self.values[queue] = offset
+        self.frozen.add(queue)
+
+    @rule(queue=queues)
+    def forget(self, queue):
+        self.table.forget(queue)
+        self.values.pop(queue, None)
+        self.told.pop(queue, None)
+        self.frozen.discard(queue)
+
+    @rule()
+    def tell(self):
+        self.table.told(self.table.untold())
+        self.told = dict(self.values)
+
+    @invariant()
+    def agrees(self):
+        assert self.table.every() == self.values
+        assert self.table.untold() == {q: v for q, v in self.values.items() if self.told.get(q) != v}
+
+
+TestTable = TableMachine.TestCase

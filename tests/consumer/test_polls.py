@@ -1,0 +1,64 @@
+"""Pulls of a pull consumer over several threads: each message is handed over once, whoever answers."""
+
+from __future__ import annotations
+
+import threading
+
+from rocketmq_spark.clock import Clock, Deadline
+from rocketmq_spark.consumer.polls import Polls
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.model import MessageQueue
+from tests.consumer.fake_member import FakeMember
+from tests.mockbroker import WAIT_S
+
+QUEUES = [MessageQueue("t", "b", i) for i in range(4)]
+
+
+def polls(fake: FakeMember, **settings: float) -> Polls:
+    return Polls(fake, PullConsumerSettings(group="g", **settings), Clock())  # type: ignore[arg-type]
+
+
+def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
+    fake = FakeMember(QUEUES)
+    one = polls(fake)
+    one.assign(dict.fromkeys(QUEUES, 0))
+    arriving = [threading.Thread(target=lambda q=q: [fake.add(q) for _ in range(50)]) for q in QUEUES[:1]]
+    for thread in arriving:
+        thread.start()
+    found: list[int] = []
+    deadline = Deadline.after(WAIT_S)
+    while len(found) < 50:
+        for part in one.wait(deadline, 3):
+            found += [message.queue_offset for message in part.answer.read()]
+    for thread in arriving:
+        thread.join()
+    assert found == list(range(50))
+
+
+def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:
+    fake = FakeMember(QUEUES[:1], high=1)
+    fake.errors = [ConnectionLost("gone")]
+    one = polls(fake, retry_s=0.05)
+    one.assign({QUEUES[0]: 0})
+    assert len(one.wait(Deadline.after(WAIT_S), 1)) == 1
+
+
+def test_who_is_woken_comes_back_once() -> None:
+    one = polls(FakeMember(QUEUES[:1]))
+    one.assign({QUEUES[0]: 0})
+    one.wake()
+    assert one.wait(Deadline.after(WAIT_S), 1) == []
+    short = Deadline.after(0.02)
+    assert one.wait(short, 1) == []
+    assert short.expired
+
+
+def test_after_the_close_nothing_is_pulled() -> None:
+    fake = FakeMember(QUEUES[:1])
+    one = polls(fake)
+    one.assign({QUEUES[0]: 0})
+    assert one.close() == {}
+    count = len(fake.pulls)
+    fake.add(QUEUES[0])
+    assert len(fake.pulls) == count

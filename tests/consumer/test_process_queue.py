@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from tests.consumer.messages import QUEUE, message, messages, offsets
+
+
+def filled(*at: int) -> ProcessQueue:
+    queue = ProcessQueue(QUEUE)
+    assert queue.put(messages(*at)) == len(at)
+    return queue
+
+
+def test_1_17_what_is_removed_tells_the_offset_that_may_be_committed() -> None:
+    queue = filled(100, 101, 102, 103, 104)
+    assert queue.remove(messages(102)) == 100
+    assert queue.remove(messages(100, 101)) == 103
+    assert queue.remove(messages(103, 104)) == 105
+    assert queue.remove(messages(104)) is None
+
+
+def test_1_17_offsets_that_a_filter_left_out_are_not_waited_for() -> None:
+    queue = filled(100, 105)
+    assert queue.remove(messages(105)) == 100
+    assert queue.remove(messages(100)) == 106
+
+
+def test_1_17_the_offset_goes_on_where_the_last_message_was() -> None:
+    queue = filled(10)
+    assert queue.remove(messages(10)) == 11
+    queue.put(messages(11, 12))
+    assert queue.remove(messages(12)) == 11
+    assert queue.remove(messages(11)) == 13
+
+
+def test_1_15_the_cache_is_sorted_by_offset_and_repeats_count_once() -> None:
+    queue = filled(5, 3, 9)
+    assert queue.put(messages(3, 4)) == 1
+    assert (queue.count, queue.bytes, queue.span, queue.offsets) == (4, 16, 6, (3, 9))
+    assert offsets(queue.take(10)) == [3, 4, 5, 9]
+
+
+def test_taken_messages_are_committed_or_wait_again_with_what_they_went_through() -> None:
+    queue = filled(1, 2, 3)
+    assert offsets(queue.take(2)) == [1, 2]
+    assert (queue.waiting, queue.count) == (1, 3)
+    queue.put_back([message(1, times=1)])
+    assert [m.reconsume_times for m in queue.take(1)] == [1]
+    assert queue.commit() == 3
+    assert (queue.waiting, queue.count, queue.bytes) == (1, 1, 4)
+    assert queue.commit() is None
+
+
+def test_a_rollback_puts_back_everything_since_the_last_commit() -> None:
+    queue = filled(1, 2, 3, 4)
+    queue.take(1)
+    queue.commit()
+    queue.take(1)
+    queue.take(1)
+    queue.rollback()
+    assert offsets(queue.take(9)) == [2, 3, 4]
+
+
+def test_when_a_listener_got_a_message_is_known_while_the_message_is_there() -> None:
+    queue = filled(1, 2)
+    queue.started(messages(1, 7), 50)
+    assert [queue.started_ms(m) for m in messages(1, 2, 7)] == [50, None, None]
+    queue.remove(messages(1))
+    queue.put(messages(1))
+    assert queue.started_ms(message(1)) is None
+
+
+def test_a_waiting_message_may_be_replaced_and_a_finished_one_not() -> None:
+    queue = filled(1, 2)
+    queue.remove(messages(1))
+    queue.replace(message(1, times=1))
+    queue.replace(message(2, times=1))
+    assert (queue.count, [m.reconsume_times for m in queue.take(9)]) == (1, [1])
+    assert message(1) not in queue
+
+
+def test_the_lock_is_ours_for_thirty_seconds() -> None:
+    lock = ProcessQueue(QUEUE).lock
+    assert not lock.held(0)
+    lock.grant(0)
+    assert [lock.held(at) for at in (0, 30_000, 30_001)] == [True, True, False]
+    lock.grant(40_000)
+    lock.lose()
+    assert not lock.held(40_000)
+
+
+def test_a_reset_forgets_everything() -> None:
+    queue = filled(1, 2, 3)
+    queue.take(1)
+    queue.clear()
+    assert (queue.count, queue.bytes, queue.waiting, queue.span, queue.first(), queue.offsets) == (
+        0,
+        0,
+        0,
+        0,
+        None,
+        None,
+    )
+    assert queue.remove(messages(2)) is None
+    queue.put(messages(7))
+    assert queue.remove(messages(7)) == 8
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Against two dictionaries and a number. Offsets are asked for once and come in any order, as after a reset."""
+
+    at = Bundle("at")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = ProcessQueue(QUEUE)
+        self.waiting: dict[int, bytes] = {}
+        self.taken: dict[int, bytes] = {}
+        self.last_new = -1
+
+    @rule(target=at, offset=st.integers(0, 30), size=st.integers(0, 3))
+    def put(self, offset: int, size: int) -> int:
+        known = offset in self.waiting or offset in self.taken
+        body = {**self.waiting, **self.taken}.get(offset, b"x" * size)
+        assert self.queue.put([message(offset, body)]) == (not known)
+        if not known:
+            self.waiting[offset] = body
+            self.last_new = offset
+        return offset
+
+    @rule(gone=st.lists(at, max_size=4))
+    def remove(self, gone: list[int]) -> None:
+        found = self.queue.remove(messages(*gone))
+        if not self.waiting:
+            assert found is None
+            return
+        for offset in gone:
+            self.waiting.pop(offset, None)
+        assert found == (min(self.waiting) if self.waiting else self.last_new + 1)
+
+    @rule(count=st.integers(1, 4))
+    def take(self, count: int) -> None:
+        expected = sorted(self.waiting)[:count]
+        assert offsets(self.queue.take(count)) == expected
+        self.taken |= {offset: self.waiting.pop(offset) for offset in expected}
+
+    @rule()
+    def commit(self) -> None:
+        assert self.queue.commit() == (max(self.taken) + 1 if self.taken else None)
+        self.taken.clear()
+
+    @rule(some=st.data())
+    def put_back(self, some: st.DataObject) -> None:
+        back = some.draw(st.lists(st.sampled_from(sorted(self.taken)), unique=True)) if self.taken else []
+        self.queue.put_back([message(offset, self.taken[offset], times=1) for offset in back])
+        self.waiting |= {offset: self.taken.pop(offset) for offset in back}
+
+    @rule()
+    def rollback(self) -> None:
+        self.queue.rollback()
+        self.waiting |= self.taken
+        self.taken.clear()
+
+    @rule()
+    def clear(self) -> None:
+        self.queue.clear()
+        self.waiting.clear()
+        self.taken.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        everything = {**self.waiting, **self.taken}
+        assert self.queue.count == len(everything)
+        assert self.queue.bytes == sum(map(len, everything.values()))
+        assert self.queue.waiting == len(self.waiting)
+        ends = (min(self.waiting), max(self.waiting)) if self.waiting else None
+        assert self.queue.offsets == ends
+        assert self.queue.span == (ends[1] - ends[0] if ends else 0)
+
+
+TestQueue = QueueMachine.TestCase

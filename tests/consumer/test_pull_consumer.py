@@ -1,0 +1,363 @@
+"""A pull consumer as its user sees it, over queues in memory."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Clock
+from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerBusy,
+    ClosedError,
+    DecodeError,
+    LocalProtocolError,
+    OffsetError,
+    OptionError,
+    ServerFault,
+)
+from rocketmq_spark.membership import MembersChanged, OffsetsAsked
+from rocketmq_spark.model import Filter, MessageQueue
+from tests.consumer.fake_member import FakeMember, Rows, bodies
+from tests.mockbroker import WAIT_S
+
+A, B = (MessageQueue("t", "b", i) for i in range(2))
+AT_ONCE = 0.0
+
+
+class Hand:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now)
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def fake() -> FakeMember:
+    return FakeMember([A, B])
+
+
+@pytest.fixture
+def consumer(fake: FakeMember, hand: Hand) -> Iterator[PullConsumer]:
+    with made(fake, hand) as one:
+        yield one
+
+
+def made(fake: FakeMember, hand: Hand | None = None, **settings: Any) -> PullConsumer:
+    settings = {"consume_from": ConsumeFrom(Where.EARLIEST), **settings}
+    wanted = PullConsumerSettings(group="g", **settings)
+    return PullConsumer(fake, wanted, Rows, (hand or Hand()).clock)  # type: ignore[arg-type]
+
+
+def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 40)
+    consumer.assign([A])
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(32))
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(32, 40))
+    assert consumer.poll(AT_ONCE) == []
+
+
+def test_a_poll_waits_for_messages(fake: FakeMember, consumer: PullConsumer) -> None:
+    consumer.assign([A])
+    comes = threading.Timer(0.05, fake.add, (A,))
+    comes.start()
+    assert bodies(consumer.poll(WAIT_S)) == [0]
+    comes.join()
+
+
+def test_4_20_4_28_a_queue_begins_at_the_groups_offset_or_where_the_option_says(fake: FakeMember) -> None:
+    fake.add(A, 10)
+    fake.low[A] = 3
+    for where, stored, expected in (
+        (ConsumeFrom(Where.LATEST), 7, 7),
+        (ConsumeFrom(Where.LATEST), None, 10),
+        (ConsumeFrom(Where.EARLIEST), None, 3),
+        (ConsumeFrom(Where.TIMESTAMP, 6), None, 6),
+        (ConsumeFrom(Where.TIMESTAMP, 1), None, 3),
+    ):
+        fake.stored = {} if stored is None else {A: stored}
+        with made(fake, consume_from=where) as consumer:
+            consumer.assign([A])
+            fake.pulls.clear()
+            found = bodies(consumer.poll(AT_ONCE))
+        assert found[:1] == ([expected] if expected < 10 else [])
+
+
+def test_4_22_a_question_that_fails_assigns_nothing(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.unknown[B] = ServerFault("ill")
+    with pytest.raises(ServerFault, match="ill"):
+        consumer.assign([A, B])
+    assert consumer.assignment() == []
+    assert fake.pulls == []
+
+
+def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+    fake.add(A, 40)
+    consumer.assign([A])
+    consumer.poll(AT_ONCE)
+    hand.now += 5
+    consumer.poll(AT_ONCE)
+    assert fake.commits == [{A: 32}]
+    hand.now += 4.9
+    consumer.poll(AT_ONCE)
+    assert fake.commits == [{A: 32}]
+    consumer.close()
+    assert fake.commits == [{A: 32}, {A: 40}]
+
+
+def test_a_poll_that_nothing_follows_is_not_committed(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 3)
+    consumer.assign([A])
+    assert bodies(consumer.poll(AT_ONCE)) == [0, 1, 2]
+    consumer.close()
+    assert fake.commits == []
+    with made(fake) as again:
+        again.assign([A])
+        assert bodies(again.poll(AT_ONCE)) == [0, 1, 2]
+
+
+def test_without_auto_commit_nothing_is_committed_but_by_hand(fake: FakeMember, hand: Hand) -> None:
+    fake.add(A, 3)
+    with made(fake, hand, auto_commit=False) as consumer:
+        consumer.assign([A])
+        consumer.poll(AT_ONCE)
+        hand.now += 60
+        consumer.poll(AT_ONCE)
+        assert fake.commits == []
+        consumer.commit()
+        assert consumer.committed(A) == 3
+        consumer.commit({B: 7})
+        assert consumer.committed(B) == 7
+    assert fake.commits == [{A: 3}, {B: 7}]
+
+
+def test_a_commit_that_fails_is_raised_and_tried_again(
+    fake: FakeMember, consumer: PullConsumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.add(A, 3)
+    consumer.assign([A])
+    consumer.poll(AT_ONCE)
+    fake.refused[A] = ServerFault("full")
+    with pytest.raises(ServerFault):
+        consumer.commit()
+    assert "offset 3 of t/b/0 was not committed" in caplog.text
+    fake.refused.clear()
+    consumer.commit()
+    assert fake.stored == {A: 3}
+
+
+def test_seeking(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 10)
+    fake.add(B, 4)
+    fake.low[A] = 2
+    consumer.assign([A])
+    consumer.seek(A, 7)
+    assert bodies(consumer.poll(AT_ONCE)) == [7, 8, 9]
+    consumer.seek_to_beginning()
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 10))
+    consumer.seek_to_timestamp(8, A)
+    assert bodies(consumer.poll(AT_ONCE)) == [8, 9]
+    consumer.seek_to_end(A)
+    assert consumer.poll(AT_ONCE) == []
+    fake.add(A)
+    assert bodies(consumer.poll(AT_ONCE)) == [10]
+    with pytest.raises(OffsetError, match="offset 1 is sought; expected one from 2 to 11"):
+        consumer.seek(A, 1)
+    with pytest.raises(OffsetError, match="not assigned"):
+        consumer.seek(B, 1)
+
+
+def test_pausing(fake: FakeMember, consumer: PullConsumer) -> None:
+    consumer.assign([A, B])
+    consumer.pause(A)
+    fake.add(A, 2)
+    fake.add(B, 3)
+    assert [bodies(consumer.poll(AT_ONCE)) for _ in range(2)] == [[0, 1, 2], []]
+    consumer.resume(A)
+    assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
+    with pytest.raises(OffsetError, match="not assigned"):
+        consumer.pause(MessageQueue("other", "b", 0))
+
+
+def test_a_queue_is_pulled_ahead_as_far_as_the_threshold(fake: FakeMember) -> None:
+    fake.add(A, 1000)
+    with made(fake, max_waiting=50, pull_batch_size=20) as consumer:
+        consumer.assign([A])
+        assert [request.offset for request in fake.pulls] == [0, 20, 40]
+
+
+def test_what_may_pass_is_tried_again_and_the_rest_is_raised(
+    fake: FakeMember, consumer: PullConsumer, hand: Hand
+) -> None:
+    fake.add(A, 2)
+    fake.errors = [BrokerBusy("busy"), AccessDenied("no")]
+    consumer.assign([A])
+    assert consumer.poll(AT_ONCE) == []
+    hand.now += 0.02
+    with pytest.raises(AccessDenied):
+        consumer.poll(AT_ONCE)
+    hand.now += 1
+    assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
+
+
+def test_the_messages_of_all_queues_as_rows(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 2)
+    fake.add(B, 3)
+    consumer.assign([A, B])
+    assert bodies(consumer.poll_arrow(AT_ONCE).messages) == [0, 1, 0, 1, 2]
+    assert consumer.poll_arrow(AT_ONCE).num_rows == 0
+
+
+def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
+    fake.add(A, 2)
+    fails = [True]
+
+    def rows(parts: Any) -> Rows:
+        if parts and fails.pop(0):
+            raise DecodeError("bad")
+        return Rows(parts)
+
+    with PullConsumer(
+        fake,
+        PullConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST)),
+        rows,
+        Hand().clock,  # type: ignore[arg-type]
+    ) as consumer:
+        consumer.assign([A])
+        with pytest.raises(DecodeError):
+            consumer.poll_arrow(AT_ONCE)
+        fails.append(False)
+        assert bodies(consumer.poll_arrow(AT_ONCE).messages) == [0, 1]
+
+
+def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 40)
+    consumer.assign([A])
+    assert bodies(itertools.islice(consumer, 35)) == list(range(35))
+    consumer.close()
+    assert fake.stored == {A: 32}
+    assert list(consumer) == []
+    with pytest.raises(ClosedError):
+        consumer.poll()
+
+
+def test_who_waits_when_the_consumer_is_closed_gets_nothing(consumer: PullConsumer) -> None:
+    consumer.assign([A])
+    closes = threading.Timer(0.05, consumer.close)
+    closes.start()
+    assert consumer.poll(WAIT_S) == []
+    closes.join()
+
+
+# --- with others
+
+
+def test_4_11_a_subscriber_has_its_share(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+    fake.ids = ["me", "other"]
+    fake.add(A, 2)
+    fake.add(B, 2)
+    consumer.subscribe("t", tags="a || b")
+    assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
+    assert consumer.assignment() == [A]
+    assert [(told.subscriptions, told.consume_type) for told in fake.memberships] == [
+        ({"t": Filter("a || b")}, "CONSUME_ACTIVELY")
+    ]
+    assert fake.pulls[0].filter == Filter("a || b")
+    fake.ids = ["me"]
+    consumer.poll(AT_ONCE)
+    assert consumer.assignment() == [A]
+    hand.now += 20
+    consumer.poll(AT_ONCE)
+    assert consumer.assignment() == [A, B]
+
+
+def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(B, 1)
+    fake.ids = ["me", "other"]
+    consumer.subscribe("t")
+    consumer.poll(AT_ONCE)
+    assert fake.asked is not None
+    fake.ids = ["me"]
+    assert fake.asked("b:1", MembersChanged()) is None
+    assert bodies(consumer.poll(WAIT_S)) == [0]
+    fake.ids = ["a", "me"]
+    fake.asked("b:1", MembersChanged())
+    consumer.poll(AT_ONCE)
+    assert consumer.assignment() == [B]
+    assert fake.asked("b:1", OffsetsAsked("t")) == {}
+
+
+def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 2)
+    consumer.subscribe("t")
+    consumer.poll(AT_ONCE)
+    fake.ids = ["a", "me"]
+    assert fake.asked is not None
+    fake.asked("b:1", MembersChanged())
+    consumer.poll(AT_ONCE)
+    assert (consumer.assignment(), fake.stored) == ([B], {A: 2})
+
+
+def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+    consumer.subscribe("t")
+    consumer.poll(AT_ONCE)
+    fake.ids = []
+    hand.now += 20
+    consumer.poll(AT_ONCE)
+    assert consumer.assignment() == [A, B]
+
+
+def test_4_22_a_queue_without_a_start_is_left_for_a_second(
+    fake: FakeMember, consumer: PullConsumer, hand: Hand
+) -> None:
+    fake.unknown[B] = ServerFault("ill")
+    consumer.subscribe("t")
+    consumer.poll(AT_ONCE)
+    assert consumer.assignment() == [A]
+    fake.unknown.clear()
+    hand.now += 1
+    consumer.poll(AT_ONCE)
+    assert consumer.assignment() == [A, B]
+
+
+def test_4_6_unsubscribing_gives_queues_up(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 2)
+    consumer.subscribe("t")
+    consumer.poll(AT_ONCE)
+    consumer.poll(AT_ONCE)
+    consumer.unsubscribe("t")
+    assert consumer.assignment() == []
+    assert fake.stored == {A: 2}
+    assert fake.memberships[-1].subscriptions == {}
+    consumer.close()
+    assert not fake.joined
+
+
+def test_what_does_not_go_together(consumer: PullConsumer) -> None:
+    with pytest.raises(OptionError, match="at most one"):
+        consumer.subscribe("t", tags="a", sql="a > 1")
+    with pytest.raises(OptionError, match="one or several"):
+        consumer.subscribe("t", tags="||")
+    consumer.subscribe("t", sql="a > 1")
+    with pytest.raises(LocalProtocolError, match="mutually exclusive"):
+        consumer.assign([A])
+    consumer.unsubscribe("t")
+    consumer.assign([A])
+    with pytest.raises(LocalProtocolError, match="mutually exclusive"):
+        consumer.subscribe("t")

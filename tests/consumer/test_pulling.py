@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.codes import Response
+from rocketmq_spark.errors import BrokerBusy, CallTimeout, RocketMQError
+from rocketmq_spark.model import Filter
+from tests.consumer.group import FakeMember, GroupBench
+from tests.queues import q, qs
+
+A, B = q("a:0"), q("b:0")
+
+
+def pulls(port: FakeMember, queue: object = A) -> list[int]:
+    return [request.offset for request in port.seen("pull") if request.queue == queue]
+
+
+def test_1_14_each_pull_goes_on_where_the_answer_before_it_ended(group: GroupBench) -> None:
+    group.brokers.offsets[A] = 0
+    group.brokers.send(A, *(b"x" for _ in range(70)))
+    _, port = group.start()
+    group.time.advance(0.6)
+    assert pulls(port) == [0, 32, 64, 70]
+
+
+def test_1_31_a_pull_that_finds_nothing_is_held_and_then_repeated_at_once(group: GroupBench) -> None:
+    _, port = group.start()
+    group.time.advance(0.6)
+    assert {request.suspend_s for request in port.seen("pull")} == {15.0}
+    group.time.advance(14)
+    assert len(pulls(port)) == 1
+    group.time.advance(1)
+    assert len(pulls(port)) == 2
+    group.brokers.send(A, b"1")
+    group.time.run_due()
+    assert group.bodies() == [b"1"]
+
+
+def test_4_17_a_dropped_queue_is_pulled_no_more(group: GroupBench) -> None:
+    consumer, port = group.start()
+    group.time.advance(1)
+    consumer._running.held.queues[A].dropped = True
+    group.brokers.send(A, b"1")
+    group.time.advance(0.1)
+    assert len(pulls(port)) == 1
+    assert group.got == []
+
+
+@pytest.mark.parametrize(
+    ("error", "pause_s"), [(CallTimeout("late"), 1.0), (BrokerBusy("busy", broker_code=Response.FLOW_CONTROL), 0.02)]
+)
+def test_errors_are_waited_out_and_other_queues_go_on(group: GroupBench, error: RocketMQError, pause_s: float) -> None:
+    group.brokers.failing["pull a"] = error
+    _, port = group.start()
+    group.time.advance(0.501 + 3 * pause_s)
+    assert len(pulls(port)) == 4
+    group.brokers.send(B, b"1")
+    group.time.run_due()
+    assert group.bodies() == [b"1"]
+
+
+def test_an_interval_between_pulls_is_kept(group: GroupBench) -> None:
+    group.brokers.offsets[A] = 0
+    group.brokers.send(A, *(b"x" for _ in range(64)))
+    _, port = group.start(pull_interval_s=2.0)
+    group.time.advance(2.4)
+    assert pulls(port) == [0]
+    group.time.advance(0.2)
+    assert pulls(port) == [0, 32]
+
+
+def test_4_26_an_illegal_offset_is_repaired_and_nothing_but_the_right_one_is_stored(group: GroupBench) -> None:
+    group.brokers.queues[A].first = 100
+    group.brokers.send(A, b"1")
+    group.brokers.offsets[A] = 7
+    consumer, port = group.start()
+    group.time.advance(0.6)
+    assert group.brokers.offsets[A] == 100
+    group.time.advance(2)
+    assert pulls(port) == [7, 100, 101]
+    assert group.bodies() == [b"1"]
+    consumer.stop()
+    assert group.brokers.offsets[A] == 101
+
+
+def test_4_26_what_is_in_flight_before_an_illegal_offset_changes_nothing(group: GroupBench) -> None:
+    group.brokers.offsets[A] = 0
+    group.brokers.send(A, *(b"x" for _ in range(40)))
+    consumer, _ = group.start()
+    group.workers[0].held = True
+    group.time.advance(0.6)
+    group.brokers.queues[A].first, group.brokers.queues[A].messages = 0, []  # as if the topic were made again
+    group.time.advance(16)
+    group.workers[0].let_go()
+    group.time.advance(6)
+    assert group.brokers.offsets[A] == 0
+    assert A in group.owned(consumer)
+
+
+def test_filter_and_version_go_along(group: GroupBench) -> None:
+    consumer, port = group.consumer(post_subscription_when_pull=True, pull_batch_size=5)
+    consumer.subscribe("T", tags="a")
+    consumer.start(print)
+    group.time.advance(1)
+    request = port.seen("pull")[0]
+    assert (request.filter, request.post_filter, request.count, request.broker_id) == (Filter("a"), True, 5, 0)
+    assert request.version_ms > 0
+
+
+def test_the_replica_that_the_last_answer_suggested_is_asked(group: GroupBench, monkeypatch) -> None:
+    from dataclasses import replace
+
+    real = group.brokers.answer
+    monkeypatch.setattr(group.brokers, "answer", lambda request: replace(real(request), broker_id=1))
+    group.brokers.offsets[A] = 0
+    group.brokers.send(A, b"1")
+    _, port = group.start()
+    group.time.advance(0.6)
+    assert [request.broker_id for request in port.seen("pull") if request.queue == A] == [0, 1]
+
+
+def test_4_1_a_member_without_queues_does_nothing(group: GroupBench) -> None:
+    group.brokers.topics["T"] = []
+    _, port = group.start()
+    group.time.advance(0.6)
+    due = len(group.time.due)
+    group.time.advance(15)
+    assert not port.seen("pull")
+    assert len(group.time.due) <= due
+
+
+def test_bounds_of_a_topic_count_for_all_its_queues_together(group: GroupBench) -> None:
+    consumer, _ = group.start(topic_count=100)
+    group.workers[0].held = True
+    group.time.advance(1)
+    for queue in qs("a:0-1 b:0-1"):
+        group.brokers.send(queue, *(b"x" for _ in range(200)))
+    group.time.advance(1)
+    cached = [held.count for held in consumer._running.held.owned()]
+    assert all(25 < count <= 25 + 32 for count in cached), cached

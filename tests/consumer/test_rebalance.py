@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.rebalance import (
+    KEPT,
+    PULL_EXPIRES_MS,
+    Change,
+    Share,
+    broadcasting_share,
+    change,
+    clustering_share,
+    is_balanced,
+    strangers,
+    wait_s,
+    with_retry_topic,
+)
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from rocketmq_spark.queues.allocation import STRATEGIES, allocate
+from tests.queues import names, q, qs
+
+averagely = partial(allocate, "averagely")
+EIGHT = qs("a:0-3 b:0-3")
+
+
+def of_all(strategy: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[str]:
+    shares = [clustering_share(partial(allocate, strategy), me, queues, members).queues for me in members]
+    return [names(sorted(share or ())) for share in shares]
+
+
+def owning(*queues: MessageQueue, now_ms: int = 0) -> dict[MessageQueue, ProcessQueue]:
+    return {queue: ProcessQueue(queue, now_ms) for queue in queues}
+
+
+def test_1_10_4_11_three_members_share_eight_queues_averagely() -> None:
+    assert of_all("averagely", EIGHT[::-1], ["m3", "m1", "m2"]) == ["b:2 b:3", "a:0 a:1 a:2", "a:3 b:0 b:1"]
+
+
+def test_4_12_or_by_circle() -> None:
+    assert of_all("averagelyByCircle", EIGHT, ["m1", "m2", "m3"]) == ["a:0 a:3 b:2", "a:1 b:0 b:3", "a:2 b:1"]
+
+
+def test_4_16_who_comes_after_the_last_queue_has_none() -> None:
+    assert of_all("averagely", EIGHT[:2], ["m1", "m2", "m3"]) == ["a:0", "a:1", ""]
+
+
+@pytest.mark.parametrize("strategy", ["averagely", "averagelyByCircle", "consistentHash"])
+@pytest.mark.parametrize("members", [1, 2, 3, 5, 8, 9])
+def test_4_9_every_queue_has_one_owner(strategy: str, members: int) -> None:
+    found = " ".join(of_all(strategy, EIGHT, [f"m{i}" for i in range(members)])).split()
+    assert sorted(found) == names(EIGHT).split()
+
+
+@pytest.mark.parametrize(("queues", "members"), [(None, ["me"]), (EIGHT, None), (EIGHT, []), (None, None)])
+def test_4_8_what_is_not_known_changes_nothing_and_is_no_trouble(queues, members) -> None:
+    share = clustering_share(averagely, "me", queues, members)
+    assert share == KEPT
+    assert change(owning(*EIGHT), "T", share, 0) == Change()
+    assert is_balanced(owning(*EIGHT), "T", share)
+    assert broadcasting_share(None) == KEPT
+
+
+def test_4_10_a_strategy_that_raises_keeps_the_queues_and_is_asked_again_soon() -> None:
+    def broken(*_: object) -> list[MessageQueue]:
+        raise ZeroDivisionError("mine")
+
+    owned = owning(q("a:0"))
+    share = clustering_share(broken, "me", EIGHT, ["me"])
+    assert isinstance(share.problem, ZeroDivisionError)
+    assert change(owned, "T", share, 0) == Change()
+    assert not is_balanced(owned, "T", share)
+
+
+def test_4_8_a_topic_without_queues_is_such_a_case() -> None:
+    share = clustering_share(averagely, "me", [], ["me"])
+    assert share.queues is None
+    assert "mqAll empty" in str(share.problem)
+
+
+def test_1_12_queues_of_others_go_and_new_ones_come() -> None:
+    found = change(owning(*qs("a:0-1"), q("x:0", "U")), "T", Share(frozenset(qs("a:1-2"))), 0)
+    assert found == Change(drop=(q("a:0"),), add=(q("a:2"),))
+    assert found
+    assert not Change()
+
+
+def test_a_queue_whose_pulls_stopped_is_dropped_and_added_again() -> None:
+    owned = owning(q("a:0")) | owning(q("a:1"), now_ms=1)
+    assert not change(owned, "T", Share(frozenset(owned)), PULL_EXPIRES_MS)
+    found = change(owned, "T", Share(frozenset(owned)), PULL_EXPIRES_MS + 1)
+    assert found == Change((q("a:0"),), (q("a:0"),))
+
+
+def test_a_dropped_queue_that_is_still_busy_is_added_only_when_it_is_gone() -> None:
+    owned = owning(*qs("a:0-1"))
+    owned[q("a:0")].dropped = True
+    share = Share(frozenset(owned))
+    assert change(owned, "T", share, 0) == Change(drop=(q("a:0"),))
+    assert not is_balanced(owned, "T", share)
+    del owned[q("a:0")]
+    assert change(owned, "T", share, 0) == Change(add=(q("a:0"),))
+
+
+def test_4_6_queues_of_topics_that_are_not_subscribed_to_go() -> None:
+    owned = owning(q("a:0"), q("b:1", "U"), q("a:0", "U"))
+    assert strangers(owned, {"T"}) == (q("a:0", "U"), q("b:1", "U"))
+
+
+def test_a_broadcasting_member_has_all_queues() -> None:
+    assert broadcasting_share(EIGHT).queues == frozenset(EIGHT)
+
+
+def test_1_23_the_retry_topic_is_subscribed_to_when_queues_are_shared() -> None:
+    wanted = {"T": Filter("a || b")}
+    assert with_retry_topic("g", wanted, clustering=True) == {"T": Filter("a || b"), "%RETRY%g": NO_FILTER}
+    assert with_retry_topic("g", wanted, clustering=False) == wanted
+
+
+def test_4_3_the_next_run_comes_in_twenty_seconds_or_one() -> None:
+    assert (wait_s(True), wait_s(False)) == (20.0, 1.0)
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """Members that see the same lists now and then: once all have looked, every queue has one owner, the model's."""
+
+    @initialize(strategy=st.sampled_from([name for name in STRATEGIES if name.startswith(("averagely", "consistent"))]))
+    def begin(self, strategy: str) -> None:
+        self.allocate = partial(allocate, strategy)
+        self.queues = set(EIGHT)
+        self.members: dict[str, dict[MessageQueue, ProcessQueue]] = {}
+
+    @rule(name=st.sampled_from("uvwxyz"))
+    def join(self, name: str) -> None:
+        self.members.setdefault(name, {})
+
+    @rule(name=st.sampled_from("uvwxyz"))
+    def leave(self, name: str) -> None:
+        self.members.pop(name, None)
+
+    @rule(queue=st.sampled_from(EIGHT))
+    def come_or_go(self, queue: MessageQueue) -> None:
+        if self.queues != {queue}:
+            self.queues ^= {queue}
+
+    @rule(data=st.data())
+    def one_looks(self, data: st.DataObject) -> None:
+        if self.members:
+            self.look(data.draw(st.sampled_from(sorted(self.members))))
+
+    def look(self, name: str) -> None:
+        owned = self.members[name]
+        share = clustering_share(self.allocate, name, self.queues, list(self.members))
+        found = change(owned, "T", share, 0)
+        assert set(found.drop) <= set(owned)
+        assert not set(found.add) & set(owned)
+        for queue in found.drop:
+            del owned[queue]
+        owned.update(owning(*found.add))
+        assert is_balanced(owned, "T", share)
+        assert not change(owned, "T", share, 0), "1-11: nothing moves while nothing changes"
+
+    @rule()
+    def all_look(self) -> None:
+        for name in self.members:
+            self.look(name)
+        owners = sorted(queue for owned in self.members.values() for queue in owned)
+        assert owners == (sorted(self.queues) if self.members else [])
+
+    @invariant()
+    def no_queue_twice_in_a_member(self) -> None:
+        assert all(
+            held.queue == queue for owned in getattr(self, "members", {}).values() for queue, held in owned.items()
+        )
+
+
+TestGroup = GroupMachine.TestCase

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.queues.allocation import allocate
+from tests.consumer.group import FakeMember, GroupBench
+from tests.queues import qs
+
+ALL = qs("a:0-1 b:0-1")
+
+
+def runs(port: FakeMember) -> int:
+    return port.seen("members").count("T")
+
+
+def test_4_3_a_balanced_member_looks_every_twenty_seconds(group: GroupBench) -> None:
+    _, port = group.start()
+    group.time.advance(2)
+    before = runs(port)
+    group.time.advance(57)
+    assert runs(port) - before == 2
+    group.time.advance(20)
+    assert runs(port) - before == 3
+
+
+def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group: GroupBench, caplog) -> None:
+    broken = False
+
+    def strategy(me, queues, members):
+        if broken:
+            raise ZeroDivisionError("mine")
+        return allocate("averagely", me, queues, members)
+
+    consumer, port = group.start(allocate=strategy)
+    group.time.advance(2)
+    broken = True
+    group.brokers.told()
+    group.time.advance(0.1)
+    before = runs(port)
+    group.time.advance(10)
+    assert runs(port) - before == 10
+    assert group.owned(consumer) == ALL
+    assert "the strategy says ZeroDivisionError('mine')" in caplog.text
+
+
+def test_4_5_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monkeypatch, caplog) -> None:
+    group.brokers.topics["A"] = qs("a:0", "A")
+    consumer, port = group.consumer()
+    real = port.queues
+
+    def queues(topic, deadline, refresh=False):
+        if topic == "A":
+            raise TypeError("a bug")
+        return real(topic, deadline, refresh)
+
+    monkeypatch.setattr(port, "queues", lambda topic, *rest: real(topic, *rest))
+    consumer.subscribe("A")
+    consumer.subscribe("T")
+    consumer.start(print)
+    monkeypatch.setattr(port, "queues", queues)
+    group.time.advance(2)
+    assert group.owned(consumer) == ALL
+    assert "topic A could not be rebalanced" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["queues", "members"])
+def test_4_8_when_nobody_tells_queues_or_members_all_stays_as_it_is(group: GroupBench, what: str) -> None:
+    consumer, _ = group.start()
+    group.time.advance(2)
+    group.brokers.failing[what] = CallTimeout("late")
+    group.brokers.told()
+    group.time.advance(60)
+    assert group.owned(consumer) == ALL
+
+
+def test_many_calls_make_one_run_and_none_sooner_than_a_second(group: GroupBench) -> None:
+    consumer, port = group.start()
+    before = runs(port)
+    for _ in range(100):
+        consumer._running.rebalancing.wake()
+    group.time.advance(0.9)
+    assert runs(port) == before
+    group.time.advance(0.2)
+    assert runs(port) == before + 1
+
+
+def test_4_9_heartbeats_tell_everybody_of_a_change(group: GroupBench) -> None:
+    _, port = group.start()
+    versions = [membership.version_ms for membership in port.seen("heartbeat")]
+    assert len(versions) == 2
+    assert versions[0] < versions[1]
+
+
+def test_no_run_after_the_end(group: GroupBench) -> None:
+    consumer, port = group.start()
+    consumer.stop()
+    before = len(port.calls)
+    consumer._running.rebalancing.wake()
+    group.time.advance(60)
+    assert len(port.calls) == before
+
+
+class Handing(RuleBasedStateMachine):
+    """Members come, go and die while messages are sent: nothing is lost, and every queue has one owner in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.group = GroupBench(self.patch)
+        self.sent = 0
+        self.running: list = []
+        self.how = {}
+
+    @rule(strategy=st.sampled_from(["averagely", "averagelyByCircle", "consistentHash"]), ordered=st.booleans())
+    def begin(self, strategy: str, ordered: bool) -> None:
+        if not self.how:
+            self.how = {"allocate": partial(allocate, strategy), "ordered": ordered}
+            self.group.brokers.offsets = dict.fromkeys(ALL, 0)
+
+    @rule()
+    def join(self) -> None:
+        if self.how and len(self.running) < 6:
+            self.running.append(self.group.start(**self.how))
+
+    @rule(which=st.integers(0, 9))
+    def leave(self, which: int) -> None:
+        if self.running:
+            self.running.pop(which % len(self.running))[0].stop(1)
+
+    @rule(which=st.integers(0, 9))
+    def die(self, which: int) -> None:
+        """Without a word; the broker notices that the connection is gone, and keeps the locks for a minute."""
+        if self.running:
+            consumer, port = self.running.pop(which % len(self.running))
+            for timer in (consumer._running._pulls, consumer._running._upkeep, consumer._running._locks):
+                timer.close()
+            consumer._running.rebalancing.close()
+            self.group.brokers.parked = [e for e in self.group.brokers.parked if e[0].queue not in port.pulls]
+            del self.group.brokers.members[port.client_id]
+            self.group.consumers.remove(consumer)
+            port.asked = None
+            for queue, owner in list(self.group.brokers.locks.items()):
+                if owner == port.client_id:
+                    self.group.brokers.timer.later(60, lambda queue=queue: self.group.brokers.locks.pop(queue, None))
+            self.group.brokers.told()
+
+    @rule(queue=st.sampled_from(ALL), count=st.integers(1, 40))
+    def send(self, queue, count: int) -> None:
+        self.group.brokers.send(queue, *(b"%d" % i for i in range(self.sent, self.sent + count)))
+        self.sent += count
+
+    @rule(seconds=st.floats(0.01, 8))
+    def wait(self, seconds: float) -> None:
+        self.group.time.advance(seconds)
+
+    def teardown(self) -> None:
+        if self.how:
+            if not self.running:
+                self.running.append(self.group.start(**self.how))
+            self.group.time.advance(120)
+            owned = sorted(queue for consumer, _ in self.running for queue in self.group.owned(consumer))
+            assert owned == ALL
+            assert set(self.group.bodies()) == {b"%d" % i for i in range(self.sent)}
+            ends = {queue: len(self.group.brokers.queues[queue].messages) for queue in ALL}
+            assert {queue: self.group.brokers.offsets[queue] for queue in ALL} == ends
+        for consumer in self.group.consumers:
+            consumer.stop(0.1)
+        self.patch.undo()
+
+
+TestHanding = Handing.TestCase

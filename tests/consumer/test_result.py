@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.consumer.result import (
+    Context,
+    OrderedContext,
+    OrderedVerdict,
+    Raised,
+    Step,
+    Verdict,
+    concurrent,
+    once_more,
+    ordered,
+    slices,
+)
+from tests.consumer.messages import QUEUE, message
+
+FAILED = Raised(KeyError("k"))
+
+
+@pytest.mark.parametrize(("ack_index", "done"), [(None, 4), (99, 4), (3, 4), (2, 3), (0, 1), (-1, 0), (-5, 0)])
+def test_1_20_returning_none_is_success_up_to_the_ack_index(ack_index: int | None, done: int) -> None:
+    assert concurrent(None, Context(QUEUE, ack_index, delay_level=3), 4) == Verdict(done, 3)
+
+
+def test_1_20_1_24_a_retry_is_of_all_messages_at_its_level() -> None:
+    context = Context(QUEUE, ack_index=2)
+    assert concurrent(context.retry(), context, 4) == Verdict(0)
+    assert concurrent(context.retry(5), context, 4) == Verdict(0, 5)
+    assert concurrent(context.retry(level=-1), context, 4) == Verdict(0, -1)
+
+
+@pytest.mark.parametrize("nonsense", [True, False, 0, "CONSUME_SUCCESS", [], Context, FAILED])
+def test_1_20_everything_else_is_a_failure_and_said(nonsense: object) -> None:
+    found = concurrent(nonsense, Context(QUEUE), 4)
+    assert found.done == 0
+    expected = "raised KeyError" if nonsense is FAILED else "expected None or context.retry()"
+    assert found.why is not None
+    assert expected in found.why
+
+
+@given(st.none() | st.integers(), st.integers(1, 99))
+def test_1_20_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
+    assert 0 <= concurrent(None, Context(QUEUE, ack_index), size).done <= size
+
+
+def test_ordered_success_commits_by_itself_or_goes_on() -> None:
+    assert ordered(None, OrderedContext(QUEUE), 1000) == OrderedVerdict(Step.COMMIT)
+    assert ordered(None, OrderedContext(QUEUE, auto_commit=False), 1000) == OrderedVerdict(Step.CONTINUE)
+
+
+def test_ordered_commit_and_rollback_by_hand() -> None:
+    context = OrderedContext(QUEUE, auto_commit=False)
+    assert ordered(context.commit(), context, 1000) == OrderedVerdict(Step.COMMIT)
+    assert ordered(context.rollback(), context, 1000) == OrderedVerdict(Step.ROLLBACK, 1000)
+
+
+def test_a_rollback_is_no_success_where_the_consumer_commits_by_itself() -> None:
+    context = OrderedContext(QUEUE)
+    assert ordered(context.commit(), context, 1000).step is Step.COMMIT
+    found = ordered(context.rollback(), context, 1000)
+    assert found.step is Step.AGAIN
+    assert found.why is not None
+    assert "expected None or context.suspend()" in found.why
+
+
+@pytest.mark.parametrize(
+    ("asked", "pause"), [(None, 1000), (0, 10), (10, 10), (700, 700), (30_000, 30_000), (9**9, 30_000)]
+)
+def test_a_suspended_queue_waits_ten_milliseconds_to_thirty_seconds(asked: int | None, pause: int) -> None:
+    context = OrderedContext(QUEUE)
+    assert ordered(context.suspend(asked), context, 1000) == OrderedVerdict(Step.AGAIN, pause)
+
+
+@pytest.mark.parametrize("auto_commit", [True, False])
+@pytest.mark.parametrize("outcome", [FAILED, "SUCCESS", True])
+def test_an_ordered_listener_that_fails_gets_the_same_again(auto_commit: bool, outcome: object) -> None:
+    found = ordered(outcome, OrderedContext(QUEUE, auto_commit), 1000)
+    assert (found.step, found.pause_ms, bool(found.why)) == (Step.AGAIN, 1000, True)
+
+
+def test_attempts_are_counted_in_a_copy() -> None:
+    first = message(1)
+    assert (once_more(once_more(first)).reconsume_times, first.reconsume_times) == (2, 0)
+
+
+def test_1_16_a_pull_is_cut_into_slices() -> None:
+    assert [len(part) for part in slices([message(i) for i in range(32)], 10)] == [10, 10, 10, 2]

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.errors import RouteNotFound
+from tests.consumer.group import GroupBench
+from tests.queues import q, qs
+
+
+def test_1_6_heartbeats_tell_what_the_member_is_and_wants(group: GroupBench) -> None:
+    _, port = group.start()
+    (first, *_) = port.seen("heartbeat")
+    assert set(first.subscriptions) == {"T", "%RETRY%g"}
+    assert (first.message_model, first.consume_from_where) == ("CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
+    order = [verb for verb, _ in port.calls]
+    assert order.index("join") < order.index("heartbeat") < order.index("members")
+
+
+def test_an_unknown_topic_is_waited_for(group: GroupBench) -> None:
+    consumer, _ = group.consumer()
+    consumer.subscribe("LATER")
+    consumer.start(lambda messages, context: group.got.append(("me", messages[0].body, 0)))
+    group.time.advance(1)
+    assert group.owned(consumer, "LATER") == []
+    group.brokers.topics["LATER"] = qs("a:0", "LATER")
+    group.time.advance(21)
+    assert group.owned(consumer, "LATER") == qs("a:0", "LATER")
+    group.brokers.send(q("a:0", "LATER"), b"1")
+    group.time.advance(0.1)
+    assert group.got == [("me", b"1", 0)]
+
+
+def test_a_name_server_that_is_gone_stops_nobody(group: GroupBench) -> None:
+    consumer, _ = group.start()
+    group.time.advance(1)
+    group.brokers.failing["queues"] = RouteNotFound("no name server answers")
+    for i in range(10):
+        group.time.advance(30)
+        group.brokers.send(q("a:0"), str(i).encode())
+    group.time.advance(1)
+    assert group.bodies() == [str(i).encode() for i in range(10)]
+    assert group.owned(consumer) == qs("a:0-1 b:0-1")
+
+
+def test_figures_are_a_line_of_the_log_each_minute(group: GroupBench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    group.start()
+    group.time.advance(61)
+    assert "group g: Stats(consumed=0, failed=0, sent_back=0, cached=0, lag=0, rebalances=1)" in caplog.text
+
+
+def test_offsets_are_stored_as_often_as_it_is_told(group: GroupBench) -> None:
+    group.start(persist_interval_s=1.0)
+    group.time.advance(11)
+    for i in range(3):
+        group.brokers.send(q("a:0"), b"x")
+        group.time.advance(1.1)
+        assert group.brokers.offsets[q("a:0")] == i + 1
+
+
+def test_so_many_threads_call_listeners(group: GroupBench) -> None:
+    consumer, _ = group.start(threads=7)
+    assert group.counts == [7]
+    assert consumer.settings.threads == 7
+
+
+@pytest.mark.parametrize("bound", [Thresholds(max_count=50), Thresholds(max_bytes=50), Thresholds(max_span=50)])
+def test_every_bound_of_the_cache_stops_the_pulls(group: GroupBench, bound: Thresholds) -> None:
+    consumer, _ = group.start(thresholds=bound, pull_batch_size=10)
+    group.workers[0].held = True
+    group.time.advance(1)
+    group.brokers.send(q("a:0"), *(b"x" for _ in range(200)))
+    group.time.advance(1)
+    cached = consumer.stats()["cached"]
+    assert cached is not None
+    assert 50 < cached <= 60 + 2
+
+
+def test_bytes_of_a_topic_count_for_all_its_queues_together(group: GroupBench) -> None:
+    consumer, _ = group.start(topic_bytes=200, pull_batch_size=10)
+    group.workers[0].held = True
+    group.time.advance(1)
+    group.brokers.send(q("a:0"), *(b"x" for _ in range(200)))
+    group.time.advance(1)
+    assert consumer.stats()["cached"] == 60
+
+
+def test_pulls_say_how_much_they_want(group: GroupBench) -> None:
+    _, port = group.start(pull_batch_size=7, pull_batch_size_in_bytes=77)
+    group.time.advance(1)
+    assert {(request.count, request.max_bytes) for request in port.seen("pull")} == {(7, 77)}
+
+
+def test_errors_are_waited_out_for_as_long_as_it_is_told(group: GroupBench) -> None:
+    group.brokers.failing["pull"] = RouteNotFound("gone")
+    _, port = group.start(pull_delay_on_error_s=4.0)
+    group.time.advance(0.6 + 4 * 3)
+    assert sum(request.queue == q("a:0") for request in port.seen("pull")) == 4
+
+
+def test_an_ordered_queue_waits_for_as_long_as_it_is_told(group: GroupBench) -> None:
+    group.start(lambda messages, context: context.suspend(), ordered=True, suspend_time_s=4.0)
+    group.time.advance(1.6)
+    group.brokers.send(q("a:0"), b"x")
+    group.time.advance(4 * 3 + 0.1)
+    assert len(group.got) == 4

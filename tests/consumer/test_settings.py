@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark import options
+from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.errors import OptionError
+from tests.queues import qs
+
+
+def test_1_19_1_28_the_defaults_are_those_of_java() -> None:
+    found = ConsumerSettings(group="g")
+    assert (found.threads, found.consume_batch_max_size, found.pull_batch_size) == (20, 1, 32)
+    assert found.thresholds == Thresholds(1000, 100 << 20, 2000)
+    assert (found.consume_timeout_s, found.persist_interval_s) == (900, 5)
+
+
+def test_how_often_a_message_comes_again() -> None:
+    assert ConsumerSettings(group="g").max_reconsume_times == 16
+    assert ConsumerSettings(group="g", ordered=True).max_reconsume_times == 2**31 - 1
+    assert ConsumerSettings(group="g", ordered=True, max_tries=0).max_reconsume_times == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"group": "a b"}, "option 'group' is 'a b'"),
+        ({"threads": 0}, "'consumeThreadMin' is 0; expected 1 to 1000"),
+        ({"consume_batch_max_size": 1025}, "expected 1 to 1024"),
+        ({"pull_batch_size": 1025}, "option 'pullBatchSize' is 1025"),
+        ({"pull_interval_s": 66.0}, "option 'pullInterval' is 66.0; expected 0 to 65.535"),
+    ],
+)
+def test_ranges_are_checked_at_the_start(wrong, expected):
+    with pytest.raises(OptionError, match=expected):
+        ConsumerSettings(**{"group": "g", **wrong})
+
+
+SERVER = {"nameServer": "a:9876", "group": "g"}
+# Each option with a value of its own, and what it becomes.
+GIVEN = {
+    "model": ("broadcasting", "clustering", False),
+    "ordered": ("true", "ordered", True),
+    "autoCommit": ("false", "auto_commit", False),
+    "consumeFromWhere": ("1970-01-01T00:00:01Z", "consume_from", ConsumeFrom(Where.TIMESTAMP, 1000)),
+    "consumeThreadMin": ("7", "threads", 7),
+    "consumeMessageBatchMaxSize": ("7", "consume_batch_max_size", 7),
+    "pullBatchSize": ("7", "pull_batch_size", 7),
+    "pullBatchSizeInBytes": ("7k", "pull_batch_size_in_bytes", 7168),
+    "pullInterval": ("7s", "pull_interval_s", 7.0),
+    "pullTimeDelayWhenException": ("7s", "pull_delay_on_error_s", 7.0),
+    "pullThresholdForQueue": ("7", "thresholds", Thresholds(max_count=7)),
+    "pullThresholdSizeForQueue": ("7k", "thresholds", Thresholds(max_bytes=7168)),
+    "consumeConcurrentlyMaxSpan": ("7", "thresholds", Thresholds(max_span=7)),
+    "pullThresholdForTopic": ("7", "topic_count", 7),
+    "pullThresholdSizeForTopic": ("7k", "topic_bytes", 7168),
+    "maxReconsumeTimes": ("7", "max_reconsume_times", 7),
+    "suspendCurrentQueueTime": ("7s", "suspend_time_s", 7.0),
+    "consumeTimeout": ("7s", "consume_timeout_s", 7.0),
+    "persistConsumerOffsetInterval": ("7s", "persist_interval_s", 7.0),
+    "postSubscriptionWhenPull": ("true", "post_subscription_when_pull", True),
+    "localOffsetsDir": ("/o", "offsets_folder", Path("/o")),
+}
+# Those are used by ``allocate``, which is tested below, or by the connection.
+ELSEWHERE = {"group", "allocationStrategy", "allocationConfig", "machineRooms"}
+
+
+def of(**given: str) -> ConsumerSettings:
+    return ConsumerSettings.of(options.parse({**SERVER, **given}).for_role("consumer"))
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_every_option_becomes_a_setting_which_differs_from_the_default(name: str) -> None:
+    text, field, value = GIVEN[name]
+    assert getattr(of(**{name: text}), field) == value != getattr(of(), field)
+
+
+def test_every_option_of_a_consumer_is_among_them() -> None:
+    rows = {row.name for row in options.TABLE if "consumer" in row.roles and row.roles != options.ROLES}
+    assert rows == {*GIVEN, *ELSEWHERE}
+
+
+def test_without_options_the_settings_are_the_defaults() -> None:
+    assert replace(of(), allocate=print) == ConsumerSettings(group="g", allocate=print)
+    assert of(ordered="true").thresholds.max_span is None
+
+
+def test_strategies_come_with_their_configuration() -> None:
+    queues, members = qs("a:0-1 b:0-1"), ["m1", "m2"]
+    circle = of(allocationStrategy="averagelyByCircle").allocate("m1", queues, members)
+    assert list(circle) == [queues[0], queues[2]]
+    fixed = of(allocationStrategy="config", allocationConfig='{"T":{"b":[1]}}')
+    assert list(fixed.allocate("m1", queues, members)) == [queues[3]]
+    rooms = of(allocationStrategy="machineRoom", machineRooms="r").allocate("m1", qs("r@a:0 s@a:0"), ["m1"])
+    assert list(rooms) == qs("r@a:0")
+    with pytest.raises(OptionError, match="does not know the members of a group"):
+        of(allocationStrategy="environment")

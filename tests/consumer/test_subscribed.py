@@ -1,0 +1,83 @@
+"""A pull consumer's side of the group: when it looks, and what it makes of what it sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.clock import Clock
+from rocketmq_spark.consumer.positions import Positions
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.subscribed import Subscribed
+from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.membership import MembersChanged
+from rocketmq_spark.model import NO_FILTER, MessageQueue
+from tests.consumer.fake_member import FakeMember
+
+QUEUES = [MessageQueue("t", "b", i) for i in range(3)]
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.now, self.woken = 0.0, 0
+        self.fake = FakeMember(QUEUES)
+        positions = Positions(self.fake, PullConsumerSettings(group="g"))  # type: ignore[arg-type]
+        clock = Clock(lambda: self.now)
+        self.one = Subscribed(self.fake, "g", positions, clock, self.wake)  # type: ignore[arg-type]
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+@pytest.fixture
+def seen() -> Seen:
+    found = Seen()
+    found.one.set("t", NO_FILTER)
+    return found
+
+
+def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missing(seen: Seen) -> None:
+    assert seen.one.wait_s() == 0.0
+    assert seen.one.look([]) == dict.fromkeys(QUEUES, 0)
+    assert seen.one.wait_s() == 20.0
+    seen.fake.unknown[QUEUES[1]] = RocketMQError("ill")
+    assert seen.one.look([]) == {QUEUES[0]: 0, QUEUES[2]: 0}
+    assert seen.one.wait_s() == 1.0
+
+
+def test_a_change_that_is_told_while_it_looks_counts(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = seen.fake.asked
+    assert asked is not None
+
+    def members(*args: object) -> list[str]:
+        asked("b:1", MembersChanged())
+        return ["me"]
+
+    monkeypatch.setattr(seen.fake, "members", members)
+    seen.one.look([])
+    assert (seen.one.wait_s(), seen.woken) == (0.0, 1)
+
+
+def test_4_8_without_an_answer_everything_stays(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    def members(*args: object) -> list[str]:
+        raise RocketMQError("nobody answers")
+
+    monkeypatch.setattr(seen.fake, "members", members)
+    assert seen.one.look(QUEUES[:2]) == dict.fromkeys(QUEUES[:2])
+    assert not seen.one.balanced
+
+
+def test_a_topic_that_is_not_there_is_not_subscribed_to(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    def queues(*args: object) -> list[MessageQueue]:
+        raise RouteNotFound("no such topic")
+
+    monkeypatch.setattr(seen.fake, "queues", queues)
+    with pytest.raises(RouteNotFound):
+        seen.one.set("u", NO_FILTER)
+    assert list(seen.one.topics) == ["t"]
+
+
+def test_leaving_is_told_once(seen: Seen) -> None:
+    assert seen.fake.joined
+    seen.one.leave()
+    assert not seen.fake.joined
+    seen.one.leave()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import NO_FILTER, Filter
+
+
+@pytest.mark.parametrize(
+    ("tags", "sql", "expected"),
+    [
+        (None, None, NO_FILTER),
+        ("*", None, NO_FILTER),
+        ("", None, NO_FILTER),
+        ("a || b", None, Filter("a || b")),
+        (None, "a > 1", Filter("a > 1", "SQL92")),
+    ],
+)
+def test_a_subscription_has_tags_or_sql_or_neither(tags, sql, expected):
+    assert filter_of(tags, sql) == expected
+
+
+@pytest.mark.parametrize(
+    ("tags", "sql", "text"), [("a", "b", "at most one"), ("||", None, "expected '\\*' or such as")]
+)
+def test_what_cannot_be_meant_is_said(tags, sql, text):
+    with pytest.raises(OptionError, match=text):
+        filter_of(tags, sql)
+
+
+def test_1_23_the_retry_topic_is_among_them_where_queues_are_shared() -> None:
+    found = Subscriptions("g", True, lambda: 5)
+    assert not found
+    found.add("T", Filter("a"))
+    assert found
+    assert found.all() == {"T": Filter("a"), "%RETRY%g": NO_FILTER}
+    broadcasting = Subscriptions("g", False, lambda: 5)
+    broadcasting.add("T", NO_FILTER)
+    assert broadcasting.all() == {"T": NO_FILTER}
+
+
+def test_every_change_has_a_later_version_even_within_a_millisecond() -> None:
+    found = Subscriptions("g", True, lambda: 5)
+    versions = [found.version_ms]
+    for change in (lambda: found.add("T", NO_FILTER), found.touch, lambda: found.remove("T")):
+        change()
+        versions.append(found.version_ms)
+    assert versions == [5, 6, 7, 8]
+    assert found.get("T") is None
+
+
+def test_names_of_topics_are_checked() -> None:
+    with pytest.raises(OptionError, match="topic is 'a b'; expected the name of a topic"):
+        Subscriptions("g", True, lambda: 5).add("a b", NO_FILTER)

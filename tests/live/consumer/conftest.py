@@ -1,0 +1,3 @@
+from tests.live.consumer.members import members
+
+__all__ = ["members"]

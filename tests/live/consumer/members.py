@@ -1,0 +1,125 @@
+"""Members of one group on a real broker, each with a client of its own, as processes have."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import options, session
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from tests.witness import java_command
+
+_numbers = itertools.count()
+EARLIEST = ConsumeFrom(Where.EARLIEST)
+
+
+class JavaMember:
+    """``tests/witness/Consume.java`` in a process; what it was handed, as it says."""
+
+    def __init__(self, members: Members, fail: bool) -> None:
+        command = [*java_command("Consume"), f"nameServer={members.mq.name_server}", f"topic={members.topic}"]
+        command += [f"group={members.group}", f"fail={str(fail).lower()}"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._lock = threading.Lock()
+        self._got: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(b"{"):
+                with self._lock:
+                    self._got.append(json.loads(line))
+
+    def bodies(self) -> list[str]:
+        with self._lock:
+            return [each["body"] for each in self._got]
+
+    def queues(self) -> set[int]:
+        with self._lock:
+            return {each["queue"] for each in self._got}
+
+    def stop(self) -> None:
+        """It leaves the group when its standard input ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._reader.join(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Members:
+    """Of the group ``group``; ``got`` is what they were handed, in turn: who, and what."""
+
+    def __init__(self, mq: LocalBroker, topic: str) -> None:
+        self.mq = mq
+        self.topic = topic
+        self.group = f"g-{topic}"
+        self.lock = threading.Lock()
+        self.got: list[tuple[str, ReceivedMessage]] = []
+        self.all: list[Consumer] = []
+
+    def make(self, **settings: Any) -> Consumer:
+        """A member that does not run yet; its connections are its own, so that it has a client id."""
+        own = options.parse({"nameServer": self.mq.name_server, "connectTimeout": 3000 + next(_numbers)})
+        chosen = {"group": self.group, "consume_from": EARLIEST, **settings}
+        self.all.append(Consumer(session.member(own.for_role("producer")), ConsumerSettings(**chosen)))
+        return self.all[-1]
+
+    def start(self, listener: Callable[..., Any] = lambda messages, context: None, **settings: Any) -> Consumer:
+        consumer = self.make(**settings)
+        consumer.subscribe(self.topic)
+
+        def noting(messages: list[ReceivedMessage], context: Any) -> Any:
+            with self.lock:
+                self.got += [(consumer.client_id, message) for message in messages]
+            return listener(messages, context)
+
+        consumer.start(noting)
+        return consumer
+
+    @contextmanager
+    def java(self, fail: bool = False) -> Iterator[JavaMember]:
+        """A member of RocketMQ's own client in this group, which succeeds with everything or with nothing."""
+        made = JavaMember(self, fail)
+        try:
+            yield made
+        finally:
+            made.stop()
+
+    def bodies(self) -> list[str]:
+        with self.lock:
+            return [message.body.decode() for _, message in self.got]
+
+    def owned(self, consumer: Consumer) -> int:
+        """How many queues of the topic it has."""
+        assert consumer._running is not None
+        return sum(held.queue.topic == self.topic for held in consumer._running.held.owned())
+
+    def stored(self) -> dict[MessageQueue, int | None]:
+        queues = self.mq.admin.route(self.topic).readable()
+        return self.mq.admin.brokers.committed(self.group, queues, Deadline.after(10))
+
+
+@pytest.fixture
+def members(rocketmq: LocalBroker, topic: str) -> Iterator[Members]:
+    made = Members(rocketmq, topic)
+    yield made
+    for consumer in made.all:
+        consumer.stop(5)

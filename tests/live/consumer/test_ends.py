@@ -1,0 +1,81 @@
+"""Members that end badly, and members that get everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.live.consumer.members import Members
+from tests.mockbroker import eventually
+from tests.reading import feed
+
+ROOT = Path(__file__).parents[3]
+# A member as users write one; it says what it gets.
+MEMBER = """
+import sys
+from rocketmq_spark import Consumer
+
+with Consumer(name_server=sys.argv[1], group=sys.argv[2], consume_from_where="earliest") as consumer:
+    consumer.subscribe(sys.argv[3])
+
+    def listener(messages, context):
+        sys.stdout.write("".join(f"{m.body.decode()}\\n" for m in messages))
+        sys.stdout.flush()
+
+    consumer.run(listener)
+print("over", flush=True)
+"""
+
+
+def member(members: Members) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MEMBER, members.mq.name_server, members.group, members.topic]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+
+
+def test_1_32_what_a_killed_member_had_not_stored_comes_again_and_nothing_is_lost(members: Members) -> None:
+    sent = feed(members.mq, members.topic, 80)
+    first = member(members)
+    assert first.stdout is not None
+    theirs = [first.stdout.readline().strip() for _ in range(80)]
+    first.kill()
+    first.wait(10)
+    first.stdout.close()
+    assert Counter(theirs) == Counter(sent)
+    ours = members.start()
+    sent += feed(members.mq, members.topic, 80)
+    eventually(lambda: members.owned(ours) == 8 and {*theirs, *members.bodies()} == set(sent), 60)
+    assert max(Counter(members.bodies()).values()) == 1
+    assert set(members.bodies()) == set(sent)  # it was killed before the first storing of offsets, after 10 s
+
+
+def test_run_ends_with_sigterm_and_leaves_the_group(members: Members) -> None:
+    sent = feed(members.mq, members.topic, 16)
+    process = member(members)
+    assert process.stdout is not None
+    got = [process.stdout.readline().strip() for _ in range(16)]
+    process.send_signal(signal.SIGTERM)
+    rest = process.stdout.read().split()
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert (Counter(got), rest) == (Counter(sent), ["over"])
+    assert sum(offset or 0 for offset in members.stored().values()) == 16
+
+
+def test_broadcasting_members_each_get_everything_and_go_on_after_a_restart(members: Members, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    both = [members.start(clustering=False, offsets_folder=folder) for folder in folders]
+    sent = feed(members.mq, members.topic, 40)
+    eventually(lambda: len(members.bodies()) == 80, 30)
+    assert Counter(members.bodies()) == dict.fromkeys(sent, 2)
+    assert both[0].stop() == []
+    more = feed(members.mq, members.topic, 8)
+    eventually(lambda: len(members.bodies()) == 88, 30)
+    again = members.start(clustering=False, offsets_folder=folders[0])
+    eventually(lambda: len(members.bodies()) == 96, 30)
+    assert sorted(m.body.decode() for who, m in members.got if who == again.client_id) == sorted(more)

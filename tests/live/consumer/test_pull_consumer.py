@@ -1,0 +1,311 @@
+"""A pull consumer on a real broker: what a user does with it, next to what RocketMQ's own client stores and reads.
+
+Each option that only a pull consumer has is tested here for its effect (tests/live/options/test_every_option.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.client.member import RemotingMember
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.decode.schema import BASIC, arrow_schema
+from rocketmq_spark.errors import LocalProtocolError, OffsetError, OptionError, RouteNotFound
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message, MessageQueue, PullRequest
+from rocketmq_spark.session import Producer, PullConsumer
+from rocketmq_spark.wire.properties import is_reserved
+from tests.mockbroker import eventually
+from tests.witness import content, java_read, java_send, md5
+
+Make = Callable[..., PullConsumer]
+
+
+@pytest.fixture
+def group() -> str:
+    return f"g_{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def make(rocketmq: LocalBroker, group: str) -> Make:
+    def made(**options: Any) -> PullConsumer:
+        return PullConsumer(**{"name_server": rocketmq.name_server, "group": group, **options})
+
+    return made
+
+
+def send(mq: LocalBroker, topic: str, *texts: str, queue: MessageQueue | None = None, tags: str | None = None) -> None:
+    with Producer(name_server=mq.name_server, group="p_pull") as producer:
+        for text in texts:
+            producer.send(Message(topic, text.encode(), tags=tags), queue=queue)
+
+
+def texts(consumer: PullConsumer, count: int, timeout_s: float = 20.0) -> list[str]:
+    """So many messages, poll after poll."""
+    found: list[str] = []
+    deadline = Deadline.after(timeout_s)
+    while len(found) < count and not deadline.expired:
+        found += [message.body.decode() for message in consumer.poll(1.0)]
+    assert len(found) == count
+    return found
+
+
+def test_what_java_sent_is_polled_as_java_reads_it(rocketmq: LocalBroker, topic: str, make: Make) -> None:
+    java_send(rocketmq.name_server, topic, 40)
+    read = sorted((record.place, record.id, record.content) for record in java_read(rocketmq.name_server, topic, 40))
+    with make(consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        messages = list(itertools.islice(consumer, 40))
+    own = {message.msg_id: {k: v for k, v in message.properties.items() if not is_reserved(k)} for message in messages}
+    found = sorted(
+        (
+            (message.broker_name, message.queue_id, message.queue_offset),
+            message.msg_id,
+            content(md5(message.body), message.tags, message.keys, own[message.msg_id]),
+        )
+        for message in messages
+    )
+    assert found == read
+
+
+def test_rows_are_those_of_the_source(rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make) -> None:
+    topic = make_topic(queues=2)
+    send(rocketmq, topic, *map(str, range(50)), tags="a")
+    batches: list[pa.RecordBatch] = []
+    with make(consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        while sum(batch.num_rows for batch in batches) < 50:
+            batches.append(consumer.poll_arrow(5.0))
+            assert batches[-1].num_rows
+        assert consumer.poll_arrow(0.1).num_rows == 0
+    table = pa.Table.from_batches(batches)
+    assert table.schema == arrow_schema(BASIC)
+    assert sorted(table["body"].to_pylist()) == sorted(str(i).encode() for i in range(50))
+    assert set(table["tags"].to_pylist()) == {"a"}
+
+
+@pytest.mark.parametrize(("where", "expected"), [("earliest", ["old", "new"]), ("latest", ["new"])])
+def test_4_23_consume_from_where_counts_where_the_group_has_no_offset(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, where: str, expected: list[str]
+) -> None:
+    """A young queue, whose messages are all in memory, begins at 0 for Java too: this one has lost its first messages."""
+    topic = make_topic(queues=1)
+    send(rocketmq, topic, "old")
+    with make(consume_from_where=where) as consumer:
+        (queue,) = consumer.queues(topic)
+        consumer.assign([queue])
+        if where == "latest":
+            consumer.seek_to_end()
+        send(rocketmq, topic, "new")
+        assert texts(consumer, len(expected)) == expected
+
+
+def test_a_time_to_consume_from(rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make) -> None:
+    topic = make_topic(queues=1)
+    send(rocketmq, topic, "old")
+    with make(consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        (old,) = consumer.poll()
+        eventually(lambda: time.time() * 1000 > old.store_timestamp + 1)
+        send(rocketmq, topic, "new")
+        consumer.seek_to_timestamp(old.store_timestamp + 1)
+        assert texts(consumer, 1) == ["new"]
+
+
+def test_auto_commit_stores_what_is_finished_every_auto_commit_interval(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
+) -> None:
+    topic = make_topic(queues=1)
+    send(rocketmq, topic, "a")
+    with make(auto_commit_interval="50ms", consume_from_where="earliest") as consumer:
+        (queue,) = consumer.queues(topic)
+        consumer.assign([queue])
+        assert texts(consumer, 1) == ["a"]
+        assert consumer.committed(queue) is None
+        eventually(lambda: consumer.poll(0.02) == [] and consumer.committed(queue) == 1)
+    with make(auto_commit=False) as again:
+        again.assign([queue])
+        send(rocketmq, topic, "b")
+        assert texts(again, 1) == ["b"]
+        again.poll(0.0)
+    with make() as third:
+        assert third.committed(queue) == 1
+        third.assign([queue])
+        assert texts(third, 1) == ["b"]
+        third.commit()
+        assert third.committed(queue) == 2
+
+
+def test_a_poll_that_nothing_follows_comes_again(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
+) -> None:
+    topic = make_topic(queues=1)
+    send(rocketmq, topic, "a", "b")
+    for _ in range(2):
+        with make(pull_batch_size=1, consume_from_where="earliest", auto_commit_interval="1ms") as consumer:
+            consumer.assign(consumer.queues(topic))
+            assert consumer.poll()[0].body == b"a"
+
+
+def test_pull_batch_size_bounds_a_poll(rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make) -> None:
+    topic = make_topic(queues=1)
+    send(rocketmq, topic, *map(str, range(10)))
+    with make(pull_batch_size=4, consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        assert [len(consumer.poll()) for _ in range(3)] == [4, 4, 2]
+
+
+def test_pull_threshold_for_queue_bounds_what_is_pulled_ahead(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(queues=1)
+    send(rocketmq, topic, *map(str, range(8)))
+    polled: list[str] = []
+    ahead: list[int] = []
+    pull = RemotingMember.pull
+
+    def noted(member: RemotingMember, request: PullRequest, *how: Any) -> None:
+        ahead.append(request.offset - len(polled))
+        pull(member, request, *how)
+
+    monkeypatch.setattr(RemotingMember, "pull", noted)
+    with make(pull_batch_size=1, pull_threshold_for_queue=3, consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        eventually(lambda: len(ahead) == 3)
+        while len(polled) < 8:
+            polled += [message.body.decode() for message in consumer.poll()]
+    assert polled == list(map(str, range(8)))
+    assert ahead[:3] == [0, 1, 2]
+    assert max(ahead) <= 3  # of these one is just being given
+
+
+def test_seeking_and_pausing(rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make) -> None:
+    topic = make_topic(queues=2)
+    with make(consume_from_where="earliest") as consumer:
+        first, second = consumer.queues(topic)
+        send(rocketmq, topic, "a", "b", queue=first)
+        send(rocketmq, topic, "c", queue=second)
+        consumer.assign([first, second])
+        consumer.pause(second)
+        assert texts(consumer, 2) == ["a", "b"]
+        consumer.seek(first, 1)
+        assert texts(consumer, 1) == ["b"]
+        consumer.seek_to_beginning(first)
+        assert texts(consumer, 2) == ["a", "b"]
+        consumer.resume(second)
+        assert texts(consumer, 1) == ["c"]
+        with pytest.raises(OffsetError, match="expected one from 0 to 2"):
+            consumer.seek(first, 3)
+
+
+def test_tags_are_filtered_in_polls_and_rows(rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make) -> None:
+    topic = make_topic(queues=1)
+    for tags, text in (("Aa", "1"), ("BB", "2"), ("c", "3"), ("Aa", "4")):
+        send(rocketmq, topic, text, tags=tags)
+    with make(consume_from_where="earliest") as consumer:
+        consumer.subscribe(topic, tags="Aa || c")
+        assert texts(consumer, 3) == ["1", "3", "4"]
+        consumer.seek_to_beginning()
+        found: list[bytes] = []
+        while len(found) < 3:
+            found += consumer.poll_arrow(5.0)["body"].to_pylist()
+        assert found == [b"1", b"3", b"4"]
+
+
+def other_process(options: dict[str, Any]) -> PullConsumer:
+    """A second member needs a client of its own, as another process has: other connection options make one."""
+    return PullConsumer(**options, connect_timeout="2999ms")
+
+
+def test_1_10_two_members_share_the_queues_and_one_takes_over(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
+) -> None:
+    topic = make_topic(queues=4)
+    with make(consume_from_where="earliest") as first:
+        first.subscribe(topic)
+        eventually(lambda: first.poll(0.05) == [] and len(first.assignment()) == 4)
+        with pytest.raises(LocalProtocolError, match="has a member in this process"):
+            make().subscribe(topic)
+        second = other_process({"name_server": rocketmq.name_server, "group": group})
+        with second:
+            second.subscribe(topic)
+
+            def shared() -> bool:
+                for one in (first, second):
+                    one.poll(0.05)
+                return len(first.assignment()) == len(second.assignment()) == 2
+
+            eventually(shared, 30.0)
+            assert not set(first.assignment()) & set(second.assignment())
+        eventually(lambda: first.poll(0.05) == [] and len(first.assignment()) == 4, 30.0)
+
+
+def test_what_is_wrong_is_told(rocketmq: LocalBroker, make: Make) -> None:
+    with make() as consumer, pytest.raises(RouteNotFound, match="no_such_topic"):
+        consumer.subscribe("no_such_topic")
+    with pytest.raises(OptionError, match="'group' is required"):
+        PullConsumer(name_server=rocketmq.name_server)
+    with pytest.raises(OptionError, match="does not belong to a pull consumer"):
+        make(auto_batch=True)
+
+
+def test_the_client_is_shared_with_producers(rocketmq: LocalBroker, make: Make) -> None:
+    with make() as consumer:
+        given = options_table.parse({"nameServer": rocketmq.name_server})
+        assert session.client(given.for_role("producer")) is session.client(given.for_role("pull consumer"))
+        assert consumer.assignment() == []
+
+
+@contextlib.contextmanager
+def frozen(mq: LocalBroker, broker: str) -> Iterator[None]:
+    """The broker takes connections and says nothing."""
+    pid = mq.pid(broker)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_broker_that_hangs_holds_up_no_other(pair: LocalBroker, group: str) -> None:
+    """Its own messages come when it is back, whatever became of the connection meanwhile."""
+    topic = f"hangs_{group}"
+    pair.create_topic(topic, queues=1)
+    with PullConsumer(name_server=pair.name_server, group=group, consume_from_where="earliest") as consumer:
+        slow, quick = consumer.queues(topic)
+        consumer.assign([slow, quick])
+        with frozen(pair, slow.broker_name):
+            for text in ("a", "b", "c"):
+                send(pair, topic, text, queue=quick)
+                assert texts(consumer, 1, timeout_s=5.0) == [text]
+        send(pair, topic, "d", queue=slow)
+        assert texts(consumer, 1, timeout_s=40.0) == ["d"]
+
+
+def test_a_broker_that_was_killed_is_read_again_when_it_is_back(pair: LocalBroker, group: str) -> None:
+    topic = f"killed_{group}"
+    pair.create_topic(topic, queues=1)
+    with PullConsumer(name_server=pair.name_server, group=group, consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        victim = consumer.assignment()[0]
+        send(pair, topic, "a", queue=victim)
+        assert texts(consumer, 1) == ["a"]
+        consumer.commit()
+        pair.kill(victim.broker_name)
+        assert consumer.poll(0.5) == []
+        pair.restart(victim.broker_name)
+        send(pair, topic, "b", queue=victim)
+        assert texts(consumer, 1, timeout_s=40.0) == ["b"]

@@ -1,0 +1,59 @@
+"""RocketMQ's own commands against a member, as an operator calls them."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker.java import find_java
+from tests.live.consumer.members import Members
+from tests.mockbroker import eventually
+from tests.reading import feed
+
+
+@pytest.fixture
+def mqadmin(members: Members, tmp_path: Path):
+    def run(command: str, *arguments: str) -> str:
+        jars = ":".join(map(str, distro.fetch(["core", "tools"], quiet=True)))
+        flags = ["-XX:TieredStopAtLevel=1", f"-Duser.home={tmp_path}", f"-Drocketmq.home.dir={tmp_path}", "-cp", jars]
+        main = "org.apache.rocketmq.tools.command.MQAdminStartup"
+        call = [str(find_java().path), *flags, main, command, "-n", members.mq.name_server, *arguments]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_consumer_status_shows_the_member_and_its_queues(members: Members, mqadmin) -> None:
+    consumer = members.start()
+    feed(members.mq, members.topic, 16)
+    eventually(lambda: len(members.bodies()) == 16, 30)
+    shown = mqadmin("consumerStatus", "-g", members.group, "-i", consumer.client_id)
+    assert "CONSUME_PASSIVELY" in shown, shown
+    rows = [line.split() for line in shown.splitlines() if line.startswith(members.topic) and "broker-a" in line]
+    assert {row[2] for row in rows} >= {str(i) for i in range(8)}, shown
+
+
+def test_1_9_consumer_progress_shows_no_lag_once_offsets_are_stored(members: Members, mqadmin) -> None:
+    consumer = members.start()
+    feed(members.mq, members.topic, 16)
+    eventually(lambda: len(members.bodies()) == 16, 30)
+    consumer.stop()
+    shown = mqadmin("consumerProgress", "-g", members.group)
+    lines = itertools.dropwhile(lambda line: not line.startswith("#Topic"), shown.splitlines())
+    rows = [line.split() for line in lines if line.startswith(members.topic)]
+    assert {row[2]: (row[3], row[4]) for row in rows} == {str(i): ("2", "2") for i in range(8)}, shown
+
+
+def test_reset_offset_by_time_goes_back_while_the_member_runs(members: Members, mqadmin) -> None:
+    members.start()
+    sent = feed(members.mq, members.topic, 16)
+    eventually(lambda: len(members.bodies()) == 16, 30)
+    members.got.clear()
+    shown = mqadmin("resetOffsetByTime", "-g", members.group, "-t", members.topic, "-s", "1")
+    assert members.topic in shown, shown
+    eventually(lambda: set(members.bodies()) == set(sent), 60)

@@ -1,0 +1,199 @@
+"""Where reads start and end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from rocketmq_spark import session
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import OffsetError, OptionError
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import parse
+from tests.mockbroker import eventually
+from tests.reading import Run, bodies, feed, read
+
+BROKER = "broker-a"
+
+
+class Story:
+    """A topic of two queues: five messages in each, and five more in each at a later time ``cut`` (epoch ms)."""
+
+    def __init__(self, mq: LocalBroker, topic: str) -> None:
+        self.topic = topic
+        self.early = {queue: feed(mq, topic, 5, queues=[queue]) for queue in (0, 1)}
+        stored = [row["storeTimestamp"] for row in read(mq, subscribe=topic)]
+        self.cut = int(max(stored).timestamp() * 1000) + 1
+        eventually(lambda: time.time() * 1000 > self.cut + 1)
+        self.late = {queue: feed(mq, topic, 5, queues=[queue]) for queue in (0, 1)}
+
+    def by_queue(self, **numbers: int) -> str:
+        """JSON with a number for each queue: ``q0=…, q1=…``."""
+        return json.dumps({self.topic: {BROKER: {name[1:]: number for name, number in numbers.items()}}})
+
+    @property
+    def all_early(self) -> set[str]:
+        return {*self.early[0], *self.early[1]}
+
+    @property
+    def all_late(self) -> set[str]:
+        return {*self.late[0], *self.late[1]}
+
+    @property
+    def everything(self) -> set[str]:
+        return self.all_early | self.all_late
+
+
+@pytest.fixture
+def story(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Story:
+    return Story(rocketmq, make_topic(queues=2))
+
+
+@pytest.fixture
+def got(rocketmq: LocalBroker, story: Story) -> Callable[..., set[str]]:
+    """The bodies of a batch read."""
+    return lambda **options: set(bodies(read(rocketmq, subscribe=story.topic, **options)))
+
+
+def test_starting_offsets__a_batch_starts_at_the_earliest_and_refuses_the_latest(got, story):
+    assert got() == got(startingOffsets="earliest") == story.everything
+    for wrong in ("latest", story.by_queue(q0=-1, q1=0)):
+        with pytest.raises(OptionError, match="startingOffsets"):
+            got(startingOffsets=wrong)
+
+
+def test_starting_offsets__by_queue(got, story, rocketmq):
+    assert got(startingOffsets=story.by_queue(q0=7, q1=-2)) == {*story.late[0][2:], *story.early[1], *story.late[1]}
+    with pytest.raises(OffsetError, match=f"{story.topic}/{BROKER}/1"):
+        got(startingOffsets=story.by_queue(q0=1))
+    with pytest.raises(OffsetError, match=f"{story.topic}/{BROKER}/2"):
+        got(startingOffsets=story.by_queue(q0=1, q1=1, q2=1))
+    with pytest.raises(OffsetError, match="11"):
+        got(startingOffsets=story.by_queue(q0=11, q1=1))
+    run = Run(rocketmq, subscribe=story.topic, startingOffsets=story.by_queue(q0=7, q1=-1))
+    more = feed(rocketmq, story.topic, 2, queues=[1])
+    run.drain([*story.late[0][2:], *more])
+    assert Counter(run.read) == Counter({*story.late[0][2:], *more})
+
+
+@pytest.mark.parametrize("where", ["earliest", "latest", None])
+def test_starting_offsets__of_a_stream(rocketmq, story, where):
+    run = Run(rocketmq, subscribe=story.topic, **({"startingOffsets": where} if where else {}))
+    more = feed(rocketmq, story.topic, 4)
+    run.drain(more)
+    assert Counter(run.read) == Counter({*more} if where != "earliest" else story.everything | {*more})
+
+
+def test_starting_offsets__do_not_beat_a_checkpoint_and_say_so(rocketmq, story, caplog):
+    run = Run(rocketmq, subscribe=story.topic, startingOffsets="earliest")
+    run.drain(story.everything)
+    more = feed(rocketmq, story.topic, 4)
+    again = Run(rocketmq, run.offset, subscribe=story.topic, startingOffsets="earliest")
+    again.drain(more)
+    assert Counter(again.read) == Counter(more)
+    assert "the checkpoint decides" in caplog.text
+
+
+def commit(mq: LocalBroker, group: str, offsets: dict[MessageQueue, int]) -> None:
+    mq.admin.create_group(group)
+    parsed = parse({"nameServer": mq.name_server, "subscribe": "t"})
+    assert session.committer(parsed).commit_each(group, offsets, Deadline.after(10)) == {}
+
+
+def test_starting_offsets__committed(rocketmq, got, story):
+    group = f"g-{story.topic}"
+    with pytest.raises(OptionError, match="'group'"):
+        got(startingOffsets="committed")
+    commit(rocketmq, group, {MessageQueue(story.topic, BROKER, 0): 5, MessageQueue(story.topic, BROKER, 1): 10})
+    assert got(startingOffsets="committed", group=group) == {*story.late[0]}
+
+
+def test_committed_fallback__is_an_error_the_earliest_or_the_latest(rocketmq, got, story):
+    group = f"g-{story.topic}"
+    commit(rocketmq, group, {MessageQueue(story.topic, BROKER, 0): 5})
+    asked = {"startingOffsets": "committed", "group": group}
+    for options in (asked, {**asked, "committedFallback": "error"}):
+        with pytest.raises(OffsetError, match=f"{story.topic}/{BROKER}/1"):
+            got(**options)
+    assert got(**asked, committedFallback="earliest") == {*story.late[0], *story.early[1], *story.late[1]}
+    assert got(**asked, committedFallback="latest") == {*story.late[0]}
+
+
+def test_starting_timestamp__in_milliseconds_or_iso_8601(got, story):
+    iso = datetime.fromtimestamp(story.cut / 1000, UTC).isoformat(timespec="milliseconds")
+    assert got(startingTimestamp=story.cut) == story.all_late
+    assert got(startingTimestamp=iso) == got(startingTimestamp=iso.replace("+00:00", "Z")) == story.all_late
+    assert got(startingTimestamp=iso.removesuffix("+00:00")) == story.all_late
+
+
+def test_starting_timestamp__before_everything_and_at_zero(got, story):
+    assert got(startingTimestamp=0) == got(startingTimestamp=1) == story.everything
+    assert got(startingTimestamp="1971-01-01T00:00:00Z") == story.everything
+
+
+def test_starting_timestamp__beats_the_other_two(got, story):
+    others = {"startingOffsetsByTimestamp": story.by_queue(q0=0, q1=0), "startingOffsets": story.by_queue(q0=9, q1=9)}
+    assert got(startingTimestamp=story.cut, **others) == story.all_late
+
+
+def test_starting_timestamp__of_a_stream(rocketmq, story):
+    run = Run(rocketmq, subscribe=story.topic, startingTimestamp=story.cut)
+    run.drain(story.all_late)
+    assert Counter(run.read) == Counter(story.all_late)
+
+
+def test_starting_offsets_by_timestamp__for_each_queue_and_before_offsets(got, story):
+    mixed = story.by_queue(q0=story.cut, q1=0)
+    expected = {*story.late[0], *story.early[1], *story.late[1]}
+    assert got(startingOffsetsByTimestamp=mixed) == expected
+    assert got(startingOffsetsByTimestamp=mixed, startingOffsets=story.by_queue(q0=9, q1=9)) == expected
+    with pytest.raises(OffsetError, match=f"{story.topic}/{BROKER}/0"):
+        got(startingOffsetsByTimestamp=story.by_queue(q1=0))
+
+
+def test_starting_offsets_by_timestamp_strategy__when_no_message_is_that_young(rocketmq, got, story):
+    future = story.cut + 10**9
+    for option in ({"startingTimestamp": future}, {"startingOffsetsByTimestamp": story.by_queue(q0=0, q1=future)}):
+        with pytest.raises(OffsetError, match=f"{story.topic}/{BROKER}/1"):
+            got(**option)
+        with pytest.raises(OffsetError, match="startingOffsetsByTimestampStrategy"):
+            got(**option, startingOffsetsByTimestampStrategy="error")
+    latest = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert got(startingTimestamp=future, **latest) == set()
+    run = Run(rocketmq, subscribe=story.topic, startingTimestamp=future, **latest)
+    more = feed(rocketmq, story.topic, 2)
+    run.drain(more)
+    assert Counter(run.read) == Counter(more)
+
+
+def test_ending_offsets__by_queue(got, story):
+    assert got(endingOffsets=story.by_queue(q0=2, q1=-1)) == {*story.early[0][:2], *story.early[1], *story.late[1]}
+    assert got(endingOffsets="latest") == story.everything
+    for wrong in ("earliest", story.by_queue(q0=-2, q1=1)):
+        with pytest.raises(OptionError, match="endingOffsets"):
+            got(endingOffsets=wrong)
+    with pytest.raises(OffsetError, match="start"):
+        got(startingOffsets=story.by_queue(q0=5, q1=0), endingOffsets=story.by_queue(q0=4, q1=1))
+
+
+def test_ending_timestamp__is_exclusive_and_beats_the_others(got, story):
+    assert got(endingTimestamp=story.cut) == story.all_early
+    others = {"endingOffsets": story.by_queue(q0=1, q1=1), "endingOffsetsByTimestamp": story.by_queue(q0=1, q1=1)}
+    assert got(endingTimestamp=story.cut, **others) == story.all_early
+    assert got(endingTimestamp=1) == set()
+    assert got(endingTimestamp=story.cut + 10**9) == story.everything
+    assert got(startingTimestamp=story.cut, endingTimestamp=story.cut) == set()
+
+
+def test_ending_offsets_by_timestamp__for_each_queue(got, story):
+    ends = story.by_queue(q0=story.cut, q1=story.cut + 10**9)
+    assert got(endingOffsetsByTimestamp=ends) == {*story.early[0], *story.early[1], *story.late[1]}
+    assert got(endingOffsetsByTimestamp=ends, endingOffsets=story.by_queue(q0=1, q1=1)) == got(
+        endingOffsetsByTimestamp=ends
+    )
