@@ -26,7 +26,18 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 /** RocketMQ's own Java client, timed. Written for Janino: no lambdas, no inferred type arguments. */
 public class Bench {
-    public static void main(String[] args) throws Exception {
+    /** A client that failed leaves threads behind that would keep the JVM alive and silent. */
+    public static void main(String[] args) {
+        try {
+            bench(args);
+            System.exit(0);
+        } catch (Throwable e) {
+            e.printStackTrace();
+            System.exit(1);
+        }
+    }
+
+    static void bench(String[] args) throws Exception {
         String mode = args[0];
         String nameServer = args[1];
         String topic = args[2];
@@ -60,7 +71,6 @@ public class Bench {
             }
             counts = System.nanoTime() - started > Long.getLong("warmUpMs") * 1000000L;
         }
-        System.exit(0);
     }
 
     static long cpu;
@@ -106,13 +116,12 @@ public class Bench {
         consumer.setAutoCommit(false);
         consumer.setPullBatchSize(batchSize);
         consumer.setPullThreadNums(threads);
+        // Not by seekToBegin: it interrupts pulls that are under way, which closes the connection now and then.
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.start();
         Collection queues = consumer.fetchMessageQueues(topic);
         long begin = System.nanoTime();
         consumer.assign(queues);
-        for (java.util.Iterator it = queues.iterator(); it.hasNext();) {
-            consumer.seekToBegin((MessageQueue) it.next());
-        }
         Seen seen = new Seen();
         long last = System.nanoTime();
         while (seen.distinct < count && System.nanoTime() - last < 20000000000L) {

@@ -172,7 +172,7 @@ def java_command(main_class: str) -> list[str]:
         str(find_java().path), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
         "-Dfile.encoding=UTF-8", f"-Duser.home={classes}",
         "-cp", os.pathsep.join([str(classes), class_path()]),
-        main_class,
+        "Main", main_class,
     ]  # fmt: skip
 
 

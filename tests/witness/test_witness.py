@@ -20,3 +20,9 @@ def test_what_was_sent_is_read(broker_cluster, topic, batch):
     sizes = {record.kind: record.size for record in sent}
     assert (sizes["plain"], sizes["big"]) == (100, 60 << 10)
     assert sizes["zlib"] == sizes["lz4"] == sizes["zstd"] == 8000
+
+
+def test_a_witness_that_fails_ends(broker_cluster):
+    """The threads of its client would keep the JVM alive until the time-out."""
+    with pytest.raises(RuntimeError, match=r"(?s)Send ended with 1:.*for this topic, no-such"):
+        java_send(broker_cluster.name_server, "no-such-topic-for-the-witness", 1)
