@@ -1,4 +1,4 @@
-"""How the whole suite runs: quick tests first, and with ``--complete`` a skipped test or a missing broker is a failure."""
+"""How the whole suite runs: quick tests first, one session of Spark for all, and nothing skipped in silence."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ PROCESSES = {
 }
 # And those among them that start Spark without asking for a fixture.
 SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_play.py"}
+# The folder whose tests share one session of Spark.
+SESSION = "tests/spark/"
 # Fixtures that start servers, and those that start Spark.
 CLUSTERS = {*SHARED, "make_cluster", "forgetful", "growing", "rooms", "proxied"}
 SPARKS = {"spark", "start_script", "run_script"}
@@ -49,7 +51,10 @@ _seed = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--complete", action="store_true", help="fail unless every kind of test ran and none was skipped")
+    parser.addoption(
+        "--complete", nargs="?", const="all", choices=("memory", "all"),
+        help="fail when a test was skipped; and, but for what runs in memory, unless every kind of test ran",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,6 +80,19 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     seed = config.stash[_seed]
     return [f"examples of hypothesis: seed {seed} (again: --hypothesis-seed={seed})"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """File by file, as ``--dist loadfile``, but all files of one Spark session go to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return SESSION if file.startswith(SESSION) else file
+
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -123,10 +141,10 @@ def _problems(config: pytest.Config) -> list[str]:
     if not config.getoption("complete") or hasattr(config, "workerinput"):
         return []
     seen = config.stash[_seen]
-    if config.getoption("numprocesses", None):  # what runs beside each other runs in memory: see the Makefile
-        return [f"{seen['skipped']} tests were skipped"] if seen["skipped"] else []
-    found = [f"no test that needs a {what} has passed" for what in NEEDS.values() if not seen[what]]
-    return [f"{seen['skipped']} tests were skipped", *found] if seen["skipped"] else found
+    skipped = [f"{seen['skipped']} tests were skipped"] if seen["skipped"] else []
+    if config.getoption("complete") == "memory":
+        return skipped
+    return [*skipped, *(f"no test that needs a {what} has passed" for what in NEEDS.values() if not seen[what])]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -76,3 +76,17 @@ def test_examples_are_the_same_where_that_is_asked_for(inner: pytest.Pytester, m
 def test_marks_are_given_by_what_a_test_asks_for(inner: pytest.Pytester, marks: str, names: list[str]) -> None:
     found = re.findall(r"::test_(\w+)$", run(inner, "--collect-only", "-q", "-m", marks), re.MULTILINE)
     assert sorted(found) == sorted(names)
+
+
+def test_a_kind_of_test_that_never_ran_is_a_failure(inner: pytest.Pytester) -> None:
+    text = run(inner, "--complete", "-k", "test_live")
+    assert "NOT COMPLETE: no test that needs a Spark has passed" in text
+    assert "real broker" not in text
+    assert "NOT COMPLETE" not in run(inner, "--complete=memory", "-k", "test_live")
+    assert "NOT COMPLETE" not in run(inner, "-n2", "--dist=loadfile", "--complete", "-k", "test_live or test_spark")
+
+
+@pytest.mark.parametrize("complete", ["--complete", "--complete=memory"])
+def test_a_test_that_did_not_run_is_a_failure(inner: pytest.Pytester, complete: str) -> None:
+    inner.makepyfile(test_absent="import unittest\n\ndef test_absent(): raise unittest.SkipTest")
+    assert "NOT COMPLETE: 1 tests were skipped" in run(inner, complete, "-k", "test_live or test_spark or test_absent")
