@@ -70,7 +70,7 @@ class Inbox:
 # --- heartbeats
 
 
-def test_one_heartbeat_has_all_groups_of_producers_and_consumers(broker: MockBroker, parts: Parts) -> None:
+def test_1_1_1_6_one_heartbeat_has_all_groups_of_producers_and_consumers(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     for member in (Member("pg2"), Member("pg1"), Member("pg1"), consumer()):
         parts.instance.join(member)
@@ -114,7 +114,7 @@ def test_names_are_those_of_the_namespace(broker: MockBroker) -> None:
     tenant.pool.close()
 
 
-def test_producers_are_told_to_masters_and_consumers_to_slaves_too(broker: MockBroker, parts: Parts) -> None:
+def test_1_1_1_6_producers_are_told_to_masters_and_consumers_to_slaves_too(broker: MockBroker, parts: Parts) -> None:
     data = {"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": broker.address, "1": broker.address}}
     queues = {"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     broker.on(ROUTE, ok(json.dumps({"brokerDatas": [data], "queueDatas": [queues]}).encode()))
@@ -147,7 +147,7 @@ def test_the_last_of_a_group_tells_that_it_leaves(broker: MockBroker, parts: Par
     assert beats(broker) == []
 
 
-def test_a_consumer_group_has_one_member_here(parts: Parts) -> None:
+def test_4_31_a_consumer_group_has_one_member_here(parts: Parts) -> None:
     first = consumer()
     parts.instance.join(first)
     parts.instance.join(Member("cg", 0.0))  # producers of that name are another group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.long_polls import LongPolls, command_of, replica, wanted_of
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.codes import PullSysFlag, Request, Response
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.remoting.pool import Dialling, Pool
@@ -136,6 +137,23 @@ def test_1_26_1_27_an_offset_comes_along_to_a_master_only(
 ) -> None:
     command = command_of(replace(REQUEST, commit_offset=commit), Calls(Pool(Dialling())), to_master)
     assert (command.ext["sysFlag"], command.ext["commitOffset"]) == (str(flag), str(sent))
+
+
+def test_1_27_a_pull_of_a_slave_brings_no_offset_along(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker({Request.PULL_MESSAGE: ok(b"", **BOUNDS)}) as slave:
+        broker.on(Request.PULL_MESSAGE, ok(b"", **BOUNDS))
+        data = {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address, "1": slave.address}}
+        queues = {"brokerName": "broker-a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+        body = json.dumps({"brokerDatas": [data], "queueDatas": [queues]}).encode()
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, ok(body))
+        parts.routes.get("t")
+        flags = {}
+        for replica_id, one in ((0, broker), (1, slave)):
+            pull(parts, replace(REQUEST, broker_id=replica_id, commit_offset=7))
+            (seen,) = one.seen(Request.PULL_MESSAGE)
+            flags[replica_id] = PullSysFlag(int(seen.ext["sysFlag"])), seen.ext["commitOffset"]
+        waits = PullSysFlag.SUSPEND
+        assert flags == {0: (waits | PullSysFlag.COMMIT_OFFSET, "7"), 1: (waits, "0")}
 
 
 def test_what_does_not_wait_says_so() -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,33 @@ def test_queues_are_sorted_and_the_same_object_while_nothing_changes(broker: Moc
     assert parts.member.queues("t", parts.soon, refresh=True) is found
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(3, {"broker-a": broker.address}))
     assert len(parts.member.queues("t", parts.soon, refresh=True)) == 3
+
+
+def test_1_7_queues_are_asked_for_again_after_thirty_seconds(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("rocketmq_spark.client.route.time", SimpleNamespace(monotonic=lambda: now[0]))
+    parts.member.queues("t", parts.soon)
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(3, {"broker-a": broker.address}))
+    now[0] += 29.9
+    assert len(parts.member.queues("t", parts.soon)) == 2
+    now[0] += 0.2
+    assert len(parts.member.queues("t", parts.soon)) == 3
+
+
+def test_1_8_a_broker_that_left_the_routes_gets_no_heartbeat_and_is_forgotten(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker({Request.HEART_BEAT: ok()}) as other:
+        broker.on(Request.HEART_BEAT, ok())
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": other.address}))
+        parts.member.queues("t", parts.soon)
+        join(parts, "g")
+        parts.member.heartbeat(parts.soon)
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        assert len(parts.member.queues("t", parts.soon, refresh=True)) == 1
+        parts.member.heartbeat(parts.soon)
+        assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [2, 1]
+        assert parts.routes.broker("broker-b") is None
 
 
 def test_without_a_name_server_queues_are_what_they_were(

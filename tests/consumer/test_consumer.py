@@ -19,7 +19,7 @@ from tests.queues import q, qs
 ALL = qs("a:0-1 b:0-1")
 
 
-def test_1_13_a_consumer_has_its_queues_at_once_and_pulls_half_a_second_later(group: GroupBench) -> None:
+def test_1_13_4_30_a_consumer_has_its_queues_at_once_and_pulls_half_a_second_later(group: GroupBench) -> None:
     group.brokers.send(q("a:0"), b"1", b"2")
     group.brokers.offsets[q("a:0")] = 0
     consumer, port = group.start()
@@ -143,7 +143,7 @@ def test_broadcasting_members_get_everything_and_keep_offsets_in_a_file(group: G
     assert ("m3", b"1", 0) not in group.got
 
 
-def test_a_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
+def test_4_31_a_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
     consumer, port = group.start()
     second = Consumer(port, consumer.settings, lambda _: ManualTimer(group.time))
     second.subscribe("T")

@@ -23,6 +23,47 @@ def test_1_14_each_pull_goes_on_where_the_answer_before_it_ended(group: GroupBen
     assert pulls(port) == [0, 32, 64, 70]
 
 
+def test_1_29_no_pull_asks_for_what_it_says_is_finished(group: GroupBench) -> None:
+    group.brokers.offsets[A] = 0
+    _, port = group.start(lambda messages, context: 1 / 0 if messages[0].body == b"7" else None)
+    for turn in range(4):
+        group.brokers.send(A, *(str(i).encode() for i in range(turn, turn + 9)))
+        group.time.advance(16)
+    told = [(request.offset, request.commit_offset) for request in port.seen("pull") if request.queue == A]
+    assert len([commit for _, commit in told if commit]) >= 4
+    assert all(offset >= (commit or 0) for offset, commit in told)
+    assert told[-1] == (36, 36)
+
+
+def test_1_27_an_offset_that_went_back_at_its_broker_stops_nobody_and_is_put_right(group: GroupBench) -> None:
+    group.brokers.offsets[A] = 0
+    consumer, port = group.start()
+    group.brokers.send(A, *(b"x" for _ in range(5)))
+    group.time.advance(11)
+    assert group.brokers.offsets[A] == 5
+    group.brokers.offsets[A] = 2  # a later word of an older pull, or a broker that was restarted
+    group.time.advance(16)  # the next pull brings it along
+    assert (group.brokers.offsets[A], len(group.got)) == (5, 5)
+    assert consumer.stats()["lag"] == 0
+    assert pulls(port)[-1] == 5
+
+
+def test_4_31_a_queue_has_one_pull_however_often_it_changes_hands(group: GroupBench) -> None:
+    """``FakeMember`` refuses a second one."""
+    first, port = group.start()
+    for _ in range(5):
+        second, _ = group.start()
+        group.time.advance(2)
+        second.stop()
+        group.time.advance(2)
+        group.brokers.told()
+    assert group.owned(first) == qs("a:0-1 b:0-1")
+    assert port.begun[B] >= 5
+    group.time.advance(31)
+    parked = [request.queue for request, _ in group.brokers.parked if request.queue.topic == "T"]
+    assert sorted(parked) == qs("a:0-1 b:0-1")
+
+
 def test_1_31_a_pull_that_finds_nothing_is_held_and_then_repeated_at_once(group: GroupBench) -> None:
     _, port = group.start()
     group.time.advance(0.6)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.queues.allocation import allocate
 from tests.consumer.group import FakeMember, GroupBench
-from tests.queues import qs
+from tests.queues import q, qs
 
 ALL = qs("a:0-1 b:0-1")
 
@@ -46,6 +46,44 @@ def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group
     assert runs(port) - before == 10
     assert group.owned(consumer) == ALL
     assert "the strategy says ZeroDivisionError('mine')" in caplog.text
+
+
+def test_1_11_nothing_moves_while_nothing_changes(group: GroupBench) -> None:
+    members = [group.start() for _ in range(3)]
+    group.time.advance(5)
+    owned = [group.owned(consumer) for consumer, _ in members]
+    begun = [dict(port.begun) for _, port in members]
+    before = [runs(port) for _, port in members]
+    group.time.advance(61)
+    assert [runs(port) - was for (_, port), was in zip(members, before, strict=True)] == [3, 3, 3]
+    assert [group.owned(consumer) for consumer, _ in members] == owned == [ALL[:2], ALL[2:3], ALL[3:]]
+    assert [dict(port.begun) for _, port in members] == begun
+
+
+def test_1_7_new_queues_are_owned_with_the_next_rebalance(group: GroupBench) -> None:
+    first, _ = group.start()
+    second, _ = group.start()
+    group.time.advance(5)
+    group.brokers.topics["T"] = qs("a:0-3 b:0-3")
+    group.time.advance(20)
+    assert group.owned(first) + group.owned(second) == qs("a:0-3 b:0-3")
+    group.brokers.send(q("b:3"), b"new")
+    group.time.advance(1)
+    assert group.bodies() == [b"new"]
+
+
+def test_1_8_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: GroupBench) -> None:
+    consumer, port = group.start()
+    group.time.advance(5)
+    group.brokers.topics["T"] = qs("a:0-1")
+    group.time.advance(20)
+    assert group.owned(consumer) == ALL[:2]
+    port.calls.clear()
+    group.time.advance(60)
+    asked = {request.queue.broker_name for request in port.seen("pull")}
+    stored = {queue.broker_name for offsets in port.seen("commit") for queue in offsets}
+    assert (asked, stored - {"a"}) == ({"a"}, set())
+    assert not [queue for queue in consumer._running.held.offsets.every() if queue.broker_name == "b"]
 
 
 def test_4_5_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monkeypatch, caplog) -> None:
