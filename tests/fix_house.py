@@ -31,7 +31,7 @@ SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_pla
 # The folder whose tests share one session of Spark.
 SESSION = "tests/spark/"
 # Fixtures that start servers, and those that start Spark.
-CLUSTERS = {*SHARED, "make_cluster", "forgetful", "growing", "rooms", "proxied"}
+CLUSTERS = {*SHARED, "make_cluster", "forgetful", "growing", "hasty", "rooms", "proxied"}
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.
 MARKS: dict[str, tuple[str, set[str]]] = {

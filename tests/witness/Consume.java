@@ -7,49 +7,103 @@ import java.util.Map;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyContext;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
  * RocketMQ's own member of a consumer group: prints what its listener gets, one JSON object each, until its standard input
- * ends; then it leaves the group. With fail=true the listener fails each time.
+ * ends; then it leaves the group. With fail=true the listener fails each time, tries=N times before a message is a dead
+ * letter; with ordered=true it is an orderly one; ordered=NAME is a second member, orderly, of that group.
  */
-public class Consume implements MessageListenerConcurrently {
+public class Consume {
+    private static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true);
+
     public static void main(String[] arguments) throws Exception {
         Map options = Send.options(arguments);
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer((String) options.get("group"));
-        consumer.setNamesrvAddr((String) options.get("nameServer"));
-        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.subscribe((String) options.get("topic"), "*");
-        consumer.registerMessageListener((MessageListenerConcurrently) new Consume("true".equals(options.get("fail"))));
-        consumer.start();
+        String group = (String) options.get("group");
+        String ordered = (String) options.get("ordered");
+        boolean only = "true".equals(ordered);
+        DefaultMQPushConsumer first = started(options, group, only);
+        DefaultMQPushConsumer second = ordered == null || only ? null : started(options, ordered, true);
+        say("started", Long.valueOf(System.currentTimeMillis()));
         while (System.in.read() >= 0) {
         }
-        consumer.shutdown();
+        first.shutdown();
+        if (second != null) {
+            second.shutdown();
+        }
         System.exit(0);
     }
 
-    private final boolean fail;
-    private final PrintStream out;
-
-    Consume(boolean fail) throws Exception {
-        this.fail = fail;
-        this.out = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true, "UTF-8");
+    private static DefaultMQPushConsumer started(Map options, String group, boolean orderly) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr((String) options.get("nameServer"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        // Else what is on its way back to the broker when it leaves is sent a second time.
+        consumer.setAwaitTerminationMillisWhenShutdown(10000);
+        if (options.containsKey("tries")) {
+            consumer.setMaxReconsumeTimes(Integer.parseInt((String) options.get("tries")));
+        }
+        consumer.subscribe((String) options.get("topic"), "*");
+        Consume listener = new Consume(group, "true".equals(options.get("fail")));
+        if (orderly) {
+            consumer.registerMessageListener((MessageListenerOrderly) listener.new Orderly());
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) listener.new Concurrently());
+        }
+        consumer.start();
+        return consumer;
     }
 
-    public ConsumeConcurrentlyStatus consumeMessage(List messages, ConsumeConcurrentlyContext context) {
+    private static void say(String name, Object value) {
+        Map line = new LinkedHashMap();
+        line.put(name, value);
+        OUT.println(JSON.toJSONString(line));
+    }
+
+    private final String group;
+    private final boolean fail;
+
+    Consume(String group, boolean fail) {
+        this.group = group;
+        this.fail = fail;
+    }
+
+    private void note(List messages) {
         for (Iterator all = messages.iterator(); all.hasNext();) {
             MessageExt message = (MessageExt) all.next();
             Map line = new LinkedHashMap();
-            line.put("body", new String(message.getBody(), java.nio.charset.StandardCharsets.UTF_8));
+            line.put("at", Long.valueOf(System.currentTimeMillis()));
+            line.put("group", group);
+            line.put("id", message.getMsgId());
+            line.put("broker", message.getBrokerName());
             line.put("queue", Integer.valueOf(message.getQueueId()));
             line.put("offset", Long.valueOf(message.getQueueOffset()));
             line.put("times", Integer.valueOf(message.getReconsumeTimes()));
-            synchronized (out) {
-                out.println(JSON.toJSONString(line));
+            line.put("body", new String(message.getBody(), java.nio.charset.StandardCharsets.UTF_8));
+            String text = JSON.toJSONString(line);
+            synchronized (OUT) {
+                OUT.println(text);
             }
         }
-        return fail ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+    }
+
+    /** The client takes what implements both kinds for orderly: so each is a class. */
+    private class Concurrently implements MessageListenerConcurrently {
+        public ConsumeConcurrentlyStatus consumeMessage(List messages, ConsumeConcurrentlyContext context) {
+            note(messages);
+            return fail ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        }
+    }
+
+    private class Orderly implements MessageListenerOrderly {
+        public ConsumeOrderlyStatus consumeMessage(List messages, ConsumeOrderlyContext context) {
+            note(messages);
+            return fail ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
+        }
     }
 }

@@ -28,9 +28,9 @@ EARLIEST = ConsumeFrom(Where.EARLIEST)
 class JavaMember:
     """``tests/witness/Consume.java`` in a process; what it was handed, as it says."""
 
-    def __init__(self, members: Members, fail: bool) -> None:
-        command = [*java_command("Consume"), f"nameServer={members.mq.name_server}", f"topic={members.topic}"]
-        command += [f"group={members.group}", f"fail={str(fail).lower()}"]
+    def __init__(self, members: Members, **options: object) -> None:
+        given = {"nameServer": members.mq.name_server, "topic": members.topic, "group": members.group, **options}
+        command = [*java_command("Consume"), *(f"{name}={value}" for name, value in given.items())]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -42,17 +42,20 @@ class JavaMember:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(b"{"):
+            if line.startswith(b"{") and "body" in (said := json.loads(line)):
                 with self._lock:
-                    self._got.append(json.loads(line))
+                    self._got.append(said)
+
+    def got(self) -> list[dict[str, Any]]:
+        """A line for each message: ``at`` in ms since 1970, ``id``, ``broker``, ``queue``, ``offset``, ``times`` and ``body``."""
+        with self._lock:
+            return list(self._got)
 
     def bodies(self) -> list[str]:
-        with self._lock:
-            return [each["body"] for each in self._got]
+        return [each["body"] for each in self.got()]
 
     def queues(self) -> set[int]:
-        with self._lock:
-            return {each["queue"] for each in self._got}
+        return {each["queue"] for each in self.got()}
 
     def stop(self) -> None:
         """It leaves the group when its standard input ends."""
@@ -95,9 +98,9 @@ class Members:
         return consumer
 
     @contextmanager
-    def java(self, fail: bool = False) -> Iterator[JavaMember]:
+    def java(self, fail: bool = False, **options: object) -> Iterator[JavaMember]:
         """A member of RocketMQ's own client in this group, which succeeds with everything or with nothing."""
-        made = JavaMember(self, fail)
+        made = JavaMember(self, fail=str(fail).lower(), **options)
         try:
             yield made
         finally:

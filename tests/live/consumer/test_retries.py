@@ -1,0 +1,163 @@
+"""When a message that always fails comes again, how often, and where it ends; RocketMQ's own client sees the same."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
+from rocketmq_spark.consumer.levels import FIRST_LEVEL, delay_s, retry_level
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from tests.live.consumer.members import Members
+from tests.mockbroker import eventually
+from tests.reading import feed
+from tests.witness import java_read
+
+# Neighbours differ, so that a level taken twice or left out shows in the times; after two failures there is time to stop.
+LEVELS = ("1s", "2s", "1s", "3s", *(("1s", "2s") * 7))
+TRIES = 16
+SCHEDULED = "SCHEDULE_TOPIC_XXXX"  # one queue for each level: what the broker holds back
+FEW = 5
+JAVA_GROUP = "g-java"
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[LocalBroker]:
+    """A broker whose delays are short."""
+    with LocalBroker(conf={"messageDelayLevel": " ".join(LEVELS)}, quiet=True) as mq:
+        yield mq
+
+
+@pytest.fixture
+def make_members(hasty: LocalBroker) -> Iterator:
+    made: list[Members] = []
+
+    def make(topic: str) -> Members:
+        made.append(Members(hasty, topic))
+        # Java's client takes a minute to notice a topic that was not there when it started.
+        for name in (topic, RETRY_PREFIX + made[-1].group, RETRY_PREFIX + JAVA_GROUP):
+            hasty.create_topic(name, queues=1)
+        return made[-1]
+
+    yield make
+    for members in made:
+        for consumer in members.all:
+            consumer.stop(5)
+
+
+class Fails:
+    """A listener that never succeeds; ``got`` is how often each message had come before, and when it came, in ms."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, float]] = []
+
+    def __call__(self, messages: list[ReceivedMessage], context: object) -> None:
+        self.got += [(message.reconsume_times, 1000 * time.time()) for message in messages]
+        raise RuntimeError("never")
+
+    def times(self) -> list[int]:
+        return [times for times, _ in self.got]
+
+
+def levels_used(mq: LocalBroker) -> dict[int, int]:
+    """How many messages each level has held back so far."""
+    bounds = mq.admin.describe_topic(SCHEDULED)
+    return {queue.queue_id + 1: found.max_offset for queue, found in bounds.items() if found.max_offset}
+
+
+def dead(members: Members, group: str) -> list[str]:
+    return [record.id for record in java_read(members.mq.name_server, DLQ_PREFIX + group, 1)]
+
+
+def never_early(came: list[float]) -> None:
+    for times, (before, after) in enumerate(itertools.pairwise(came)):
+        assert after - before >= 1000 * delay_s(retry_level(times), LEVELS), f"repetition {times + 1} came early"
+
+
+def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repetitions_as_javas_does(
+    make_members,
+) -> None:
+    members = make_members("poison")
+    before = levels_used(members.mq)
+    listener = Fails()
+    with members.java(fail=True, group=JAVA_GROUP) as theirs:
+        members.start(listener)
+        feed(members.mq, members.topic, 1)
+        expected = list(range(TRIES + 1))
+        eventually(lambda: listener.times()[TRIES:] != [] and len(theirs.got()) > TRIES, 180)
+        eventually(lambda: members.all[0].stats()["sent_back"] == TRIES + 1, 30)
+        (ours_dead,), (theirs_dead,) = dead(members, members.group), dead(members, JAVA_GROUP)
+    assert members.all[0].stop() == []
+    assert listener.times() == [each["times"] for each in theirs.got()] == expected
+    never_early([at for _, at in listener.got])
+    never_early([each["at"] for each in theirs.got()])
+    assert {each["id"] for each in theirs.got()} == {ours_dead} == {theirs_dead}
+    assert {message.msg_id for _, message in members.got} == {ours_dead}
+    held_back = {level: count - before.get(level, 0) for level, count in levels_used(members.mq).items()}
+    assert held_back == {FIRST_LEVEL + times: 2 for times in range(TRIES)}  # one of each group
+
+
+@pytest.mark.parametrize("first", ["ours", "java"])
+def test_1_24_counts_go_on_where_a_member_of_the_other_kind_left_them(make_members, first: str) -> None:
+    members = make_members(f"poison-{first}")
+    mq, before = members.mq, sum(levels_used(members.mq).values())
+    dead_letters = DLQ_PREFIX + members.group
+    retried = MessageQueue(RETRY_PREFIX + members.group, "broker-a", 0)
+
+    def failed_twice() -> bool:
+        return sum(levels_used(mq).values()) - before >= 2
+
+    def finished() -> bool:
+        """The last offset is stored, which comes after the dead letter."""
+        return mq.admin.brokers.committed(members.group, [retried], Deadline.after(10))[retried] == FEW
+
+    def ours(over: Callable[[], bool]) -> list[int]:
+        listener = Fails()
+        consumer = members.start(listener, max_tries=FEW)
+        eventually(over, 60)
+        assert consumer.stop() == []
+        return listener.times()
+
+    def java(over: Callable[[], bool]) -> list[int]:
+        with members.java(fail=True, tries=FEW) as theirs:
+            eventually(over, 60)
+        return [each["times"] for each in theirs.got()]
+
+    (body,) = feed(mq, members.topic, 1)
+    turns = (ours, java) if first == "ours" else (java, ours)
+    early, late = turns[0](failed_twice), turns[1](finished)
+    assert early[:2] == [0, 1]
+    assert early + late == list(range(FEW + 1))
+    (found,) = java_read(mq.name_server, dead_letters, 1, bodies=True)
+    assert found.body.decode() == body
+
+
+def test_1_18_a_message_whose_listener_hangs_comes_again_and_its_queue_goes_on(make_members) -> None:
+    members = make_members("stuck")
+    go_on = threading.Event()
+
+    def hangs(messages: list[ReceivedMessage], context: object) -> None:
+        if messages[0].body.decode() == stuck and not messages[0].reconsume_times:
+            go_on.wait(120)
+
+    (stuck,) = feed(members.mq, members.topic, 1)
+    consumer = members.start(hangs, consume_timeout_s=1.0, persist_interval_s=0.5)
+    try:
+        (other,) = feed(members.mq, members.topic, 1)
+        came = Counter({stuck: 2, other: 1})
+        eventually(lambda: Counter(members.bodies()) == came, 60)
+        eventually(lambda: set(members.stored().values()) == {2}, 30)
+        assert not go_on.is_set()
+        assert consumer.stats()["sent_back"] == 1
+        assert max(message.reconsume_times for _, message in members.got) == 1
+    finally:
+        go_on.set()
+    assert consumer.stop() == []
+    assert Counter(members.bodies()) == came
