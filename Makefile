@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos bench docs clean java
+.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs clean java
 .NOTPARALLEL:
 
 demo: java $(READY)
@@ -27,8 +27,9 @@ source-4.2: $(READY)
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
-# A part of it: make soak ONLY=pipelines, ONLY=properties, or ONLY=chaos SEED=7 SECONDS=480 (a new seed each time without SEED).
-soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-chaos)
+# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
+# (a new seed each time without SEED).
+soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-chaos soak-group)
 
 soak-pipelines: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/live/loss tests/live/growth
@@ -38,6 +39,9 @@ soak-properties: $(READY)
 
 soak-chaos: $(READY)
 	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(SECONDS) $(PYTEST) -s tests/chaos/chaos.py
+
+soak-group: $(READY)
+	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(SECONDS) $(PYTEST) -s tests/chaos/group.py
 
 bench: java $(READY)
 	@$(BIN)/python -m benchmarks $(ARGUMENTS)

@@ -1,0 +1,49 @@
+"""A process with a concurrent and an ordered member, as users write them; it says what it gets and ends with SIGTERM.
+
+``python -m tests.chaos.group_member NAME_SERVER TOPIC GROUP ORDERED_GROUP``; a line is out before its listener returns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rocketmq_spark import Consumer
+from rocketmq_spark.model import ReceivedMessage
+
+
+def noting(group: str) -> Callable[[Sequence[ReceivedMessage], Any], None]:
+    def listener(messages: Sequence[ReceivedMessage], context: Any) -> None:
+        at = time.time_ns() // 1_000_000
+        lines = "".join(line(at, group, message) for message in messages)
+        os.write(1, lines.encode())  # one call: a kill leaves whole lines
+
+    return listener
+
+
+def line(at: int, group: str, m: ReceivedMessage) -> str:
+    """As Consume.java writes it."""
+    place = {"broker": m.broker_name, "queue": m.queue_id, "offset": m.queue_offset, "times": m.reconsume_times}
+    return json.dumps({"at": at, "group": group, "id": m.msg_id, **place, "body": m.body.decode()}) + "\n"
+
+
+def main(name_server: str, topic: str, group: str, ordered_group: str) -> None:
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    common = {"name_server": name_server, "consume_from_where": "earliest"}
+    with Consumer(group=group, **common) as one, Consumer(group=ordered_group, ordered=True, **common) as other:
+        for consumer in (one, other):
+            consumer.subscribe(topic)
+            consumer.start(noting(consumer.settings.group))
+        os.write(1, b'{"started": true}\n')
+        over.wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

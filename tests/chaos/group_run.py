@@ -1,0 +1,124 @@
+"""A mixed group's run: producers by keys, accidents, and the accounts at the end."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.localbroker import LocalBroker
+from tests.chaos.group_books import calm, disordered, explained, failed, lost, shared
+from tests.chaos.group_crew import KINDS, ORDERED, TOPIC, Crew
+
+Plan = Callable[[Crew], Iterator[Callable[[], str]]]
+
+QUEUES_A_BROKER = 6
+THREADS, KEYS = 8, 96
+DRAIN_S = 240.0
+AGAIN_S = 0.1
+
+
+class Producers:
+    """Threads that send ``count`` messages by keys, evenly over ``seconds``, and what they missed as soon as they can."""
+
+    def __init__(self, name_server: str, count: int, seconds: float) -> None:
+        self.sent: list[str] = []
+        self.failed: list[RocketMQError] = []
+        self._stop = threading.Event()
+        self._share = count // THREADS
+        self._every_s = seconds / self._share
+        self._producer = Producer(name_server=name_server, group="soak", send_timeout="10s")
+        self._threads = [threading.Thread(target=self._send, args=(i,)) for i in range(THREADS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self, thread: int) -> None:
+        begun = time.monotonic()
+        for number in range(self._share):
+            if self._stop.wait(max(0.0, begun + number * self._every_s - time.monotonic())):
+                return
+            key = f"k{thread + THREADS * (number % (KEYS // THREADS))}"
+            while not self._stop.is_set() and not self._acknowledged(key, number):
+                pass
+
+    def _acknowledged(self, key: str, number: int) -> bool:
+        """One that must have its queue is tried once, as by Java's client: who wants it there sends it again."""
+        message = Message(TOPIC, f"{key}:{number}".encode(), keys=[key])
+        try:
+            result = self._producer.send(message, selector="hash", arg=key)
+        except RocketMQError as e:
+            if not e.retriable:
+                self.failed.append(e)
+                self._stop.set()
+            self._stop.wait(AGAIN_S)
+            return False
+        self.sent.append(result.msg_id)
+        return True
+
+    @property
+    def running(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        self._producer.close()
+
+
+def run(mq: LocalBroker, folder: Path, count: int, seconds: float, rng: random.Random, plan: Plan) -> None:
+    """``plan`` gives the acts, until the producers have sent everything; then all of it must be there, and fit."""
+    mq.create_topic(TOPIC, QUEUES_A_BROKER)
+    crew = Crew(mq, folder, rng)
+    try:
+        say(crew.join(*KINDS, *KINDS))
+        producers = Producers(mq.name_server, count, seconds)
+        try:
+            for act in plan(crew):
+                say(act())
+                crew.look()
+                if not producers.running:
+                    break
+            crew.watch(lambda: not producers.running, seconds + DRAIN_S)
+        finally:
+            producers.stop()
+        assert not producers.failed, producers.failed
+        sent = set(producers.sent)
+        crew.watch(lambda: all(sent <= {t.id for t in took} for took in crew.took.values()), DRAIN_S)
+        until = time.time()
+        crew.end()
+    finally:
+        crew.abandon()
+    verdict(crew, producers.sent, until)
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def verdict(crew: Crew, sent: list[str], until: float) -> None:
+    """Of each group: the figures are printed, and whatever does not fit is a complaint."""
+    complaints = {}
+    for group, took in crew.took.items():
+        ordered = group == ORDERED
+        counts, unexplained = explained(took, crew.events, ordered)
+        spans = calm(crew.events, until, ordered)
+        kinds = {kind: sum(t.member.startswith(kind) for t in took) for kind in KINDS}
+        say(
+            f"{group}: {len(sent)} sent, {len(took)} consumed {kinds}, repeats {dict(counts)}, "
+            f"calm for {sum(end - begin for begin, end in spans):.0f} s"
+        )
+        complaints[group] = {
+            "lost": lost(sent, took),
+            "sent back": failed(took),
+            "again without a reason": unexplained,
+            "two owners": shared(took, spans),
+            "out of order": disordered(took) if ordered else [],
+        }
+        assert all(kinds.values()), "the members of one kind had nothing"
+    wrong = {(group, what): (len(f), f[:5]) for group, all in complaints.items() for what, f in all.items() if f}
+    assert not wrong, wrong
