@@ -7,11 +7,11 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import codec, consume, harness, latency, memory, planning, read, spark, targets, workload, write
+from benchmarks import codec, consume, harness, idle, latency, memory, planning, read, spark, targets, workload, write
 from benchmarks.harness import Found
 from benchmarks.kafka import KafkaNode, connector_jars
 
-SECTIONS = ("codec", "read", "write", "consume", "latency", "planning", "memory")
+SECTIONS = ("codec", "read", "write", "consume", "idle", "latency", "planning", "memory")
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
         kafka = None
         if not options.no_kafka and {"read", "write", "latency"}.intersection(wanted):
             kafka = stack.enter_context(KafkaNode())
-        if {"codec", "read", "consume", "latency", "memory"}.intersection(wanted):
+        if {"codec", "read", "consume", "idle", "latency", "memory"}.intersection(wanted):
             broker = stack.enter_context(workload.broker())
         if "codec" in wanted:
             codec.run(broker, found, options.repeats)
@@ -38,6 +38,8 @@ def main() -> None:
             session.stop()
         if "consume" in wanted:
             consume.run(broker, options, found)
+        if "idle" in wanted:
+            idle.run(broker, options, found)
         if "latency" in wanted:
             latency.run(broker, kafka, options, found)
         if "memory" in wanted:

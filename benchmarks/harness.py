@@ -170,7 +170,7 @@ def show(table: Table) -> None:
 def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=description)
     parser.add_argument(
-        "sections", nargs="*", help="only these: codec, read, write, consume, latency, planning, memory"
+        "sections", nargs="*", help="only these: codec, read, write, consume, idle, latency, planning, memory"
     )
     parser.add_argument(
         "--messages", type=int, help="messages of 100 B in a read; of 1 KiB, in a write and of slow peers: fewer"

@@ -150,6 +150,12 @@ TARGETS: Sequence[Target] = (
     Target("planning 10,000 queues, warm routes", (1.0,), figure("planning", "warm", "seconds"), True, "s"),
     Target("planning 10,000 queues, cold routes", (5.0,), figure("planning", "cold", "seconds"), True, "s"),
     Target("idle polling of a core", (0.02,), figure("planning", "idle", "of a core"), at_most=True),
+    Target("idle member of a group, 0 queues", (1.0,), figure("idle", "0 queues", "cpu"), True, "% of a core"),
+    Target(
+        "idle member of a group, 1,000 queues of 100 topics", (10.0,),
+        figure("idle", "1,000 queues of 100 topics", "cpu"), True, "% of a core",
+    ),
+    Target("memory that a consuming member gains", (2.0,), figure("idle", "consuming", "grown"), True, "MiB"),
     Target("memory of a read task above the bare worker", (256.0,), largest("memory", "MiB"), True, "MiB"),
 )  # fmt: skip
 

@@ -531,6 +531,13 @@ class Options:
     persist_consumer_offset_interval: float = _row(
         p.positive_duration, 5.0, _PUSH, "how often offsets are stored", shown="5s"
     )
+    rebalance_interval: float = _row(
+        p.positive_duration,
+        20.0,
+        _PUSH,
+        "how often queues are shared out again while no broker tells of a change; a second at least",
+        shown="20s",
+    )
     post_subscription_when_pull: bool = _row(
         p.boolean, False, _PUSH, "pulls bring the filter along instead of trusting in the last heartbeat", shown="false"
     )

@@ -113,6 +113,7 @@ SAMPLES = {
     "suspend_current_queue_time": ("10s", 10.0, "0", "above zero"),
     "consume_timeout": ("1m", 60.0, "0", "above zero"),
     "persist_consumer_offset_interval": ("1s", 1.0, "0", "above zero"),
+    "rebalance_interval": ("1s", 1.0, "0", "above zero"),
     "post_subscription_when_pull": ("true", True, "1", "true or false"),
     "local_offsets_dir": ("/tmp/o", "/tmp/o", "", "not empty"),
     "require_store_ok": ("ok", "ok", "all", "one of any, ok"),

@@ -47,6 +47,7 @@ class Ownership:
         self._begin = begin
         self._now_ms = now_ms
         self.orderly: Orderly | None = None
+        self._left = False
 
     def drop(self, queues: Iterable[MessageQueue]) -> bool:
         """Give up ``queues``; False if a listener still has messages of one of them, which is then given up later."""
@@ -102,8 +103,9 @@ class Ownership:
         return queue.queue in granted
 
     def leave(self, deadline: Deadline) -> None:
-        """Give up everything, whatever listeners do; offsets are stored and locks given back."""
+        """Give up everything, whatever listeners do; offsets are stored and locks given back. Nothing is added any more."""
         with self._held.lock:
+            self._left = True
             queues = list(self._held.queues)
             for each in self._held.queues.values():
                 each.dropped = True
@@ -146,7 +148,7 @@ class Ownership:
         if self._locks:
             fresh.lock.grant(self._now_ms())
         with self._held.lock:
-            if queue in self._held.queues:  # a run beside this one was first
+            if self._left or queue in self._held.queues:  # or a run beside this one was first
                 return False
             self._held.queues[queue] = fresh
             self._held.offsets.put(queue, offset)

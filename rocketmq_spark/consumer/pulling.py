@@ -62,6 +62,7 @@ class Pulling:
         self._subscribed = subscribed
         self._repair = repair
         self._replicas: dict[MessageQueue, int] = {}
+        self._complaints: set[tuple[str, str]] = set()  # brokers, and what they last refused us for
         self.consuming: Consuming | None = None
 
     def begin(self, queue: ProcessQueue, offset: int, in_s: float = flow.FIRST_PULL_S) -> None:
@@ -119,9 +120,10 @@ class Pulling:
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
-            logger.info("a pull of %s at %d failed: %s", queue.queue, offset, answer)
+            self._complain(queue.queue, offset, answer)
         else:
             self._replicas[queue.queue] = answer.broker_id
+            self._complaints = {known for known in self._complaints if known[0] != queue.queue.broker_name}
         then = flow.after(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
         if then.repair is not None:
             logger.warning("offset %d of %s is not to be had; it goes on at %d", offset, queue.queue, then.repair)
@@ -134,6 +136,14 @@ class Pulling:
             self.begin(queue, then.offset, then.pause_s)
         else:
             self._pull(queue, then.offset)
+
+    def _complain(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
+        """What need not pass by itself, as a group that nobody made, is a warning: one for each broker until it answers."""
+        complaint = queue.broker_name, error.code
+        level = logging.INFO if error.retriable or complaint in self._complaints else logging.WARNING
+        if not error.retriable:
+            self._complaints.add(complaint)
+        logger.log(level, "group %s: a pull of %s at %d failed: %s", self._settings.group, queue, offset, error)
 
     def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: flow.Next) -> None:
         with self._held.lock:

@@ -108,9 +108,9 @@ def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: S
     return share.queues == {q for q, held in owned.items() if q.topic == topic and not held.dropped}
 
 
-def wait_s(balanced: bool) -> float:
-    """Until the next run, if nothing asks for one before."""
-    return WAIT_S if balanced else UNBALANCED_WAIT_S
+def wait_s(balanced: bool, interval_s: float = WAIT_S) -> float:
+    """Until the next run, if nothing asks for one before; ``interval_s`` is Java's ``waitInterval``."""
+    return interval_s if balanced else min(UNBALANCED_WAIT_S, interval_s)
 
 
 def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:

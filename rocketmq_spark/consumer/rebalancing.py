@@ -68,11 +68,11 @@ class Rebalancing:
             self._due_ms = due_ms
             self._timer.later((due_ms - now_ms) / 1000, partial(self._turn, due_ms))
 
-    def close(self) -> None:
-        """No more runs."""
+    def close(self, deadline: Deadline) -> None:
+        """No more runs; one under way is waited for until ``deadline``, and adds nothing after ``Ownership.leave``."""
         with self._lock:
             self._closed = True
-        self._timer.close()
+        self._timer.close(deadline.remaining())
 
     def repair(self, queue: ProcessQueue, offset: int) -> None:
         """Put an illegal offset right, on this thread (``Pulling`` must not wait)."""
@@ -109,7 +109,7 @@ class Rebalancing:
         try:
             balanced = self.run()
         finally:
-            self.wake(rebalance.wait_s(balanced))
+            self.wake(rebalance.wait_s(balanced, self._settings.rebalance_interval_s))
 
     def _soon(self, work: Callable[[], None]) -> None:
         def done() -> None:

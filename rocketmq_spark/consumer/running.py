@@ -40,6 +40,7 @@ TIMEOUT_S = 3.0
 FIRST_PERSIST_S = 10.0
 FIRST_LOCK_S, LOCK_S = 1.0, 20.0
 STATS_S = 60.0
+HANGS_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
 # What broadcasting members of a host are called in their folder, which must be the same after a restart; Java's default.
 INSTANCE_NAME = "DEFAULT"
 
@@ -94,16 +95,16 @@ class Running:
             self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
 
     def end(self, deadline: Deadline) -> list[ReceivedMessage]:
-        """Leave the group; the messages that listeners still had at ``deadline``."""
+        """Leave the group; the messages that listeners still had at ``deadline``. Last words may take ``TIMEOUT_S`` longer."""
         self._pulling.close()
-        self.rebalancing.close()
+        self.rebalancing.close(deadline)
         if not self._workers.close(deadline):
             logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
         with self.held.lock:
             unfinished = [message for messages in self._consuming.busy.values() for message in messages]
-        for timer in (self._upkeep, self._locks):
-            timer.close()
         last_words = Deadline.after(max(TIMEOUT_S, deadline.remaining()))
+        for timer in (self._upkeep, self._locks):
+            timer.close(min(HANGS_S, last_words.remaining()))
         self._ownership.leave(last_words)
         if self._leave is not None:
             self._leave(last_words)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rocketmq_spark.consumer.flow import Thresholds
 from rocketmq_spark.consumer.levels import MAX_RECONSUME_TIMES, ORDERLY_MAX_RECONSUME_TIMES
-from rocketmq_spark.consumer.rebalance import Allocate
+from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
@@ -47,6 +47,7 @@ class ConsumerSettings:
     suspend_time_s: float = 1.0
     consume_timeout_s: float = 900.0
     persist_interval_s: float = 5.0
+    rebalance_interval_s: float = WAIT_S
     post_subscription_when_pull: bool = False
     heartbeat_s: float = 30.0
     offsets_folder: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
@@ -82,6 +83,7 @@ class ConsumerSettings:
             suspend_time_s=options.suspend_current_queue_time,
             consume_timeout_s=options.consume_timeout,
             persist_interval_s=options.persist_consumer_offset_interval,
+            rebalance_interval_s=options.rebalance_interval,
             post_subscription_when_pull=options.post_subscription_when_pull,
             offsets_folder=Path(folder).expanduser() if folder else Path.home() / ".rocketmq_offsets",
         )

@@ -189,6 +189,36 @@ def test_stop_tells_what_listeners_still_have(group: GroupBench) -> None:
     assert group.brokers.offsets.get(q("a:0"), 0) == 0
 
 
+def test_stop_does_not_wait_for_a_rebalance_that_hangs_and_it_adds_nothing_afterwards() -> None:
+    brokers = FakeBrokers(Time(), {"T": "a:0"})
+    port = FakeMember(brokers, "me")
+    asked, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    real = port.committed
+
+    def hangs(*given):
+        asked.set()
+        go_on.wait(30)
+        try:
+            return real(*given)
+        finally:
+            done.set()
+
+    port.committed = hangs  # type: ignore[method-assign]
+    consumer = Consumer(port, ConsumerSettings(group="g"))
+    consumer.subscribe("T")
+    consumer.start(print)
+    assert asked.wait(10)
+    running = consumer._running
+    assert running is not None
+    assert consumer.stop(0.1) == []
+    assert not done.is_set()
+    go_on.set()
+    assert done.wait(10)
+    running.rebalancing._timer._thread.join(10)  # type: ignore[union-attr]
+    assert not running.held.queues
+    assert port.seen("pull") == []
+
+
 def test_a_listener_may_stop_its_consumer_and_run_returns_when_the_group_is_left() -> None:
     time = Time()
     brokers = FakeBrokers(time, {"T": "a:0"})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import BrokerBusy, CallTimeout, RocketMQError
+from rocketmq_spark.errors import BrokerBusy, CallTimeout, GroupNotFound, RocketMQError
 from rocketmq_spark.model import Filter
 from tests.consumer.group import FakeMember, GroupBench
 from tests.queues import q, qs
@@ -21,6 +21,26 @@ def test_1_14_each_pull_goes_on_where_the_answer_before_it_ended(group: GroupBen
     _, port = group.start()
     group.time.advance(0.6)
     assert pulls(port) == [0, 32, 64, 70]
+
+
+def test_what_does_not_pass_by_itself_is_a_warning_once_for_each_broker_until_it_answers(
+    group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    group.brokers.failing["pull a"] = GroupNotFound("no such group", broker_code=26)
+    group.brokers.failing["pull b"] = CallTimeout("late")
+    group.start()
+    group.time.advance(10)
+    (said,) = warnings()
+    assert "group g: a pull of T/a/0 at 0 failed: " in said
+    assert "no such group" in said
+    del group.brokers.failing["pull a"]
+    group.time.advance(2)
+    group.brokers.failing["pull a"] = GroupNotFound("no such group", broker_code=26)
+    group.time.advance(30)
+    assert len(warnings()) == 2
 
 
 def test_1_29_no_pull_asks_for_what_it_says_is_finished(group: GroupBench) -> None:

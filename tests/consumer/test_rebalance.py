@@ -124,6 +124,7 @@ def test_1_23_the_retry_topic_is_subscribed_to_when_queues_are_shared() -> None:
 
 def test_4_3_the_next_run_comes_in_twenty_seconds_or_one() -> None:
     assert (wait_s(True), wait_s(False)) == (20.0, 1.0)
+    assert (wait_s(True, 7.0), wait_s(False, 7.0), wait_s(False, 0.5)) == (7.0, 1.0, 0.5)
 
 
 class GroupMachine(RuleBasedStateMachine):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.queues.allocation import allocate
 from tests.consumer.group import FakeMember, GroupBench
@@ -26,6 +27,14 @@ def test_4_3_a_balanced_member_looks_every_twenty_seconds(group: GroupBench) -> 
     assert runs(port) - before == 2
     group.time.advance(20)
     assert runs(port) - before == 3
+
+
+def test_4_3_a_balanced_member_looks_as_often_as_it_is_told(group: GroupBench) -> None:
+    _, port = group.start(rebalance_interval_s=7.0)
+    group.time.advance(2)
+    before = runs(port)
+    group.time.advance(70)
+    assert runs(port) - before == 10
 
 
 def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group: GroupBench, caplog) -> None:
@@ -177,7 +186,7 @@ class Handing(RuleBasedStateMachine):
             consumer, port = self.running.pop(which % len(self.running))
             for timer in (consumer._running._pulls, consumer._running._upkeep, consumer._running._locks):
                 timer.close()
-            consumer._running.rebalancing.close()
+            consumer._running.rebalancing.close(Deadline.after(1))
             self.group.brokers.parked = [e for e in self.group.brokers.parked if e[0].queue not in port.pulls]
             del self.group.brokers.members[port.client_id]
             self.group.consumers.remove(consumer)

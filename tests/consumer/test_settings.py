@@ -63,6 +63,7 @@ GIVEN = {
     "suspendCurrentQueueTime": ("7s", "suspend_time_s", 7.0),
     "consumeTimeout": ("7s", "consume_timeout_s", 7.0),
     "persistConsumerOffsetInterval": ("7s", "persist_interval_s", 7.0),
+    "rebalanceInterval": ("7s", "rebalance_interval_s", 7.0),
     "postSubscriptionWhenPull": ("true", "post_subscription_when_pull", True),
     "localOffsetsDir": ("/o", "offsets_folder", Path("/o")),
 }

@@ -54,3 +54,17 @@ def test_writing(run_notebook: Callable[[str], Done]) -> None:
     assert "- missing: 0\n" in text
     assert number(text, "after dropDuplicates: ") == number(text, "acknowledged: ")
     assert images == 1
+
+
+def test_consumer_groups(run_notebook: Callable[[str], Done]) -> None:
+    text, images = run_notebook("03_consumer_groups.ipynb")
+    assert "queues: 12" in text
+    assert "queues of each: {'anna': 4, 'bert': 4, 'cleo': 4}" in text
+    assert "queues of each: {'anna': 6, 'cleo': 6}" in text
+    assert "attempts: [0, 1, 2, 3]" in text
+    assert "poison" in text.partition("attempts")[2]
+    assert number(text, "sent: ") > 100
+    assert "- missing: 0\n" in text
+    assert number(text, "- of these by bert before: ") <= number(text, "consumed twice: ")
+    assert "exit codes: [0, 0]" in text
+    assert images == 1

@@ -57,3 +57,32 @@ def test_reset_offset_by_time_goes_back_while_the_member_runs(members: Members, 
     shown = mqadmin("resetOffsetByTime", "-g", members.group, "-t", members.topic, "-s", "1")
     assert members.topic in shown, shown
     eventually(lambda: set(members.bodies()) == set(sent), 60)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_consume_message_directly_hands_one_message_to_the_listener_and_moves_nothing(
+    members: Members, mqadmin, ordered: bool
+) -> None:
+    answers = [None, "retry", ZeroDivisionError("mine"), None]  # of the first time, and of three questions
+
+    def listener(messages, context):
+        answer = answers[len(members.got) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if answer is None else context.suspend() if ordered else context.retry()
+
+    consumer = members.start(listener, ordered=ordered)
+    (body,) = feed(members.mq, members.topic, 1, queues=[3])
+    eventually(lambda: 1 in members.stored().values(), 30)
+    ((_, message),) = members.got
+    where = ("-t", members.topic, "-g", members.group, "-d", consumer.client_id, "-i", message.msg_id)
+    shown = [mqadmin("queryMsgByUniqueKey", *where) for _ in range(3)]
+    for text, outcome in zip(shown, ("CR_LATER", "CR_THROW_EXCEPTION", "CR_SUCCESS"), strict=True):
+        assert f"consumeResult={outcome}" in text, text
+        assert f"order={str(ordered).lower()}" in text, text
+    assert "ZeroDivisionError: mine" in shown[1]
+    assert members.bodies() == [body] * 4
+    assert {m.msg_id for _, m in members.got} == {message.msg_id}
+    stats = consumer.stats()
+    assert (stats["consumed"], stats["failed"], stats["sent_back"]) == (1, 0, 0)
+    assert sum(offset or 0 for offset in members.stored().values()) == 1

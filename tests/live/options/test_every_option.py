@@ -62,6 +62,7 @@ CONSUMER = {
     "suspend_current_queue_time": "test_running::test_an_ordered_queue_waits_for_as_long_as_it_is_told",
     "consume_timeout": "test_concurrent::test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic",
     "persist_consumer_offset_interval": "test_running::test_offsets_are_stored_as_often_as_it_is_told",
+    "rebalance_interval": "test_rebalancing::test_4_3_a_balanced_member_looks_as_often_as_it_is_told",
     "post_subscription_when_pull": "test_pulling::test_filter_and_version_go_along",
     "local_offsets_dir": "test_consumer::test_broadcasting_members_get_everything_and_keep_offsets_in_a_file",
 }

@@ -1,0 +1,178 @@
+"""Servers that hang or are gone, groups and topics that are not there, listeners that do not come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.consumer.flow import FIRST_PULL_S
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from tests.live.consumer.members import Members
+from tests.mockbroker import eventually
+from tests.reading import feed
+
+QUEUES = 2  # of each broker
+LONGER_S = 60.0  # than anything that has a deadline takes, on a busy machine
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routes are asked for with each rebalance."""
+    monkeypatch.setattr("rocketmq_spark.client.member.ROUTE_AGE_S", 0.0)
+
+
+@pytest.fixture
+def of_pair(pair: LocalBroker) -> Iterator[Members]:
+    with made_on(pair) as members:
+        yield members
+
+
+@contextmanager
+def made_on(mq: LocalBroker) -> Iterator[Members]:
+    topic = f"trouble-{time.time_ns()}"
+    mq.create_topic(topic, queues=QUEUES)
+    members = Members(mq, topic)
+    try:
+        yield members
+    finally:
+        for consumer in members.all:
+            consumer.stop(5)
+
+
+def sent_to(members: Members, broker: str) -> set[str]:
+    """A message to each queue of one broker."""
+    bodies = {f"{broker}-{i}-{time.time_ns()}": MessageQueue(members.topic, broker, i) for i in range(QUEUES)}
+    with Producer(name_server=members.mq.name_server, group="trouble", send_timeout="30s") as producer:
+        for body, queue in bodies.items():
+            producer.send(Message(members.topic, body.encode()), queue=queue)
+    return set(bodies)
+
+
+def signalled(mq: LocalBroker, broker: str, number: int) -> None:
+    pid = mq.pid(broker)
+    assert pid is not None
+    os.kill(pid, number)
+
+
+def within_reason(call: Callable[[], object]) -> list[object]:
+    """What it returns, if it does not hang."""
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(LONGER_S)
+    assert found, "it hangs"
+    return found
+
+
+def test_a_broker_that_hangs_holds_up_no_queue_of_the_others(of_pair: Members) -> None:
+    consumer = of_pair.start()
+    eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 20)
+    first = sent_to(of_pair, "broker-a") | sent_to(of_pair, "broker-b")
+    eventually(lambda: set(of_pair.bodies()) == first, 30)
+    signalled(of_pair.mq, "broker-a", signal.SIGSTOP)
+    try:
+        during = sent_to(of_pair, "broker-b")
+        eventually(lambda: during <= set(of_pair.bodies()), 30)
+        assert of_pair.owned(consumer) == 2 * QUEUES
+    finally:
+        signalled(of_pair.mq, "broker-a", signal.SIGCONT)
+    after = sent_to(of_pair, "broker-a")
+    eventually(lambda: after <= set(of_pair.bodies()), 60)
+    assert sorted(of_pair.bodies()) == sorted(first | during | after)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_stop_ends_although_a_broker_hangs(of_pair: Members, ordered: bool) -> None:
+    consumer = of_pair.start(ordered=ordered)
+    eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 20)
+    signalled(of_pair.mq, "broker-a", signal.SIGSTOP)
+    try:
+        assert within_reason(lambda: consumer.stop(2.0)) == [[]]
+    finally:
+        signalled(of_pair.mq, "broker-a", signal.SIGCONT)
+
+
+def test_1_8_4_8_a_broker_that_is_killed_goes_from_the_view_and_comes_back(of_pair: Members, quick: None) -> None:
+    consumer = of_pair.start(rebalance_interval_s=1.0)
+    eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 20)
+    first = sent_to(of_pair, "broker-a") | sent_to(of_pair, "broker-b")
+    eventually(lambda: set(of_pair.bodies()) == first, 30)
+    of_pair.mq.kill("broker-a")
+    eventually(lambda: of_pair.owned(consumer) == QUEUES, 60)
+    during = sent_to(of_pair, "broker-b")
+    eventually(lambda: during <= set(of_pair.bodies()), 30)
+    of_pair.mq.restart("broker-a")
+    eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 60)
+    after = sent_to(of_pair, "broker-a")
+    eventually(lambda: after <= set(of_pair.bodies()), 30)
+
+
+def test_without_a_name_server_it_goes_on_with_what_it_knows(
+    make_cluster: Callable[..., LocalBroker], quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    mq = make_cluster()
+    with Producer(name_server=mq.name_server, group="knows") as producer, made_on(mq) as members:
+        consumer = members.start(rebalance_interval_s=1.0)
+        eventually(lambda: members.owned(consumer) == QUEUES, 20)
+        producer.send(Message(members.topic, b"before"))
+        eventually(lambda: members.bodies() == ["before"], 20)
+        mq.kill("namesrv")
+        eventually(lambda: caplog.text.count(f"the route of {members.topic} is not fresh") > 2, 30)
+        producer.send(Message(members.topic, b"after"))
+        eventually(lambda: members.bodies() == ["before", "after"], 20)
+        assert members.owned(consumer) == QUEUES
+        mq.restart("namesrv")
+
+
+def test_a_topic_that_is_not_there_is_consumed_once_its_first_message_made_it(
+    rocketmq: LocalBroker, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    members = Members(rocketmq, f"later-{time.time_ns()}")
+    consumer = members.start(rebalance_interval_s=1.0)
+    eventually(lambda: f"topic {members.topic} is not known yet" in caplog.text, 20)
+    assert members.owned(consumer) == 0
+    with Producer(name_server=rocketmq.name_server, group="maker") as producer:
+        producer.send(Message(members.topic, b"first"))
+    eventually(lambda: members.bodies() == ["first"], 60)
+    assert consumer.stop() == []
+
+
+def test_a_group_that_must_be_made_by_hand_is_named_until_it_is(
+    make_cluster: Callable[..., LocalBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    mq = make_cluster(conf={"autoCreateSubscriptionGroup": False})
+    with made_on(mq) as members:
+        members.start(pull_delay_on_error_s=FIRST_PULL_S)
+        (body,) = feed(mq, members.topic, 1, queues=[0])
+        eventually(lambda: f"subscription group [{members.group}] does not exist" in caplog.text, 30)
+        assert members.bodies() == []
+        mq.admin.create_group(members.group)
+        eventually(lambda: members.bodies() == [body], 60)
+
+
+def test_stop_lists_what_a_listener_still_has(members: Members) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hangs(messages: list[ReceivedMessage], context: object) -> None:
+        inside.set()
+        go_on.wait(LONGER_S)
+
+    consumer = members.start(hangs)
+    (body,) = feed(members.mq, members.topic, 1, queues=[0])
+    assert inside.wait(20)
+    try:
+        (unfinished,) = within_reason(lambda: [m.body.decode() for m in consumer.stop(0.5)])
+        assert unfinished == [body]
+        assert {offset or 0 for offset in members.stored().values()} == {0}
+    finally:
+        go_on.set()
