@@ -49,7 +49,7 @@ ORDER = {
     "columnar": "arrow slices",
     "decode": "schema property_names bad stored_messages answers header unpack property_columns properties rows careful decoder"
     " polled",
-    "consumer": "levels process_queue rebalance start_offset flow result expiry offset_table local_offsets"
+    "consumer": "process_queue rebalance start_offset flow result expiry offset_table local_offsets"
     " held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing rebalancing"
     " answers running consumer assigned pull_settings polls positions subscribed upkeep pull_consumer",
     "encode": "bad_rows identifiers maps properties encoder",
