@@ -38,36 +38,22 @@ def test_3_27_originals_come_when_they_are_due_once_and_whole(
     on_rocksdb: SparkSession, rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
 ) -> None:
     inner, target, dead = make_topic(queues=2), make_topic(queues=2), make_topic(queues=1)
-    now_ms = int(time.time() * 1000)
-    due = {f"ID{i}": now_ms + 1000 * (i % 25 - 5) + i for i in range(300)}
-    envelopes = {
-        name: Envelope(
-            target,
-            when,
-            now_ms,
-            3,
-            f"UNIQ_KEY\x01{name}\x02TAGS\x01t\x02KEYS\x01{name} k\x02region\x01eu\x02",
-            name.encode(),
-        ).pack()
-        for name, when in due.items()
-    }
-    waiting = [name for name, when in due.items() if when > now_ms + 15_000]
-    with Producer(name_server=rocketmq.name_server, group="delays") as producer:
-        for name in [*envelopes, *waiting[:5]]:  # those that wait may come twice
-            producer.send(Message(inner, envelopes[name]))
-        producer.send(Message(inner, b"no envelope"))
     query = (
         delayed(read_stream(on_rocksdb, rocketmq.name_server, inner, startingOffsets="earliest", columns="body"), dead)
         .writeStream.format("rocketmq").option("nameServer", rocketmq.name_server).option("messageId", "msgId")
         .option("checkpointLocation", str(tmp_path)).trigger(processingTime="1 second").start()
     )  # fmt: skip
-    try:
-        last = max(due.values()) / 1000
-        wait_until(query, lambda: time.time() > last and _stored(rocketmq, target) >= len(due), 180.0)
-        found = read(on_rocksdb, rocketmq.name_server, target, metadata="full").collect()
-        (refused,) = read(on_rocksdb, rocketmq.name_server, dead).collect()
-    finally:
-        query.stop()
+    with Producer(name_server=rocketmq.name_server, group="delays") as producer:
+        try:
+            # Python workers and RocksDB take their time to start.
+            producer.send(Message(inner, b"no envelope"))
+            wait_until(query, lambda: _stored(rocketmq, dead), 120.0)
+            due = _send(producer, inner, target)
+            wait_until(query, lambda: _stored(rocketmq, target) >= len(due), 120.0)
+        finally:
+            query.stop()
+    found = read(on_rocksdb, rocketmq.name_server, target, metadata="full").collect()
+    (refused,) = read(on_rocksdb, rocketmq.name_server, dead).collect()
     assert Counter(row.body.decode() for row in found) == Counter(due.keys())
     assert not [row.body for row in found if row.storeTimestamp.timestamp() * 1000 < due[row.body.decode()]]
     for row in found:
@@ -76,6 +62,16 @@ def test_3_27_originals_come_when_they_are_due_once_and_whole(
         assert row.properties == {"region": "eu", "SPARK_ROW_ID": name}
     assert refused.body == b"no envelope"
     assert "no envelope" in refused.properties[PROBLEM]
+
+
+def _send(producer: Producer, inner: str, target: str) -> dict[str, int]:
+    """300 messages, from five seconds late to fifteen early, and five of those that wait once more."""
+    now_ms = int(time.time() * 1000)
+    due = {f"ID{i}": now_ms + 1000 * (i % 20 - 5) + i for i in range(300)}
+    for name in [*due, "ID19", "ID39", "ID59", "ID79", "ID99"]:
+        properties = f"UNIQ_KEY\x01{name}\x02TAGS\x01t\x02KEYS\x01{name} k\x02region\x01eu\x02"
+        producer.send(Message(inner, Envelope(target, due[name], now_ms, 3, properties, name.encode()).pack()))
+    return due
 
 
 def _stored(mq: LocalBroker, topic: str) -> int:
