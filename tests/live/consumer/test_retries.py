@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
-from rocketmq_spark.consumer.levels import FIRST_LEVEL, delay_s, retry_level
+from rocketmq_spark.codes import DLQ_PREFIX, FIRST_RETRY_LEVEL, RETRY_PREFIX
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.live.consumer.members import Members
@@ -20,8 +19,9 @@ from tests.mockbroker import eventually
 from tests.reading import feed
 from tests.witness import java_read
 
-# Neighbours differ, so that a level taken twice or left out shows in the times; after two failures there is time to stop.
-LEVELS = ("1s", "2s", "1s", "3s", *(("1s", "2s") * 7))
+# Seconds by level. Neighbours differ, so that a level taken twice or left out shows in the times; after two failures there
+# is time to stop.
+LEVELS = (1, 2, 1, 3, *((1, 2) * 7))
 TRIES = 16
 SCHEDULED = "SCHEDULE_TOPIC_XXXX"  # one queue for each level: what the broker holds back
 FEW = 5
@@ -31,7 +31,7 @@ JAVA_GROUP = "g-java"
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[LocalBroker]:
     """A broker whose delays are short."""
-    with LocalBroker(conf={"messageDelayLevel": " ".join(LEVELS)}, quiet=True) as mq:
+    with LocalBroker(conf={"messageDelayLevel": " ".join(f"{seconds}s" for seconds in LEVELS)}, quiet=True) as mq:
         yield mq
 
 
@@ -78,7 +78,7 @@ def dead(members: Members, group: str) -> list[str]:
 
 def never_early(came: list[float]) -> None:
     for times, (before, after) in enumerate(itertools.pairwise(came)):
-        assert after - before >= 1000 * delay_s(retry_level(times), LEVELS), f"repetition {times + 1} came early"
+        assert after - before >= 1000 * LEVELS[FIRST_RETRY_LEVEL + times - 1], f"repetition {times + 1} came early"
 
 
 def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repetitions_as_javas_does(
@@ -101,7 +101,7 @@ def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repeti
     assert {each["id"] for each in theirs.got()} == {ours_dead} == {theirs_dead}
     assert {message.msg_id for _, message in members.got} == {ours_dead}
     held_back = {level: count - before.get(level, 0) for level, count in levels_used(members.mq).items()}
-    assert held_back == {FIRST_LEVEL + times: 2 for times in range(TRIES)}  # one of each group
+    assert held_back == {FIRST_RETRY_LEVEL + times: 2 for times in range(TRIES)}  # one of each group
 
 
 @pytest.mark.parametrize("first", ["ours", "java"])
