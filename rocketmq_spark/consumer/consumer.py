@@ -99,9 +99,9 @@ class Consumer(Closing):
     def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage]:
         """Leave the group, and return the messages that a listener still had after ``timeout_s`` seconds.
 
-        Listeners that were called come to their end, offsets are stored, other members get the queues. What was not
-        finished is delivered again, to whoever has its queue then; so are the messages of a listener that calls this itself. A
-        second call waits for the first.
+        Listeners that were called come to their end, offsets are stored, other members get the queues; where a broker does not
+        answer, that may take 3 s longer. What was not finished is delivered again, to whoever has its queue then; so are the
+        messages of a listener that calls this itself. A second call waits for the first.
         """
         if os.getpid() != self._pid:
             return []

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Response
 from rocketmq_spark.consumer import flow
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
@@ -23,6 +24,9 @@ from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
+
+# A broker that has not heard of the group, or of what it subscribes to now, does with the next heartbeat.
+_NOT_TOLD_YET = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
 
 
 class Consuming(Protocol):
@@ -62,7 +66,7 @@ class Pulling:
         self._subscribed = subscribed
         self._repair = repair
         self._replicas: dict[MessageQueue, int] = {}
-        self._complaints: set[tuple[str, str]] = set()  # brokers, and what they last refused us for
+        self._complaints: set[tuple[str, int | None]] = set()  # brokers, and what they last refused us for
         self.consuming: Consuming | None = None
 
     def begin(self, queue: ProcessQueue, offset: int, in_s: float = flow.FIRST_PULL_S) -> None:
@@ -139,9 +143,10 @@ class Pulling:
 
     def _complain(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
         """What need not pass by itself, as a group that nobody made, is a warning: one for each broker until it answers."""
-        complaint = queue.broker_name, error.code
-        level = logging.INFO if error.retriable or complaint in self._complaints else logging.WARNING
-        if not error.retriable:
+        complaint = queue.broker_name, error.broker_code
+        passes = error.retriable or error.broker_code in _NOT_TOLD_YET
+        level = logging.INFO if passes or complaint in self._complaints else logging.WARNING
+        if not passes:
             self._complaints.add(complaint)
         logger.log(level, "group %s: a pull of %s at %d failed: %s", self._settings.group, queue, offset, error)
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+import threading
+
 from rocketmq_spark.consumer.flow import Thresholds
 from rocketmq_spark.consumer.held import Held, Stats
 from rocketmq_spark.consumer.process_queue import ProcessQueue
@@ -47,3 +50,24 @@ def test_bounds_are_those_of_the_topic_where_it_has_some() -> None:
     held = holding()
     held.thresholds["T"] = Thresholds(max_count=3)
     assert (held.thresholds_of("T").max_count, held.thresholds_of("U").max_count) == (3, 1000)
+
+
+def test_1_25_results_of_many_threads_only_raise_an_offset() -> None:
+    held, queue, seen = Held(Thresholds()), ProcessQueue(q("a:0")), list[int]()
+    held.queues[queue.queue] = queue
+
+    def results(offsets: list[int]) -> None:
+        for offset in offsets:
+            with held.lock:
+                held.finished(queue, offset)
+                seen.append(held.offsets.get(queue.queue) or 0)
+
+    shuffled = random.Random(1).sample(range(1, 4001), 4000)
+    threads = [threading.Thread(target=results, args=(shuffled[i::8],)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 4000
+    assert seen == sorted(seen)
+    assert seen[-1] == 4000

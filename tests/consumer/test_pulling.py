@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import BrokerBusy, CallTimeout, GroupNotFound, RocketMQError
+from rocketmq_spark.errors import BrokerBusy, BrokerError, CallTimeout, GroupNotFound, RocketMQError
 from rocketmq_spark.model import Filter
 from tests.consumer.group import FakeMember, GroupBench
 from tests.queues import q, qs
@@ -36,6 +36,9 @@ def test_what_does_not_pass_by_itself_is_a_warning_once_for_each_broker_until_it
     (said,) = warnings()
     assert "group g: a pull of T/a/0 at 0 failed: " in said
     assert "no such group" in said
+    group.brokers.failing["pull b"] = BrokerError("subscription not latest", broker_code=25)  # the next heartbeat tells
+    group.time.advance(5)
+    assert len(warnings()) == 1
     del group.brokers.failing["pull a"]
     group.time.advance(2)
     group.brokers.failing["pull a"] = GroupNotFound("no such group", broker_code=26)

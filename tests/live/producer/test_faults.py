@@ -127,6 +127,31 @@ def test_0_2_without_fault_mode_the_frozen_broker_is_asked_again_and_again(
     assert gap_after_first(sender, "broker-a") < 1.9
 
 
+def counts(mq: LocalBroker, topic: str) -> set[int]:
+    return {bounds.max_offset for bounds in mq.admin.describe_topic(topic).values()}
+
+
+def test_1_5_queues_of_both_brokers_take_turns(pair: LocalBroker, topic: str) -> None:
+    producer, sender = recorded(pair.name_server)
+    with producer:
+        for _ in range(80):
+            assert producer.send(Message(topic, b"x")).status is SendStatus.SEND_OK
+    assert Counter(sender.brokers()) == {"broker-a": 40, "broker-b": 40}
+    assert counts(pair, topic) == {10}
+
+
+def test_1_3_queues_that_are_added_are_used_after_the_next_refresh(pair: LocalBroker, topic: str) -> None:
+    producer, _ = recorded(pair.name_server, route_refresh_s=0.5)
+    with producer:
+        send_for(producer, topic, 0.3)
+        pair.create_topic(topic, queues=7)
+        until = time.monotonic() + 30
+        while 0 in counts(pair, topic):
+            assert time.monotonic() < until, "new queues get nothing"
+            send_for(producer, topic, 0.3)
+        assert len(pair.admin.describe_topic(topic)) == 14
+
+
 def test_1_4_and_0_23_a_killed_broker_leaves_route_and_table_and_comes_back(pair: LocalBroker, topic: str) -> None:
     producer, sender = recorded(pair.name_server, send_latency_fault=True, route_refresh_s=0.5)
     with producer:
