@@ -19,7 +19,7 @@ from rocketmq_spark.client.send_back import SendBack
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, RocketMQError
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, RocketMQError, ServerFault
 from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.wire import bodies, rpc
@@ -29,6 +29,7 @@ from rocketmq_spark.wire.names import strip_namespace
 logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
+UNKNOWN_GROUP = "If this goes on, make the group: brokers with autoCreateSubscriptionGroup=false do not"
 
 
 class RemotingMember:
@@ -69,7 +70,11 @@ class RemotingMember:
         self._instance.heartbeat(deadline)
 
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
-        return bodies.consumer_ids(self._ask_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline).body)
+        try:
+            answer = self._ask_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
+        except ServerFault as e:  # a broker that makes no groups answers heartbeats of one as it does all others
+            raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
+        return bodies.consumer_ids(answer.body)
 
     def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
         answer = self._ask_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline)

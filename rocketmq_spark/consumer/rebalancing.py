@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.consumer import rebalance
 from rocketmq_spark.consumer.flow import divided
 from rocketmq_spark.consumer.held import Held
@@ -55,6 +57,7 @@ class Rebalancing:
         self._due_ms = math.inf
         self._last_ms = -math.inf
         self._closed = False
+        self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
 
     def wake(self, in_s: float = 0.0) -> None:
         """Rebalance in ``in_s``, unless a run is due before; never more often than once a second."""
@@ -145,11 +148,17 @@ class Rebalancing:
         return rebalance.clustering_share(self._settings.allocate, self._port.client_id, queues, members)
 
     def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
+        """None while it is not known: for a moment that is nobody's worry, the second time in a row it is a warning."""
         try:
-            return ask()
+            found = ask()
         except RocketMQError as e:
-            logger.info("%s of %s are not known, its queues stay where they are: %s", what, topic, e)
+            self._unknown[topic, what] += 1
+            worry = self._unknown[topic, what] == 2 and not topic.startswith(RETRY_PREFIX)
+            text = "group %s: %s of %s are not known, its queues stay where they are: %s"
+            logger.log(logging.WARNING if worry else logging.INFO, text, self._settings.group, what, topic, e)
             return None
+        self._unknown.pop((topic, what), None)
+        return found
 
     def _known(self) -> dict[MessageQueue, ProcessQueue]:
         with self._held.lock:

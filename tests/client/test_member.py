@@ -13,7 +13,7 @@ import pytest
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request, Response
-from rocketmq_spark.errors import BrokerError, ConnectionLost, LocalProtocolError, RouteNotFound
+from rocketmq_spark.errors import BrokerError, ConnectionLost, LocalProtocolError, RouteNotFound, ServerFault
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.membership import Answer, MembersChanged, Membership, Question
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, SendRequest
@@ -95,6 +95,13 @@ def test_4_7_ids_come_from_a_random_broker_of_the_topic(broker: MockBroker, part
         assert sum(asked) == 20
         assert min(asked) > 0
         assert broker.seen(Request.GET_CONSUMER_LIST_BY_GROUP)[0].ext["consumerGroup"] == "g"
+
+
+def test_a_broker_that_knows_no_member_says_what_to_do(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, refuse(1, "no consumer for this group, g"))
+    with pytest.raises(ServerFault, match=r"no consumer for this group, g.*autoCreateSubscriptionGroup") as caught:
+        parts.member.members("g", "t", parts.soon)
+    assert (caught.value.topic, caught.value.addr) == ("t", broker.address)
 
 
 def test_what_a_group_wants_as_its_broker_heard_it(broker: MockBroker) -> None:

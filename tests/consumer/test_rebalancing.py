@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.errors import CallTimeout, ServerFault
 from rocketmq_spark.queues.allocation import allocate
 from tests.consumer.group import FakeMember, GroupBench
 from tests.queues import q, qs
@@ -93,6 +93,27 @@ def test_1_8_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: Group
     stored = {queue.broker_name for offsets in port.seen("commit") for queue in offsets}
     assert (asked, stored - {"a"}) == ({"a"}, set())
     assert not [queue for queue in consumer._running.held.offsets.every() if queue.broker_name == "b"]
+
+
+def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(
+    group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    error = ServerFault("no consumer for this group", broker_code=1)
+    group.brokers.failing["members"] = error
+    group.start()
+    group.time.advance(15)
+    assert warnings() == []
+    group.time.advance(60)
+    (said,) = warnings()
+    assert "group g: members of T are not known" in said
+    del group.brokers.failing["members"]
+    group.time.advance(20)
+    group.brokers.failing["members"] = error
+    group.time.advance(60)
+    assert len(warnings()) == 2
 
 
 def test_4_5_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monkeypatch, caplog) -> None:

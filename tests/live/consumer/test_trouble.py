@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import pytest
 
 from rocketmq_spark import Message, Producer
-from rocketmq_spark.consumer.flow import FIRST_PULL_S
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.live.consumer.members import Members
@@ -156,12 +155,13 @@ def test_a_group_that_must_be_made_by_hand_is_named_until_it_is(
 ) -> None:
     mq = make_cluster(conf={"autoCreateSubscriptionGroup": False})
     with made_on(mq) as members:
-        members.start(pull_delay_on_error_s=FIRST_PULL_S)
+        members.start(rebalance_interval_s=1.0)
         (body,) = feed(mq, members.topic, 1, queues=[0])
-        eventually(lambda: f"subscription group [{members.group}] does not exist" in caplog.text, 30)
+        eventually(lambda: f"no consumer for this group, {members.group}" in caplog.text, 30)
+        assert "autoCreateSubscriptionGroup=false" in caplog.text
         assert members.bodies() == []
         mq.admin.create_group(members.group)
-        eventually(lambda: members.bodies() == [body], 60)
+        eventually(lambda: members.bodies() == [body], 90)
 
 
 def test_stop_lists_what_a_listener_still_has(members: Members) -> None:
