@@ -22,7 +22,7 @@ from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, ServerFault
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.timer import Timer
@@ -57,6 +57,9 @@ class Rebalancing:
         self._due_ms = math.inf
         self._last_ms = -math.inf
         self._closed = False
+        # A broker that was restarted, or is new to us, has not heard of this member: the next heartbeat need not be waited
+        # for, up to 30 s in which it gives the others a list without it. The broker tells all of them then.
+        self._unheard = False
         self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
 
     def wake(self, in_s: float = 0.0) -> None:
@@ -89,7 +92,7 @@ class Rebalancing:
         """One run over all topics; whether this member now has its part of each."""
         topics = self._subscriptions.all()
         self._ownership.drop(rebalance.strangers(self._known(), topics.keys()))
-        balanced, changed = True, False
+        balanced, changed, self._unheard = True, False, False
         for topic in topics:
             try:
                 fine, moved = self._topic(topic)
@@ -100,6 +103,7 @@ class Rebalancing:
             changed |= moved
         if changed:
             self._subscriptions.touch()
+        if changed or self._unheard:
             self._port.heartbeat(Deadline.after(TIMEOUT_S))
         return balanced
 
@@ -145,6 +149,7 @@ class Rebalancing:
         if queues is None:
             return rebalance.KEPT
         members = self._asked(topic, "members", lambda: self._port.members(self._settings.group, topic, deadline))
+        self._unheard |= members is not None and self._port.client_id not in members
         return rebalance.clustering_share(self._settings.allocate, self._port.client_id, queues, members)
 
     def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
@@ -153,6 +158,7 @@ class Rebalancing:
             found = ask()
         except RocketMQError as e:
             self._unknown[topic, what] += 1
+            self._unheard |= what == "members" and isinstance(e, ServerFault)
             worry = self._unknown[topic, what] == 2 and not topic.startswith(RETRY_PREFIX)
             text = "group %s: %s of %s are not known, its queues stay where they are: %s"
             logger.log(logging.WARNING if worry else logging.INFO, text, self._settings.group, what, topic, e)

@@ -116,6 +116,24 @@ def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(
     assert len(warnings()) == 2
 
 
+def test_a_broker_that_has_not_heard_of_a_member_is_told_at_once(group: GroupBench) -> None:
+    first, port = group.start()
+    second, _ = group.start()
+    group.time.advance(5)
+    told = len(port.seen("heartbeat"))
+    group.brokers.members.pop("m1")  # it was restarted, and the other one was quicker
+    group.time.advance(21)
+    assert len(port.seen("heartbeat")) > told
+    assert (group.owned(first), group.owned(second)) == (ALL[:2], ALL[2:])
+    told = len(port.seen("heartbeat"))
+    group.time.advance(60)
+    assert len(port.seen("heartbeat")) == told
+    group.brokers.members.clear()
+    group.brokers.failing["members"] = ServerFault("no consumer for this group", broker_code=1)
+    group.time.advance(21)
+    assert "m1" in group.brokers.members
+
+
 def test_4_5_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monkeypatch, caplog) -> None:
     group.brokers.topics["A"] = qs("a:0", "A")
     consumer, port = group.consumer()
