@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull import heads as heads_module
-from rocketmq_spark.pull.fetched import Hole, Piece
+from rocketmq_spark.pull.fetched import Hole, Piece, first_offset
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import Reading, read
@@ -18,11 +15,6 @@ from tests.pull.pull_model import Model, Queue, holes
 
 Q = MessageQueue("t", "b", 0)
 TAGS = Filter("a")
-
-
-@pytest.fixture(autouse=True)
-def offsets_as_the_model_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads_module, "_OFFSET_AT", 0)
 
 
 class Puller:
@@ -57,8 +49,8 @@ def offsets(found: Reading, model: Model) -> list[int]:
     for fetched in found.fetch():
         usable = found.usable(fetched.pieces, holes(model, fetched))
         for piece in fetched.pieces[:usable]:
-            for at in range(piece.begin, piece.end, 8):
-                offset = int.from_bytes(fetched.buffer[at : at + 8].tobytes(), "big")
+            for at in range(piece.begin, piece.end, 40):
+                offset = first_offset(fetched.buffer, at)
                 if piece.next_offset <= piece.limit or offset < piece.limit:
                     got.append(offset)
     return got
