@@ -88,8 +88,8 @@ class Decoder:
         return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
     def _whole(self, messages: StoredMessages, fetched: Fetched) -> StoredMessages:
-        """Without what comes behind a hole that may still be filled. A filter makes holes."""
-        if self.on_holes is None or self.filtered or not (holes := stored_messages.holes(messages)):
+        """Without what comes behind a hole that may still be filled. Where a broker filters, nobody asks about holes."""
+        if self.on_holes is None or not (holes := stored_messages.holes(messages)):
             return messages
         usable = self.on_holes(fetched.pieces, holes)
         if usable == len(fetched.pieces):
@@ -100,7 +100,7 @@ class Decoder:
         """Some answers cannot be located: those go the careful way, the others the usual one."""
         looks = answers.apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
-        doubt = self.on_holes if holes and not self.filtered else None
+        doubt = self.on_holes if holes else None
         usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
         decoder = replace(self, on_holes=None)
         for whole, run in groupby(range(usable), lambda i: looks[i].whole):

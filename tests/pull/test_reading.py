@@ -20,9 +20,10 @@ TAGS = Filter("a")
 class Puller:
     """Over a model; ``asked`` are the filters and known addresses of its readers."""
 
-    def __init__(self, model: Model, compacted: bool = False) -> None:
+    def __init__(self, model: Model, compacted: bool = False, batched: bool = False) -> None:
         self.model = model
         self.compacted = lambda queue: compacted
+        self.batched = lambda queue: batched
         self.asked: list[tuple[Filter, str | None]] = []
 
     def reader(
@@ -98,3 +99,13 @@ def test_ends_are_asked_about_where_a_filter_hides_them() -> None:
     assert filtered.bounded(beyond) == [beyond[0]._replace(limit=10)]
     assert filtered.usable(beyond, [Hole(0, 3, 4)]) == 1
     assert len(model.streams) == 1
+
+
+def test_of_a_batch_topic_brokers_filter_nothing_and_holes_count() -> None:
+    puller = Puller(Model([Queue(0, 20)]), batched=True)
+    found, lost = reading(puller, 20, TAGS)
+    assert offsets(found, puller.model) == [*range(20)]
+    assert (lost, found.on_holes) == ([], found.usable)
+    assert [asked for asked, _ in puller.asked] == [NO_FILTER]
+    by_broker, _ = reading(Puller(Model([Queue(0, 20)])), 20, TAGS)
+    assert by_broker.on_holes is None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.errors import DataLossError, OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from tests.mockbroker import eventually
@@ -82,6 +82,21 @@ def test_what_javas_batches_hold_is_read_once_wherever_a_read_begins(rocketmq, m
         assert 0 < len(part) <= 3333
         found, run.offset = found + part, end
     assert Counter(map(_of_row, found)) == sent
+    assert lost_lines() == []
+
+
+def test_tags_of_a_batch_topic_are_those_of_its_messages(rocketmq, make_topic, lost_lines):
+    """Brokers would drop batches without the tag, whatever they hold; sql, which only brokers know, is refused."""
+    batched, ordinary = make_topic(queues=2, attributes={"queue.type": "BatchCQ"}), make_topic(queues=2)
+    wanted = [feed(rocketmq, topic, 40, tags="a") for topic in (batched, ordinary)]
+    for topic in (batched, ordinary):
+        feed(rocketmq, topic, 40, tags="b")
+    both = f"{batched},{ordinary}"
+    assert Counter(bodies(read(rocketmq, subscribe=both, tags="a || c"))) == Counter(wanted[0] + wanted[1])
+    run = Run(rocketmq, subscribe=both, tags="a", startingOffsets="earliest", maxOffsetsPerTrigger=30)
+    run.drain(wanted[0] + wanted[1])
+    with pytest.raises(OptionError, match="is a batch topic"):
+        read(rocketmq, subscribe=both, sql="TAGS = 'a'")
     assert lost_lines() == []
 
 
