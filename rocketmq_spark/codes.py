@@ -198,6 +198,7 @@ BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to cli
 
 # An attribute of a topic and its value where only the last message of each key is kept.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
+QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
 
 # Limits, in characters for names and in bytes otherwise. The broker enforces them; we refuse earlier.
 MAX_TOPIC_LENGTH = 127

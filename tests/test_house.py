@@ -48,8 +48,8 @@ ORDER = {
     "client": "credentials calls aside route questions broker instance sender admin committer pulls asked long_polls send_back"
     " member",
     "columnar": "arrow slices",
-    "decode": "schema property_names bad stored_messages answers header unpack property_columns properties rows careful decoder"
-    " polled",
+    "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
+    " decoder polled",
     "consumer": "process_queue rebalance start_offset flow result expiry offset_table local_offsets"
     " held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing rebalancing"
     " answers running consumer assigned pull_settings polls positions subscribed upkeep pull_consumer",
