@@ -18,7 +18,8 @@ from typing import NamedTuple
 UNSTORED_S = 15.0
 # A rebalance comes in 20 s at the latest, and asks for up to 3 s.
 REBALANCED_S = 25.0
-# A broker that was restarted knows nobody; it knows all again after the heartbeat of everybody, which is one in 30 s.
+# A broker that was restarted knows nobody; it knows all again after the heartbeat of everybody, which is one in 30 s. As old
+# may be a route, so that members share out different queues.
 KNOWN_S = 30.0
 # Locks of who was killed; nobody gives them back.
 LOCKED_S = 60.0

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from rocketmq_spark.consumer.consumer import Consumer
-from rocketmq_spark.consumer.flow import FIRST_PULL_S
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError
+from rocketmq_spark.timer import Timer
 from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
 from tests.producer.scripted import ManualTimer, Time
 from tests.queues import q, qs
@@ -25,7 +25,9 @@ def test_1_13_4_30_a_consumer_has_its_queues_at_once_and_pulls_half_a_second_lat
     consumer, port = group.start()
     assert group.owned(consumer) == ALL
     assert not port.seen("pull")
-    group.time.advance(FIRST_PULL_S)
+    group.time.advance(0.49)
+    assert not port.seen("pull")
+    group.time.advance(0.01)
     assert {request.queue for request in port.seen("pull")} == set(ALL)
     assert group.bodies() == [b"1", b"2"]
 
@@ -203,8 +205,14 @@ def test_stop_does_not_wait_for_a_rebalance_that_hangs_and_it_adds_nothing_after
         finally:
             done.set()
 
+    class Noting(Timer):
+        def close(self, wait_s: float = 5.0) -> None:
+            waits.append((self._name, wait_s))
+            super().close(wait_s)
+
+    waits: list[tuple[str, float]] = []
     port.committed = hangs  # type: ignore[method-assign]
-    consumer = Consumer(port, ConsumerSettings(group="g"))
+    consumer = Consumer(port, ConsumerSettings(group="g"), Noting)
     consumer.subscribe("T")
     consumer.start(print)
     assert asked.wait(10)
@@ -212,6 +220,7 @@ def test_stop_does_not_wait_for_a_rebalance_that_hangs_and_it_adds_nothing_after
     assert running is not None
     assert consumer.stop(0.1) == []
     assert not done.is_set()
+    assert [wait_s <= 0.1 for name, wait_s in waits if name.endswith("-rebalance")] == [True]
     go_on.set()
     assert done.wait(10)
     running.rebalancing._timer._thread.join(10)  # type: ignore[union-attr]
