@@ -233,22 +233,22 @@ class Options:
     allocation_strategy: Any = _row(
         p.strategy,
         "averagely",
-        (*_SOURCE, *_PUSH),
+        (*_SOURCE, *_CONSUME),
         "how queues are grouped into Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
         "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers are `partition-00000`, …; "
-        "of a `Consumer` the members of its group, with the first three, `config`, `machineRoom` or a callable",
+        "of consumers the members of their group, with the first three, `config`, `machineRoom` or a callable",
         shown="averagely",
         raw=True,
     )
     allocation_config: str | None = _row(
         p.string,
         None,
-        (*_SOURCE, *_PUSH),
+        (*_SOURCE, *_CONSUME),
         'queues of the strategy `config`: JSON `{"orders":{"broker-a":[0,1]}}`, or that by partition: '
         '`{"partition-00000":{"orders":{"broker-a":[0]}}}`',
     )
     machine_rooms: tuple[str, ...] = _row(
-        p.names, (), (*_SOURCE, "sink", *_PUSH), "rooms whose queues the strategy or selector `machineRoom` uses"
+        p.names, (), (*_SOURCE, "sink", *_CONSUME), "rooms whose queues the strategy or selector `machineRoom` uses"
     )
     partition_rooms: tuple[str, ...] = _row(
         p.names_with_repeats, (), _SOURCE, "room of each partition in turn, for `machineRoomNearby`"
@@ -492,7 +492,7 @@ class Options:
         p.positive_duration, 1.0, _PUSH, "pause after a pull that failed", shown="1s"
     )
     pull_threshold_size_for_queue: int = _row(
-        p.size(1, 1 << 30), 100 << 20, _PUSH, "a queue is not pulled on while more bytes of it wait", shown="100m"
+        p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled on while more bytes of it wait", shown="100m"
     )
     pull_threshold_for_topic: int | None = _row(
         p.integer(1, 6_553_500), None, _PUSH, "messages that may wait of a topic, shared by its queues here"

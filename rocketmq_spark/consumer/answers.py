@@ -86,7 +86,7 @@ class Answers:
             self._settings.ordered,
             self._settings.threads,
             queues=queues,
-            stacks=_stacks() if stacks else None,
+            stacks=stacks_of_threads() if stacks else None,
         )
 
     def _queue(self, held: ProcessQueue) -> QueueInfo:
@@ -128,7 +128,8 @@ def _told(outcome: object) -> DirectOutcome:
     return known.get(outcome, DirectOutcome.LATER) if isinstance(outcome, Hold | None) else DirectOutcome.LATER
 
 
-def _stacks() -> str:
+def stacks_of_threads() -> str:
+    """What every thread of this process does now."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"

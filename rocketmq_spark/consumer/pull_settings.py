@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
+from rocketmq_spark.consumer.rebalance import Allocate
+from rocketmq_spark.consumer.settings import allocation
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
+from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.wire.names import group_problem
 
 _MAX_PULL_BATCH = 1024
@@ -20,9 +24,11 @@ class PullConsumerSettings:
     """
 
     group: str
+    allocate: Allocate = field(default=partial(allocate, "averagely"))
     consume_from: ConsumeFrom = field(default_factory=ConsumeFrom)
     pull_batch_size: int = 32
     max_waiting: int = 1000
+    max_bytes: int = 100 << 20
     auto_commit: bool = True
     auto_commit_interval_s: float = 5.0
     suspend_s: float = 15.0
@@ -38,11 +44,13 @@ class PullConsumerSettings:
         where = options.consume_from_where
         return cls(
             group=options.group,
+            allocate=allocation(options),
             consume_from=ConsumeFrom(Where.TIMESTAMP, where)
             if isinstance(where, int)
             else ConsumeFrom(Where[where.upper()]),
             pull_batch_size=options.pull_batch_size,
             max_waiting=options.pull_threshold_for_queue,
+            max_bytes=options.pull_threshold_size_for_queue,
             auto_commit=options.auto_commit,
             auto_commit_interval_s=options.auto_commit_interval,
             request_timeout_s=options.request_timeout,

@@ -64,7 +64,7 @@ class ConsumerSettings:
             consume_from=ConsumeFrom(Where.TIMESTAMP, where)
             if isinstance(where, int)
             else ConsumeFrom(Where[where.upper()]),
-            allocate=_allocation(options),
+            allocate=allocation(options),
             threads=options.consume_thread_min,
             consume_batch_max_size=options.consume_message_batch_max_size,
             pull_batch_size=options.pull_batch_size,
@@ -115,7 +115,7 @@ class ConsumerSettings:
         )
 
 
-def _allocation(options: Options) -> Allocate:
+def allocation(options: Options) -> Allocate:
     """The strategy of the options, with what it needs of them."""
     strategy, rooms = options.allocation_strategy, options.machine_rooms
     if isinstance(strategy, str) and strategy.lower() in ("machineroomnearby", "environment"):
