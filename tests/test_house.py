@@ -50,8 +50,9 @@ ORDER = {
     "decode": "schema property_names bad stored_messages answers header unpack property_columns properties rows careful decoder"
     " polled",
     "consumer": "levels process_queue rebalance start_offset flow result expiry offset_table local_offsets"
-    " held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing rebalancing"
-    " answers running consumer assigned pull_settings behind ahead polls positions subscribed pull_answers upkeep pull_consumer",
+    " figures held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing"
+    " rebalancing answers running consumer assigned pull_settings behind ahead polls positions subscribed pull_answers upkeep"
+    " pull_consumer",
     "encode": "bad_rows identifiers maps properties encoder",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
     " plain",

@@ -78,14 +78,17 @@ class Answers:
         return None
 
     def _info(self, stacks: bool) -> RunningInfo:
+        membership = self._membership()
         with self._held.lock:
             queues = {queue: self._queue(held) for queue, held in self._held.queues.items()}
+            topics = self._held.figures.all(membership.subscriptions, self._timer.now_ms())
         return RunningInfo(
-            self._membership(),
+            membership,
             self._started_ms,
             self._settings.ordered,
             self._settings.threads,
             queues=queues,
+            topics=topics,
             stacks=stacks_of_threads() if stacks else None,
         )
 

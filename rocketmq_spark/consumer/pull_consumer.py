@@ -46,6 +46,7 @@ class PullConsumer(Closing):
         read_ahead: ReadAhead | None = None,
         make_timer: Callable[[str], Timer] = Timer,
     ) -> None:
+        self.client_id = member.client_id
         self._settings = settings
         self._to_arrow = to_arrow
         clock = clock or Clock()

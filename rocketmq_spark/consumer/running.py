@@ -29,7 +29,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.consumer.workers import Workers
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.membership import Membership
+from rocketmq_spark.membership import Membership, TopicFigures
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.timer import Timer
@@ -108,6 +108,11 @@ class Running:
         if self._leave is not None:
             self._leave(last_words)
         return unfinished
+
+    def figures(self) -> dict[str, TopicFigures]:
+        """What became of each topic's messages lately."""
+        with self.held.lock:
+            return self.held.figures.all(self._subscriptions.all(), self._pulls.now_ms())
 
     def _consumer_of(self, listener: Listener) -> Concurrent | Orderly:
         settings, held = self._settings, self.held
