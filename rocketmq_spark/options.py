@@ -84,6 +84,11 @@ _WRITE = ("sink", "producer")
 _POLL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
+_QUEUES = (
+    *_CONSUME,
+    *_SOURCE,
+    *_WRITE,
+)  # everybody too, but what is told about queues is no connection: those are ``_ALL``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +241,8 @@ class Options:
         (*_SOURCE, *_CONSUME),
         "how queues are grouped into Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
         "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers are `partition-00000`, …; "
-        "of consumers the members of their group, with the first three, `config`, `machineRoom` or a callable",
+        "of consumers the members of their group, with the first three, `config`, `machineRoom`, `environment` (averagely "
+        "within it) or a callable",
         shown="averagely",
         raw=True,
     )
@@ -306,12 +312,16 @@ class Options:
         shown="hint",
     )
     environment: str | None = _row(
-        p.string, None, (*_SOURCE, *_WRITE), "read and write only the queues of one environment: its number or name"
+        p.string,
+        None,
+        _QUEUES,
+        "read and write only the queues of one environment: its number or name. Consumers of environment `dev` are members of "
+        "group `<group>_env_dev`, whose retries and dead letters are its own",
     )
     environments: str | None = _row(
         p.string,
         None,
-        (*_SOURCE, *_WRITE),
+        _QUEUES,
         'how many environments there are, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one queue',
     )
     group: str = _row(

@@ -7,7 +7,7 @@ Clients are shared by all readers, writers and tasks of a process that have the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,7 +199,8 @@ class PullConsumer(pull_consumer.PullConsumer):
         parsed = options_table.parse(options).for_role("pull consumer")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        super().__init__(member(parsed), PullConsumerSettings.of(parsed), _arrow, read_ahead=_read_ahead(parsed))
+        settings = PullConsumerSettings.of(parsed)
+        super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
 
 
 def _arrow(parts: Sequence[Part]) -> Any:
@@ -208,16 +209,16 @@ def _arrow(parts: Sequence[Part]) -> Any:
     return batch_of(((part.queue, part.start, part.next_offset, part.stored), part.filter) for part in parts)
 
 
-def _read_ahead(options: Options) -> ReadAhead | None:
+def _read_ahead(options: Options, group: str) -> ReadAhead | None:
     """How a pull consumer reads ahead; None where numpy is not installed, which that needs."""
     try:
         from rocketmq_spark.pull.plain import PlainRun
     except ModuleNotFoundError:
         return None
-    made, namespace = puller(options, "hint"), options.namespace or ""
+    made, namespace = replace(puller(options, "hint"), group=group), options.namespace or ""
 
     def messages(queue: MessageQueue, start: int, stored: memoryview) -> Sequence[ReceivedMessage]:
-        return list(wanted_of(PullRequest(options.group, queue, start), stored, namespace))
+        return list(wanted_of(PullRequest(group, queue, start), stored, namespace))
 
     return ReadAhead(partial(PlainRun, made), messages)
 

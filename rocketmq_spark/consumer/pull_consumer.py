@@ -62,7 +62,10 @@ class PullConsumer(Closing):
     # --- queues
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The readable queues of a topic, sorted. Raises ``RouteNotFound`` when there is no such topic."""
+        """The readable queues of a topic, sorted, or those of the environment where there is one.
+
+        Raises ``RouteNotFound`` when there is no such topic, ``OptionError`` when the environment has none of its queues.
+        """
         return self._positions.queues(topic)
 
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rocketmq_spark.consumer.rebalance import Allocate
-from rocketmq_spark.consumer.settings import allocation
+from rocketmq_spark.consumer.settings import allocation, isolated
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.names import group_problem
 
 _MAX_PULL_BATCH = 1024
@@ -24,6 +25,7 @@ class PullConsumerSettings:
     """
 
     group: str
+    environment: Environment | None = None
     allocate: Allocate = field(default=partial(allocate, "averagely"))
     consume_from: ConsumeFrom = field(default_factory=ConsumeFrom)
     pull_batch_size: int = 32
@@ -42,8 +44,10 @@ class PullConsumerSettings:
     def of(cls, options: Options) -> PullConsumerSettings:
         """Those of a pull consumer with these options."""
         where = options.consume_from_where
+        environment, group = isolated(options)
         return cls(
-            group=options.group,
+            group=group,
+            environment=environment,
             allocate=allocation(options),
             consume_from=ConsumeFrom(Where.TIMESTAMP, where)
             if isinstance(where, int)

@@ -20,9 +20,10 @@ from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.queues.environment import Own
 from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Rebalancing:
         self._subscriptions = subscriptions
         self._ownership = ownership
         self._timer = timer
+        self._own = Own(settings.environment)
         self._lock = threading.Lock()
         self._due_ms = math.inf
         self._last_ms = -math.inf
@@ -136,7 +138,7 @@ class Rebalancing:
 
     def _share(self, topic: str) -> rebalance.Share:
         deadline = Deadline.after(TIMEOUT_S)
-        queues = self._asked(topic, "queues", lambda: self._port.queues(topic, deadline))
+        queues = self._asked(topic, "queues", lambda: self.queues(topic, deadline))
         if not self._settings.clustering:
             return rebalance.broadcasting_share(queues)
         if queues is None:
@@ -144,9 +146,16 @@ class Rebalancing:
         members = self._asked(topic, "members", lambda: self._port.members(self._settings.group, topic, deadline))
         return rebalance.clustering_share(self._settings.allocate, self._port.client_id, queues, members)
 
+    def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """Those of a topic that members may have; raises ``OptionError`` where the environment has none."""
+        return self._own(self._port.queues(topic, deadline))
+
     def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
+        except OptionError as e:
+            logger.warning("queues of %s stay where they are: %s", topic, e)
+            return None
         except RocketMQError as e:
             logger.info("%s of %s are not known, its queues stay where they are: %s", what, topic, e)
             return None

@@ -26,6 +26,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.membership import InfoAsked, MembersChanged, OffsetsAsked, QueueInfo, ResetOffsets, RunningInfo
 from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.queues.environment import Environment
 from tests.consumer.fake_member import FakeMember, Rows, bodies
 from tests.mockbroker import WAIT_S
 from tests.producer.scripted import ManualTimer, Time
@@ -446,3 +447,20 @@ def test_what_does_not_go_together(consumer: PullConsumer) -> None:
     consumer.assign([A])
     with pytest.raises(LocalProtocolError, match="mutually exclusive"):
         consumer.subscribe("t")
+
+
+def test_3_4_a_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> None:
+    with made(fake, environment=Environment.of("2", "2")) as consumer:
+        assert consumer.queues("t") == [B]
+        with pytest.raises(OptionError, match="queue t/b/0 does not belong to environment '2'"):
+            consumer.assign([A])
+        consumer.subscribe("t")
+        consumer.poll(AT_ONCE)
+        assert consumer.assignment() == [B]
+
+
+def test_3_10_an_environment_without_queues_is_refused_when_the_topic_is_subscribed_to(fake: FakeMember) -> None:
+    with made(fake, environment=Environment.of("3", "3")) as consumer:
+        with pytest.raises(OptionError, match="option 'environments' is 3; expected at most 2"):
+            consumer.subscribe("t")
+        assert not fake.joined

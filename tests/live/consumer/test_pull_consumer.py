@@ -243,6 +243,23 @@ def test_4_14_allocation_config_fixes_the_queues_and_machine_rooms_are_those_of_
         assert consumer.assignment() == []
 
 
+def test_3_4_environments_have_queues_and_offsets_of_their_own(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
+) -> None:
+    topic = make_topic(queues=4)
+    send(rocketmq, topic, *"abcd")
+    found: dict[str, set[int]] = {}
+    for name in ("1", "2"):
+        with make(environment=name, environments="2", consume_from_where="earliest") as consumer:
+            consumer.subscribe(topic)
+            found[name] = {m.queue_id for _ in range(2) for m in consumer.poll(20.0)}
+            consumer.commit()
+            assert {consumer.committed(queue) for queue in consumer.queues(topic)} == {1}
+    assert found == {"1": {0, 2}, "2": {1, 3}}
+    with make() as common:
+        assert [common.committed(queue) for queue in common.queues(topic)] == [None] * 4
+
+
 def test_4_32_queues_change_hands_while_nobody_polls(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:
