@@ -206,7 +206,7 @@ class PullConsumer(pull_consumer.PullConsumer):
 def _arrow(parts: Sequence[Part]) -> Any:
     from rocketmq_spark.decode.polled import batch_of  # here, for who polls messages needs no Arrow
 
-    return batch_of(((part.queue, part.start, part.next_offset, part.stored), part.filter) for part in parts)
+    return batch_of(((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
 
 
 def _read_ahead(options: Options, group: str) -> ReadAhead | None:
@@ -217,7 +217,7 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
         return None
     made, namespace = replace(puller(options, "hint"), group=group), options.namespace or ""
 
-    def messages(queue: MessageQueue, start: int, stored: memoryview) -> Sequence[ReceivedMessage]:
+    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
         return list(wanted_of(PullRequest(group, queue, start), stored, namespace))
 
     return ReadAhead(partial(PlainRun, made), messages)

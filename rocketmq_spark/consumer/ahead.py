@@ -16,7 +16,7 @@ from typing import Protocol
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer import behind
-from rocketmq_spark.consumer.assigned import Assigned, Part
+from rocketmq_spark.consumer.assigned import Assigned, Bytes, Part
 from rocketmq_spark.consumer.behind import Bounds, Pace, Stretch
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 CALM_S = 10.0  # how long a queue with something odd is long-polled before it is read ahead again
 
-# Queue, first offset, next offset, stored messages.
-Answered = tuple[MessageQueue, int, int, memoryview]
+# Queue, first offset, of each answer its next offset and where its bytes end, stored messages.
+Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], Bytes]
 
 
 class Run(Protocol):
@@ -46,7 +46,7 @@ class ReadAhead:
     """How to: ``begin`` reads ranges of one broker within a number of offsets and of bytes, ``messages`` decodes."""
 
     begin: Callable[[Sequence[OffsetRange], int, int], Run]
-    messages: Callable[[MessageQueue, int, memoryview], Sequence[ReceivedMessage]]
+    messages: Callable[[MessageQueue, int, Bytes], Sequence[ReceivedMessage]]
 
 
 class _Reader:
@@ -156,8 +156,8 @@ class Ahead:
         """Give what was read to who polls; whether to read on, once there is room."""
         asks = {stretch.ask.queue: stretch.ask for stretch in reader.stretches}
         with self._changed:
-            for queue, start, next_offset, stored in answers:
-                part = Part(queue, start, next_offset, stored, partial(self._how.messages, queue, start, stored))
+            for queue, start, ends, stored in answers:
+                part = Part(queue, start, ends, stored, partial(self._how.messages, queue))
                 self._assigned.bring(asks[queue], part)
             self._changed.notify_all()
             while (pace := self._pace(reader)) is Pace.WAIT:

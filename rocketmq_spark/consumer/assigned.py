@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocketmq_spark.membership import QueueInfo
 from rocketmq_spark.model import (
@@ -37,22 +37,39 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The messages of one answer, ``stored``, from the offset that was asked for, with the filter of the request.
+    """The messages of answers in a row, ``stored``, with the filter of their requests.
 
-    ``read`` decodes them.
+    ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` makes messages of bytes, from an offset on.
     """
 
     queue: MessageQueue
     start: int
-    next_offset: int
+    ends: Sequence[tuple[int, int]]
     stored: Bytes
-    read: Callable[[], Sequence[ReceivedMessage]]
+    decode: Callable[[int, Bytes], Sequence[ReceivedMessage]]
     filter: Filter = NO_FILTER
+
+    @property
+    def next_offset(self) -> int:
+        return self.ends[-1][0]
 
     @property
     def count(self) -> int:
         """How many offsets it covers: at least as many as it has messages."""
         return self.next_offset - self.start
+
+    def read(self) -> Sequence[ReceivedMessage]:
+        """The messages as objects."""
+        return self.decode(self.start, self.stored)
+
+    def cut(self) -> tuple[Part, Part]:
+        """The first answer, and the others."""
+        (at, end), *rest = self.ends
+        view = memoryview(self.stored)
+        others = [(next_offset, behind - end) for next_offset, behind in rest]
+        return replace(self, ends=self.ends[:1], stored=view[:end]), replace(
+            self, start=at, ends=others, stored=view[end:]
+        )
 
 
 class Place:
@@ -170,7 +187,8 @@ class Assigned:
         place.broker_id = answer.broker_id
         place.pull_at, place.end = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
-            self._add(place, Part(ask.queue, ask.offset, answer.next_offset, answer.stored, answer.read, wanted))
+            ends = ((answer.next_offset, len(answer.stored)),)
+            self._add(place, Part(ask.queue, ask.offset, ends, answer.stored, lambda *_: answer.read(), wanted))
         elif not place.waiting and place.taken == ask.offset:
             place.taken = answer.next_offset  # nothing of what was passed over is wanted, or there at all
         return True
@@ -218,14 +236,18 @@ class Assigned:
     # --- messages
 
     def take(self, most: int = 1) -> list[Part]:
-        """The parts that came first, of queues that are not paused."""
+        """The parts that came first, of queues that are not paused; if it is one only, no more than an answer."""
         taken: list[Part] = []
         left: deque[Part] = deque()
         for part in self._ready:
-            if len(taken) < most and not self.places[part.queue].paused:
-                taken.append(part)
-            else:
+            if len(taken) == most or self.places[part.queue].paused:
                 left.append(part)
+            elif most == 1 and len(part.ends) > 1:
+                first, others = part.cut()
+                taken.append(first)
+                left.append(others)
+            else:
+                taken.append(part)
         self._ready = left
         for part in taken:
             place = self.places[part.queue]

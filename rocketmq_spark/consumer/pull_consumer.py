@@ -184,9 +184,9 @@ class PullConsumer(Closing):
                 batch = self._to_arrow(parts)
             except RocketMQError:
                 self._polls.put_back(parts)
-                if len(parts) == 1:
+                if sum(len(part.ends) for part in parts) == 1:
                     raise
-                parts_at_once = len(parts) // 2
+                parts_at_once = max(1, len(parts) // 2)
                 continue
             if batch.num_rows:
                 return batch

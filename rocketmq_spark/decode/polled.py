@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,8 @@ from rocketmq_spark.pull.fetched import Fetched, Piece
 SLACK_BYTES = 64  # behind the messages, as in a reader's buffer: decoders look ahead
 
 
-# Queue, the offset asked for, the next one, stored messages.
-Answered = tuple[MessageQueue, int, int, bytes | memoryview]
+# Queue, the offset asked for, of each answer in a row the next offset and where its bytes end, stored messages.
+Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
 
 
 def batch_of(parts: Iterable[tuple[Answered, Filter]]) -> pa.RecordBatch:
@@ -38,10 +38,13 @@ def _batch(parts: Iterable[Answered], wanted: Filter) -> pa.RecordBatch:
     pieces: list[Piece] = []
     stored: list[bytes | memoryview] = []
     end = 0
-    for number, (queue, start, next_offset, messages) in enumerate(parts):
-        begin, end = end, end + len(messages)
+    for number, (queue, start, ends, messages) in enumerate(parts):
         queues.append(queue)
         stored.append(messages)
-        pieces.append(Piece(number, start, next_offset, next_offset, begin, end))
+        begin, base = end, end
+        for next_offset, end_of_answer in ends:
+            end = base + end_of_answer
+            pieces.append(Piece(number, start, next_offset, next_offset, begin, end))
+            start, begin = next_offset, end
     buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
     return Decoder(queues, filtered=wanted)(Fetched(buffer, pieces))

@@ -9,26 +9,29 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.fetched import Fetched, Piece
+from rocketmq_spark.pull.fetched import Fetched
 from rocketmq_spark.pull.pacing import DEPTH
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.verdict import Cause
 
 _MIN_BYTES, _MAX_BYTES = 64 << 10, 8 << 20
 _DEADLINE_S = 30.0
+_NUMBER = itemgetter(0)  # of a piece: that of its range
 
 
 class Answered(NamedTuple):
-    """The stored messages of offsets ``[start, next_offset)``. The bytes are the reader's own."""
+    """The stored messages of answers in a row from ``start`` on: next offset of each, and where its bytes end."""
 
     queue: MessageQueue
     start: int
-    next_offset: int
-    stored: memoryview
+    ends: list[tuple[int, int]]
+    stored: bytes
 
 
 class _Odd(Exception):
@@ -75,21 +78,26 @@ class PlainRun:
 
     def _copies(self, fetched: Fetched) -> list[Answered]:
         """The answers up to the first odd one, on bytes that outlive the buffer."""
-        pieces = fetched.pieces
-        low, high = min(piece.begin for piece in pieces), max(piece.end for piece in pieces)
-        copy = memoryview(fetched.buffer[low:high].tobytes())
         found = []
-        for piece in pieces:
-            queue = self._ranges[piece.number].queue
-            if not self._plain(queue, piece):
-                self.whole = False
+        view = fetched.buffer.data
+        for number, of_range in groupby(fetched.pieces, key=_NUMBER):
+            queue = self._ranges[number].queue
+            start = at = self._at[queue]
+            ends, parts, size = [], [], 0
+            for _, begins_at, limit, next_offset, begin, end in of_range:
+                if begins_at != at or next_offset > limit:
+                    self.whole = False
+                    break
+                at = next_offset
+                size += end - begin
+                ends.append((at, size))
+                parts.append(view[begin:end])
+            self._at[queue] = at
+            if ends:
+                found.append(Answered(queue, start, ends, b"".join(parts)))
+            if not self.whole:
                 break
-            self._at[queue] = piece.next_offset
-            found.append(Answered(queue, piece.start, piece.next_offset, copy[piece.begin - low : piece.end - low]))
         return found
-
-    def _plain(self, queue: MessageQueue, piece: Piece) -> bool:
-        return piece.start == self._at[queue] and piece.next_offset <= piece.limit
 
 
 def _lost(part: OffsetRange, cause: Cause) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
-from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
 QUEUES = st.sampled_from([A, B])
@@ -18,7 +18,7 @@ def found(ask: Ask, count: int) -> PullAnswer:
 
 
 def part(queue: MessageQueue, start: int, end: int) -> Part:
-    return Part(queue, start, end, b"12", tuple)
+    return Part(queue, start, [(end, 2)], b"12", lambda start, stored: [])
 
 
 def assigned() -> Assigned:
@@ -224,3 +224,28 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_one_part_is_no_more_than_an_answer() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    decoded: list[tuple[int, bytes]] = []
+
+    def decode(start: int, stored: bytes | memoryview) -> list[ReceivedMessage]:
+        decoded.append((start, bytes(stored)))
+        return []
+
+    one.bring(ask, Part(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
+    assert (one.places[A].waiting, one.places[A].bytes) == (6, 6)
+    for expected in (1, 2, 3):
+        (part,) = one.take()
+        part.read()
+        assert len(decoded) == expected
+        if expected == 2:
+            one.put_back([part])
+            (again,) = one.take()
+            assert (again.start, again.next_offset) == (7, 8)
+    assert decoded == [(5, b"aa"), (7, b"bbb"), (8, b"c")]
+    assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
+    one.bring(ask, Part(A, 11, [(12, 1), (13, 2)], b"xy", decode))
+    assert [part.next_offset for part in one.take(2)] == [13]

@@ -44,9 +44,10 @@ def offsets(found: PlainRun) -> dict[int, list[int]]:
     """By queue, the offsets that the bytes have, which are those that the answers say."""
     got: dict[int, list[int]] = {}
     for answers in found.fetch():
-        for queue, start, next_offset, stored in answers:
+        for queue, start, ends, stored in answers:
             inside = [int.from_bytes(stored[at : at + 8], "big") for at in range(0, len(stored), 8)]
-            assert inside == list(range(start, next_offset))
+            assert inside == list(range(start, ends[-1][0]))
+            assert [(next_offset - start) * 8 for next_offset, _ in ends] == [end for _, end in ends]
             got.setdefault(queue.queue_id, []).extend(inside)
     return got
 
@@ -90,7 +91,7 @@ def test_what_is_jumped_over_ends_it_too() -> None:
     one = run(model, (0, 0, 100))
     found = [answer for answers in one.fetch() for answer in answers]
     assert not one.whole
-    assert all(answer.next_offset <= 24 for answer in found)
+    assert all(answer.ends[-1][0] <= 24 for answer in found)
 
 
 def test_it_ends_when_it_is_told_to() -> None:
