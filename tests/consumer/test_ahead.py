@@ -37,6 +37,9 @@ class Run:
                     if self.stopped.is_set():
                         return
                     end = min(r.end, at + COUNT)
+                    if self.reads.hangs:
+                        self.stopped.wait(WAIT_S)
+                        return
                     if self.reads.odd in range(at, end):
                         self.whole = False
                         return
@@ -60,6 +63,7 @@ class Reads:
         self.bounds: list[tuple[int, int]] = []
         self.odd: int | None = None
         self.error: RocketMQError | None = None
+        self.hangs = False
         self.given = 0
 
     def begin(self, ranges: Sequence[OffsetRange], offsets: int, size: int) -> Run:
@@ -237,3 +241,12 @@ def test_the_close_ends_the_thread(fake: FakeMember, reads: Reads) -> None:
         eventually(lambda: reads.given >= 5)
     assert all(run.closed for run in reads.runs)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rocketmq-ahead")]
+
+
+def test_the_close_stops_a_read_that_hangs(fake: FakeMember, reads: Reads) -> None:
+    reads.hangs = True
+    fake.add(A, 1000)
+    with made(fake, reads) as consumer:
+        consumer.assign([A])
+        eventually(lambda: reads.runs)
+    assert [run.stopped.is_set() for run in reads.runs] == [True]

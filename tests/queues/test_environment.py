@@ -137,7 +137,7 @@ def test_3_1_the_members_of_an_environment_have_a_group_and_queues_of_their_own(
     one = Environment.of("dev", {"dev": [0], "test": [1]})
     assert one.group("billing") == "billing_env_dev"
     assert names(Own(one)(EIGHT)) == "a:0 b:0"
-    retries = qs("a:0 b:0", "%RETRY%billing_env_dev")
+    retries = qs("a:0-1 b:1", "%RETRY%billing_env_dev")
     assert Own(one)(retries) == retries
     assert Own(None)(EIGHT) == EIGHT
     assert Own(one)([]) == []
