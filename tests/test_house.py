@@ -41,15 +41,16 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "wire": "header frame properties identifiers subscription loose_json names compression acl rpc messages bodies member_bodies",
+    "wire": "header frame properties identifiers subscription loose_json names compression acl rpc messages envelope"
+    " bodies member_bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint channel connection bulk pool",
     "client": "credentials calls aside route questions broker instance sender admin committer pulls asked long_polls send_back"
     " member",
     "columnar": "arrow slices",
-    "decode": "schema property_names bad stored_messages answers header unpack property_columns properties rows careful decoder"
-    " polled",
-    "consumer": "levels process_queue rebalance start_offset flow result expiry offset_table local_offsets"
+    "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
+    " decoder polled",
+    "consumer": "process_queue rebalance start_offset flow result expiry offset_table local_offsets"
     " figures held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing"
     " rebalancing answers running consumer assigned pull_settings behind ahead polls positions subscribed pull_answers upkeep"
     " pull_consumer",
@@ -61,6 +62,7 @@ ORDER = {
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
     " listener tasks stream readers",
     "sink": "columns report selectors routing checks task writers foreach",
+    "delay": "release stream",
     "cli": "output command background connection broker topic orders produce reading tail dlq demo demo.accounts"
     " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
@@ -85,7 +87,8 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration",
+    "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration"
+    " delay.stream",
     "py4j": "cli.demo.play",
     "pyarrow": "wire.compression columnar decode encode source.tasks sink",
     "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar decode encode sink",

@@ -7,7 +7,7 @@ from functools import partial
 
 from rocketmq_spark.consumer.rebalance import Allocate
 from rocketmq_spark.consumer.settings import allocation, isolated
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.start_offset import ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate
@@ -43,15 +43,12 @@ class PullConsumerSettings:
     @classmethod
     def of(cls, options: Options) -> PullConsumerSettings:
         """Those of a pull consumer with these options."""
-        where = options.consume_from_where
         environment, group = isolated(options)
         return cls(
             group=group,
             environment=environment,
             allocate=allocation(options),
-            consume_from=ConsumeFrom(Where.TIMESTAMP, where)
-            if isinstance(where, int)
-            else ConsumeFrom(Where[where.upper()]),
+            consume_from=ConsumeFrom.of(options.consume_from_where),
             pull_batch_size=options.pull_batch_size,
             max_waiting=options.pull_threshold_for_queue,
             max_bytes=options.pull_threshold_size_for_queue,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,10 @@ from rocketmq_spark.pull.plain import PlainRun
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import OnLoss
 from rocketmq_spark.remoting.bulk import Answer
-from tests.pull.pull_model import Accidents, Model, Queue
+from tests.pull.pull_model import Accidents, Model, Queue, offset_at
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(2)]
+SIZE = Queue(0, 0).message_bytes
 
 
 @dataclass
@@ -45,9 +47,9 @@ def offsets(found: PlainRun) -> dict[int, list[int]]:
     got: dict[int, list[int]] = {}
     for answers in found.fetch():
         for queue, start, ends, stored in answers:
-            inside = [int.from_bytes(stored[at : at + 8], "big") for at in range(0, len(stored), 8)]
+            inside = [offset_at(np.frombuffer(stored, np.uint8), at) for at in range(0, len(stored), SIZE)]
             assert inside == list(range(start, ends[-1][0]))
-            assert [(next_offset - start) * 8 for next_offset, _ in ends] == [end for _, end in ends]
+            assert [(next_offset - start) * SIZE for next_offset, _ in ends] == [end for _, end in ends]
             got.setdefault(queue.queue_id, []).extend(inside)
     return got
 
@@ -63,7 +65,7 @@ def test_ranges_of_several_queues_in_turn_are_read_whole() -> None:
 def test_what_is_under_way_is_bounded() -> None:
     model = Model([Queue(0, 5000)])
     assert offsets(run(model, (0, 0, 5000), offsets=64)) == {0: list(range(5000))}
-    assert model.max_in_flight <= 64 * 8
+    assert model.max_in_flight <= 64 * SIZE
 
 
 @pytest.mark.parametrize(
@@ -72,18 +74,24 @@ def test_what_is_under_way_is_bounded() -> None:
         Queue(40, 500),  # its first messages are gone
         Queue(0, 40),  # it ends before it was told to end
         Queue(0, 500, deleted_at=0.0),
-        Queue(0, 500, batches={40: 20}),
+        Queue(0, 500, batches={40: 20}),  # across the end of a range
     ],
     ids=["truncated", "went back", "deleted", "inner batch"],
 )
 def test_it_ends_before_what_is_odd(queue: Queue) -> None:
     model = Model([queue])
-    one = run(model, (0, 0, 100))
+    one = run(model, (0, 0, 50), (0, 50, 100))
     got = offsets(one).get(0, [])
     assert got == list(range(len(got)))
     assert len(got) <= 40
     assert not one.whole
     assert model.time.now - 1000 < 5.0
+
+
+def test_inner_batches_come_whole() -> None:
+    one = run(Model([Queue(0, 500, batches=dict.fromkeys(range(0, 500, 20), 20))]), (0, 0, 60), (0, 60, 120))
+    assert offsets(one) == {0: list(range(120))}
+    assert one.whole
 
 
 def test_what_is_jumped_over_ends_it_too() -> None:
