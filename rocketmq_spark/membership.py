@@ -77,11 +77,12 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """What became of a topic's messages lately: mean times in ms, rates per second, failures of the last hour."""
+    """What became of a topic's messages lately: mean times in ms, None where nothing was measured, rates per second,
+    failures of the last hour."""
 
-    pull_ms: float = 0.0
+    pull_ms: float | None = None
     pulled_per_s: float = 0.0
-    consume_ms: float = 0.0
+    consume_ms: float | None = None
     consumed_per_s: float = 0.0
     failed_per_s: float = 0.0
     failed: int = 0

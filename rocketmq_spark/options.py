@@ -84,6 +84,11 @@ _WRITE = ("sink", "producer")
 _POLL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
+_QUEUES = (
+    *_CONSUME,
+    *_SOURCE,
+    *_WRITE,
+)  # everybody too, but what is told about queues is no connection: those are ``_ALL``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,22 +238,23 @@ class Options:
     allocation_strategy: Any = _row(
         p.strategy,
         "averagely",
-        (*_SOURCE, *_PUSH),
+        (*_SOURCE, *_CONSUME),
         "how queues are grouped into Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
         "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers are `partition-00000`, …; "
-        "of a `Consumer` the members of its group, with the first three, `config`, `machineRoom` or a callable",
+        "of consumers the members of their group, with the first three, `config`, `machineRoom`, `environment` (averagely "
+        "within it) or a callable",
         shown="averagely",
         raw=True,
     )
     allocation_config: str | None = _row(
         p.string,
         None,
-        (*_SOURCE, *_PUSH),
+        (*_SOURCE, *_CONSUME),
         'queues of the strategy `config`: JSON `{"orders":{"broker-a":[0,1]}}`, or that by partition: '
         '`{"partition-00000":{"orders":{"broker-a":[0]}}}`',
     )
     machine_rooms: tuple[str, ...] = _row(
-        p.names, (), (*_SOURCE, "sink", *_PUSH), "rooms whose queues the strategy or selector `machineRoom` uses"
+        p.names, (), (*_SOURCE, "sink", *_CONSUME), "rooms whose queues the strategy or selector `machineRoom` uses"
     )
     partition_rooms: tuple[str, ...] = _row(
         p.names_with_repeats, (), _SOURCE, "room of each partition in turn, for `machineRoomNearby`"
@@ -306,12 +312,16 @@ class Options:
         shown="hint",
     )
     environment: str | None = _row(
-        p.string, None, (*_SOURCE, *_WRITE), "read and write only the queues of one environment: its number or name"
+        p.string,
+        None,
+        _QUEUES,
+        "read and write only the queues of one environment: its number or name. Consumers of environment `dev` are members of "
+        "group `<group>_env_dev`, whose retries and dead letters are its own",
     )
     environments: str | None = _row(
         p.string,
         None,
-        (*_SOURCE, *_WRITE),
+        _QUEUES,
         'how many environments there are, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one queue',
     )
     group: str = _row(
@@ -492,7 +502,7 @@ class Options:
         p.positive_duration, 1.0, _PUSH, "pause after a pull that failed", shown="1s"
     )
     pull_threshold_size_for_queue: int = _row(
-        p.size(1, 1 << 30), 100 << 20, _PUSH, "a queue is not pulled on while more bytes of it wait", shown="100m"
+        p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled on while more bytes of it wait", shown="100m"
     )
     pull_threshold_for_topic: int | None = _row(
         p.integer(1, 6_553_500), None, _PUSH, "messages that may wait of a topic, shared by its queues here"

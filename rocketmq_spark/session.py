@@ -7,7 +7,8 @@ Clients are shared by all readers, writers and tasks of a process that have the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
 from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.long_polls import wanted_of
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.questions import Questions
@@ -26,10 +28,12 @@ from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.consumer import consumer as group_consumer
 from rocketmq_spark.consumer import pull_consumer
+from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.assigned import Part
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import GroupMember, OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender
 from rocketmq_spark.producer import producer as engine
@@ -195,13 +199,28 @@ class PullConsumer(pull_consumer.PullConsumer):
         parsed = options_table.parse(options).for_role("pull consumer")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        super().__init__(member(parsed), PullConsumerSettings.of(parsed), _arrow)
+        settings = PullConsumerSettings.of(parsed)
+        super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
 
 
 def _arrow(parts: Sequence[Part]) -> Any:
     from rocketmq_spark.decode.polled import batch_of  # here, for who polls messages needs no Arrow
 
-    return batch_of((part.queue, part.start, part.answer, part.filter) for part in parts)
+    return batch_of(((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
+
+
+def _read_ahead(options: Options, group: str) -> ReadAhead | None:
+    """How a pull consumer reads ahead; None where numpy is not installed, which that needs."""
+    try:
+        from rocketmq_spark.pull.plain import PlainRun
+    except ModuleNotFoundError:
+        return None
+    made, namespace = replace(puller(options, "hint"), group=group), options.namespace or ""
+
+    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
+        return list(wanted_of(PullRequest(group, queue, start), stored, namespace))
+
+    return ReadAhead(partial(PlainRun, made), messages)
 
 
 def puller(options: Options, read_from: str | None = None) -> Puller:

@@ -51,10 +51,12 @@ ORDER = {
     "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
     " decoder polled",
     "consumer": "process_queue rebalance start_offset flow result expiry offset_table local_offsets"
-    " held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing rebalancing"
-    " answers running consumer assigned pull_settings polls positions subscribed upkeep pull_consumer",
+    " figures held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing"
+    " rebalancing answers running consumer assigned pull_settings behind ahead polls positions subscribed pull_answers upkeep"
+    " pull_consumer",
     "encode": "bad_rows identifiers maps properties encoder",
-    "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading",
+    "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
+    " plain",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"
     " pending encoding destination batching engine housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
@@ -100,10 +102,11 @@ OUTSIDE = {
     "threading": "remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance client.route"
     " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
     " producer.under_way process localbroker cli consumer.held consumer.workers consumer.subscriptions consumer.rebalancing"
-    " consumer.answers consumer.consumer consumer.polls",
+    " consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route"
-    " timer client.instance client.send_back consumer.subscribed source.catalog source.waiting localbroker cli",
+    " timer client.instance client.send_back consumer.subscribed consumer.pull_answers source.catalog source.waiting"
+    " localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }

@@ -78,15 +78,18 @@ class Answers:
         return None
 
     def _info(self, stacks: bool) -> RunningInfo:
+        membership = self._membership()
         with self._held.lock:
             queues = {queue: self._queue(held) for queue, held in self._held.queues.items()}
+            topics = self._held.figures.all(membership.subscriptions, self._timer.now_ms())
         return RunningInfo(
-            self._membership(),
+            membership,
             self._started_ms,
             self._settings.ordered,
             self._settings.threads,
             queues=queues,
-            stacks=_stacks() if stacks else None,
+            topics=topics,
+            stacks=stacks_of_threads() if stacks else None,
         )
 
     def _queue(self, held: ProcessQueue) -> QueueInfo:
@@ -128,7 +131,8 @@ def _told(outcome: object) -> DirectOutcome:
     return known.get(outcome, DirectOutcome.LATER) if isinstance(outcome, Hold | None) else DirectOutcome.LATER
 
 
-def _stacks() -> str:
+def stacks_of_threads() -> str:
+    """What every thread of this process does now."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"

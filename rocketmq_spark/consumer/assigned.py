@@ -8,10 +8,21 @@ finished when the next poll begins, not before: so a message is not lost when no
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from rocketmq_spark.model import MASTER_ID, NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
+from rocketmq_spark.membership import QueueInfo
+from rocketmq_spark.model import (
+    MASTER_ID,
+    NO_FILTER,
+    Filter,
+    MessageQueue,
+    PullAnswer,
+    PullStatus,
+    ReceivedMessage,
+)
+
+Bytes = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +37,52 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The messages of one answer, from the offset that was asked for, with the filter of the request."""
+    """The messages of answers in a row, ``stored``, with the filter of their requests.
+
+    ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` makes messages of bytes, from an offset on.
+    """
 
     queue: MessageQueue
     start: int
-    answer: PullAnswer
+    ends: Sequence[tuple[int, int]]
+    stored: Bytes
+    decode: Callable[[int, Bytes], Sequence[ReceivedMessage]]
     filter: Filter = NO_FILTER
+
+    @property
+    def next_offset(self) -> int:
+        return self.ends[-1][0]
 
     @property
     def count(self) -> int:
         """How many offsets it covers: at least as many as it has messages."""
-        return self.answer.next_offset - self.start
+        return self.next_offset - self.start
+
+    def read(self) -> Sequence[ReceivedMessage]:
+        """The messages as objects."""
+        return self.decode(self.start, self.stored)
+
+    def cut(self) -> tuple[Part, Part]:
+        """The first answer, and the others."""
+        (at, end), *rest = self.ends
+        view = memoryview(self.stored)
+        others = [(next_offset, behind - end) for next_offset, behind in rest]
+        return replace(self, ends=self.ends[:1], stored=view[:end]), replace(
+            self, start=at, ends=others, stored=view[end:]
+        )
 
 
-class _Place:
-    """One queue."""
+class Place:
+    """One queue. ``end`` is where it ended when a broker told last, ``calm_until`` when it may be read ahead again."""
 
     __slots__ = (
         "asked",
         "broker_id",
+        "bytes",
+        "calm_until",
         "committed",
         "done",
+        "end",
         "paused",
         "pull_at",
         "retry_at",
@@ -62,15 +98,26 @@ class _Place:
         self.paused = False
         self.retry_at = 0.0
         self.broker_id = MASTER_ID
-        self.waiting = 0
+        self.waiting = self.bytes = 0
+        self.end: int | None = None
+        self.calm_until = 0.0
+
+    def info(self) -> QueueInfo:
+        """As brokers are told."""
+        first, last = (self.taken, self.pull_at - 1) if self.waiting else (None, None)
+        return QueueInfo(self.done, first, last, self.waiting, self.bytes)
 
 
 class Assigned:
-    """All of them. ``max_waiting`` bounds the offsets of a queue that are pulled ahead: a pull is made below it."""
+    """All of them. A pull is made while fewer than ``max_waiting`` offsets and ``max_bytes`` of a queue wait to be polled.
 
-    def __init__(self, max_waiting: int) -> None:
+    ``places`` is to be looked at only.
+    """
+
+    def __init__(self, max_waiting: int, max_bytes: int = 100 << 20) -> None:
         self._max_waiting = max_waiting
-        self._places: dict[MessageQueue, _Place] = {}
+        self._max_bytes = max_bytes
+        self.places: dict[MessageQueue, Place] = {}
         self._ready: deque[Part] = deque()
         self._tokens = 0
 
@@ -81,59 +128,54 @@ class Assigned:
 
         Gives the offsets of the dropped ones that may still be committed.
         """
-        gone = self._places.keys() - starts.keys()
+        gone = self.places.keys() - starts.keys()
         left = {q: offset for q, offset in self.to_commit().items() if q in gone}
         for queue in gone:
-            del self._places[queue]
-        self._ready = deque(part for part in self._ready if part.queue in self._places)
+            del self.places[queue]
+        self._ready = deque(part for part in self._ready if part.queue in self.places)
         for queue, offset in starts.items():
-            if queue not in self._places:
+            if queue not in self.places:
                 assert offset is not None, queue
-                self._places[queue] = place = _Place(offset)
+                self.places[queue] = place = Place(offset)
                 self._renew(place)
         return left
-
-    @property
-    def queues(self) -> list[MessageQueue]:
-        return sorted(self._places)
-
-    def __contains__(self, queue: object) -> bool:
-        return queue in self._places
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool = True) -> None:
         """Neither pull nor give messages of these queues, or do again. What was pulled is kept."""
         for queue in queues:
-            self._places[queue].paused = paused
+            self.places[queue].paused = paused
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at ``offset``; what was pulled or is under way is forgotten. It is what is committed next."""
-        place = self._places[queue]
+        place = self.places[queue]
         place.pull_at = place.taken = place.done = offset
-        place.waiting = 0
+        place.waiting = place.bytes = 0
         place.broker_id = MASTER_ID
         place.retry_at = 0.0
         self._renew(place)
         self._ready = deque(part for part in self._ready if part.queue != queue)
 
-    def _renew(self, place: _Place) -> None:
+    def _renew(self, place: Place) -> None:
         self._tokens += 1
         place.token = self._tokens
         place.asked = False
 
     # --- pulls
 
-    def due(self, now: float) -> list[Ask]:
-        """The pulls to be made now, one at most for each queue; from here on they are under way."""
+    def due(self, now: float, besides: Collection[MessageQueue] = ()) -> list[Ask]:
+        """The pulls to be made now, one at most for each queue ``besides`` some; from here on they are under way."""
         asks = []
-        for queue, place in self._places.items():
-            if not place.asked and not place.paused and place.waiting < self._max_waiting and place.retry_at <= now:
+        for queue, place in self.places.items():
+            if place.asked or place.paused or place.retry_at > now or queue in besides:
+                continue
+            if place.waiting < self._max_waiting and place.bytes < self._max_bytes:
                 place.asked = True
                 asks.append(Ask(queue, place.pull_at, place.broker_id, place.token))
         return asks
 
     def next_retry(self, now: float) -> float | None:
         """When a queue that failed is to be asked again; None when none waits for that."""
-        times = [place.retry_at for place in self._places.values() if not place.asked and place.retry_at > now]
+        times = [place.retry_at for place in self.places.values() if not place.asked and place.retry_at > now]
         return min(times, default=None)
 
     def told(self, ask: Ask, answer: PullAnswer, wanted: Filter = NO_FILTER) -> bool:
@@ -143,11 +185,10 @@ class Assigned:
             return False
         place.asked = False
         place.broker_id = answer.broker_id
-        place.pull_at = answer.next_offset
+        place.pull_at, place.end = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
-            part = Part(ask.queue, ask.offset, answer, wanted)
-            place.waiting += part.count
-            self._ready.append(part)
+            ends = ((answer.next_offset, len(answer.stored)),)
+            self._add(place, Part(ask.queue, ask.offset, ends, answer.stored, lambda *_: answer.read(), wanted))
         elif not place.waiting and place.taken == ask.offset:
             place.taken = answer.next_offset  # nothing of what was passed over is wanted, or there at all
         return True
@@ -162,53 +203,81 @@ class Assigned:
         place.retry_at = retry_at
         return True
 
-    def _current(self, ask: Ask) -> _Place | None:
-        place = self._places.get(ask.queue)
+    def hold(self, asks: Iterable[Ask]) -> None:
+        """These queues are read ahead from now on: no pulls of them are due."""
+        for ask in asks:
+            self.places[ask.queue].asked = True
+
+    def bring(self, ask: Ask, part: Part) -> bool:
+        """Take what was read ahead of a queue; False when nobody wants it any more."""
+        place = self._current(ask)
+        if place is None:
+            return False
+        place.pull_at = part.next_offset
+        self._add(place, part)
+        return True
+
+    def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
+        """These queues are read ahead no more, nor again before ``calm_until``: pulls of them are due."""
+        for ask in asks:
+            if (place := self._current(ask)) is not None:
+                place.asked = False
+                place.calm_until = calm_until
+
+    def _add(self, place: Place, part: Part) -> None:
+        place.waiting += part.count
+        place.bytes += len(part.stored)
+        self._ready.append(part)
+
+    def _current(self, ask: Ask) -> Place | None:
+        place = self.places.get(ask.queue)
         return place if place is not None and place.token == ask.token else None
 
     # --- messages
 
     def take(self, most: int = 1) -> list[Part]:
-        """The parts that came first, of queues that are not paused."""
+        """The parts that came first, of queues that are not paused; if it is one only, no more than an answer."""
         taken: list[Part] = []
         left: deque[Part] = deque()
         for part in self._ready:
-            if len(taken) < most and not self._places[part.queue].paused:
-                taken.append(part)
-            else:
+            if len(taken) == most or self.places[part.queue].paused:
                 left.append(part)
+            elif most == 1 and len(part.ends) > 1:
+                first, others = part.cut()
+                taken.append(first)
+                left.append(others)
+            else:
+                taken.append(part)
         self._ready = left
         for part in taken:
-            place = self._places[part.queue]
+            place = self.places[part.queue]
             place.waiting -= part.count
-            place.taken = part.answer.next_offset
+            place.bytes -= len(part.stored)
+            place.taken = part.next_offset
         return taken
 
     def put_back(self, parts: Iterable[Part]) -> None:
         """What was taken could not be given: it comes again, before all other."""
         for part in reversed(list(parts)):
-            place = self._places[part.queue]
+            place = self.places[part.queue]
             place.waiting += part.count
+            place.bytes += len(part.stored)
             place.taken = part.start
             self._ready.appendleft(part)
 
     # --- offsets
 
-    def position(self, queue: MessageQueue) -> int:
-        """The offset of the next message that a poll gives."""
-        return self._places[queue].taken
-
     def finish(self) -> None:
         """All that polls gave is finished: the next one begins, or the caller says so."""
-        for place in self._places.values():
+        for place in self.places.values():
             place.done = place.taken
 
     def to_commit(self) -> dict[MessageQueue, int]:
         """Offsets of what is finished, where they are not committed yet."""
-        return {q: place.done for q, place in self._places.items() if place.done != place.committed}
+        return {q: place.done for q, place in self.places.items() if place.done != place.committed}
 
     def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
         """These are stored now."""
         for queue, offset in offsets.items():
-            if queue in self._places:
-                self._places[queue].committed = offset
+            if queue in self.places:
+                self.places[queue].committed = offset

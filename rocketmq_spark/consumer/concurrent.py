@@ -77,16 +77,20 @@ class Concurrent:
     def _consume(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         if queue.dropped:
             return
-        context = Context(queue.queue)
+        context, began_ms = Context(queue.queue), self._timer.now_ms()
         with self._held.lock:
-            queue.started(messages, self._timer.now_ms())
+            queue.started(messages, began_ms)
             self.busy[id(messages)] = messages
         try:
             outcome = self.call(messages, context)
         finally:
             with self._held.lock:
                 del self.busy[id(messages)]
-        self._settle(queue, messages, concurrent(outcome, context, len(messages)), outcome)
+        verdict, now_ms = concurrent(outcome, context, len(messages)), self._timer.now_ms()
+        with self._held.lock:
+            failed = len(messages) - verdict.done
+            self._held.figures.consumed(queue.queue.topic, verdict.done, failed, now_ms - began_ms, now_ms)
+        self._settle(queue, messages, verdict, outcome)
 
     def _settle(
         self, queue: ProcessQueue, messages: Sequence[ReceivedMessage], verdict: Verdict, outcome: object

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
+from typing import Any
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
@@ -121,15 +122,20 @@ class Consumer(Closing):
         """As ``stop`` with its usual timeout."""
         return self.stop()
 
-    def stats(self) -> dict[str, int | None]:
+    def stats(self) -> dict[str, Any]:
         """What it did since its start and has now.
 
         ``consumed``, ``failed`` (each attempt counts) and ``sent_back`` are messages; so are ``cached``, pulled and not
         finished, and ``lag``, how far the group is behind the ends of the queues here: None while one is not known.
-        ``rebalances`` is how often the queues of a topic changed.
+        ``rebalances`` is how often the queues of a topic changed. ``topics`` has the last minute of each topic, the retry
+        topic too: ``pull_ms`` and ``consume_ms``, means of a pull and of a call of the listener (None: there was none),
+        ``pulled_per_s``, ``consumed_per_s`` and ``failed_per_s``, and ``failed`` messages of the last hour.
         """
         running = self._running
-        return asdict(Stats() if running is None else running.held.stats())
+        if running is None:
+            return {**asdict(Stats()), "topics": {}}
+        topics = {topic: asdict(figures) for topic, figures in running.figures().items()}
+        return {**asdict(running.held.stats()), "topics": topics}
 
     def _changed(self) -> None:
         if self._running is not None:

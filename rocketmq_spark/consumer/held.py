@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
+from rocketmq_spark.consumer.figures import Figures
 from rocketmq_spark.consumer.flow import Thresholds
 from rocketmq_spark.consumer.offset_table import OffsetTable
 from rocketmq_spark.consumer.process_queue import ProcessQueue
@@ -47,6 +48,7 @@ class Held:
         self.thresholds: dict[str, Thresholds] = {}  # by topic, where those of a topic are divided among its queues
         self.ends: dict[MessageQueue, int] = {}
         self.counts: Counter[str] = Counter()
+        self.figures = Figures()
         self._default = thresholds
 
     def thresholds_of(self, topic: str) -> Thresholds:

@@ -31,6 +31,7 @@ from rocketmq_spark.timer import Timer
 logger = logging.getLogger(__name__)
 
 RELOCK_S, LOCKED_S, REFUSED_S = 0.1, 0.01, 3.0
+FAILED = (Step.AGAIN, Step.ROLLBACK)
 MAX_TURN_MS = 60_000  # then other queues have a thread before this one goes on
 
 
@@ -128,14 +129,18 @@ class Orderly:
 
     def _consume(self, queue: ProcessQueue, messages: list[ReceivedMessage]) -> float | None:
         """One batch; gives the pause before the queue goes on, None if it goes on at once."""
-        context = OrderedContext(queue.queue, self._settings.auto_commit)
+        context, began_ms = OrderedContext(queue.queue, self._settings.auto_commit), self._timer.now_ms()
         outcome = self.call(messages, context)
+        spent_ms = self._timer.now_ms() - began_ms
         verdict = ordered(outcome, context, round(1000 * self._settings.suspend_time_s))
         if verdict.why:
             trace = outcome.error if isinstance(outcome, Raised) else None
             logger.warning("messages of %s are tried again: %s", queue.queue, verdict.why, exc_info=trace)
         spent = verdict.step is Step.AGAIN and not queue.dropped and self._given_up(messages)
+        failed = len(messages) if verdict.step in FAILED else 0
         with self._held.lock:
+            figures, done = self._held.figures, len(messages) - failed
+            figures.consumed(queue.queue.topic, done, failed, spent_ms, self._timer.now_ms())
             pause_s = self._settled(queue, messages, verdict, spent)
             self._calling.discard(queue)
             del self.busy[id(messages)]
@@ -154,8 +159,7 @@ class Orderly:
         self, queue: ProcessQueue, messages: Sequence[ReceivedMessage], verdict: OrderedVerdict, spent: bool
     ) -> float | None:
         """With the lock: what the verdict does to the queue."""
-        failed = verdict.step in (Step.AGAIN, Step.ROLLBACK)
-        self._held.counts["failed" if failed else "consumed"] += len(messages)
+        self._held.counts["failed" if verdict.step in FAILED else "consumed"] += len(messages)
         queue.last_consume_ms = self._timer.now_ms()
         if verdict.step is Step.COMMIT or spent:
             offset = queue.commit()

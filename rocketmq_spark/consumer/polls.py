@@ -1,7 +1,8 @@
 """Pulls of a ``PullConsumer``: made when they are due, handed over when they are answered, waited for by a poll.
 
 Answers come on the threads of connections, which take them and make the next pulls, so that messages are fetched while
-others are worked on. All that is decided is in ``assigned``, under one lock, and acted on outside of it.
+others are worked on. Queues that are far behind are read ahead instead (``ahead``). All that is decided is in ``assigned``
+and ``behind``, under one lock, and acted on outside of it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from rocketmq_spark.clock import Clock, Deadline
+from rocketmq_spark.consumer.ahead import Ahead, ReadAhead
 from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
+from rocketmq_spark.consumer.behind import Bounds
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.errors import BrokerBusy, ClosedError, OffsetError, RocketMQError
+from rocketmq_spark.membership import QueueInfo
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.ports import GroupMember
 
@@ -24,12 +28,19 @@ logger = logging.getLogger(__name__)
 class Polls:
     """The queues of one consumer. Thread-safe."""
 
-    def __init__(self, member: GroupMember, settings: PullConsumerSettings, clock: Clock) -> None:
+    def __init__(
+        self, member: GroupMember, settings: PullConsumerSettings, clock: Clock, read_ahead: ReadAhead | None = None
+    ) -> None:
         self._member = member
         self._settings = settings
         self._clock = clock
         self._changed = threading.Condition()
-        self._assigned = Assigned(settings.max_waiting)
+        self._assigned = Assigned(settings.max_waiting, settings.max_bytes)
+        self._ahead: Ahead | None = None
+        if read_ahead is not None:
+            bounds = Bounds(settings.pull_batch_size, settings.max_waiting, settings.max_bytes)
+            self._ahead = Ahead(self._changed, self._assigned, bounds, read_ahead, clock)
+            self._ahead.polled = self._pull
         self._error: RocketMQError | None = None
         self._woken = False
         self.filters: Mapping[str, Filter] = {}
@@ -39,7 +50,7 @@ class Polls:
 
     def queues(self) -> list[MessageQueue]:
         with self._changed:
-            return self._assigned.queues
+            return sorted(self._assigned.places)
 
     def assign(self, starts: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, int]:
         with self._changed:
@@ -56,12 +67,26 @@ class Polls:
     def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
         """Go on where ``offset_of`` says, which may ask a broker; in all queues if none is named."""
         with self._changed:
-            wanted = [self._checked(queue) for queue in queues] or self._assigned.queues
+            wanted = [self._checked(queue) for queue in queues] or list(self._assigned.places)
         offsets = {queue: offset_of(queue) for queue in wanted}
         with self._changed:
             for queue, offset in offsets.items():
                 self._assigned.seek(self._checked(queue), offset)
         self._pull()
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Go on there, as far as the queues are ours; gives what is to be committed of that."""
+        with self._changed:
+            mine = {queue: offset for queue, offset in offsets.items() if queue in self._assigned.places}
+            for queue, offset in mine.items():
+                self._assigned.seek(queue, offset)
+        self._pull()
+        return mine
+
+    def infos(self) -> dict[MessageQueue, QueueInfo]:
+        """What there is of each queue now."""
+        with self._changed:
+            return {queue: place.info() for queue, place in self._assigned.places.items()}
 
     def finish(self) -> dict[MessageQueue, int]:
         """All that was given is finished; gives what is to be committed of that."""
@@ -83,6 +108,8 @@ class Polls:
             left = {} if self.closed else self._assigned.to_commit()
             self.closed = True
             self._changed.notify_all()
+        if self._ahead is not None:
+            self._ahead.close(self._settings.request_timeout_s)
         return left
 
     def check_open(self) -> None:
@@ -91,7 +118,7 @@ class Polls:
 
     def _checked(self, queue: MessageQueue) -> MessageQueue:
         self.check_open()
-        if queue not in self._assigned:
+        if queue not in self._assigned.places:
             raise OffsetError("the queue is not assigned", queue=str(queue), remedy="Assign it first")
         return queue
 
@@ -115,6 +142,8 @@ class Polls:
                     error, self._error = self._error, None
                     raise error
                 if parts := self._assigned.take(most):
+                    if self._ahead is not None:
+                        self._ahead.taken()
                     break
                 if self.closed or self._woken or deadline.expired:
                     self._woken = False
@@ -128,7 +157,10 @@ class Polls:
     def _pull(self) -> None:
         """Make the pulls that are due."""
         with self._changed:
-            asks = [] if self.closed else self._assigned.due(self._clock.now())
+            if self.closed:
+                return
+            besides = self._ahead.begin(self._plain) if self._ahead is not None else ()
+            asks = self._assigned.due(self._clock.now(), besides)
         for ask in asks:
             request = PullRequest(
                 self._settings.group,
@@ -143,6 +175,9 @@ class Polls:
             )
             deadline = Deadline.after(self._settings.pull_timeout_s)
             self._member.pull(request, deadline, functools.partial(self._answered, ask))
+
+    def _plain(self, queue: MessageQueue) -> bool:
+        return not self.filters.get(queue.topic, NO_FILTER)
 
     def _answered(self, ask: Ask, answer: PullAnswer | RocketMQError) -> None:
         with self._changed:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import Questions, start_offset
-from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.queues.environment import Own
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +22,18 @@ class Positions:
     def __init__(self, member: GroupMember, settings: PullConsumerSettings) -> None:
         self._member = member
         self._settings = settings
+        self._own = Own(settings.environment)
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        return self._member.queues(topic, self.soon())
+        """The readable queues of a topic, in an environment its own ones."""
+        return self._own(self._member.queues(topic, self.soon()))
 
     def start(self, queue: MessageQueue) -> int:
-        """Where a queue begins that is new here."""
-        self.queues(queue.topic)  # so that its broker is known
+        """Where a queue begins that is new here. Raises ``OptionError`` for one of another environment."""
+        queues = self.queues(queue.topic)  # so that its broker is known, too
+        if self._settings.environment is not None and queue not in queues:
+            name = self._settings.environment.name
+            raise OptionError(f"queue {queue} does not belong to environment {name!r}; expected one of {list(queues)}")
         ask = Questions(
             stored=lambda: self._member.committed(self._settings.group, queue, self.soon()),
             max_offset=lambda: self.bounds(queue).max_offset,

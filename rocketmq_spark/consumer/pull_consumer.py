@@ -1,7 +1,7 @@
 """A consumer that asks for messages: what its user calls. Mirrors ``DefaultLitePullConsumer``.
 
-It has no thread of its own: what must happen now and then happens while a poll waits, or when it begins. One thread
-polls; ``close`` may be called by another.
+What must happen now and then happens while a poll waits, or when it begins; only the changes of a group are followed without
+polls, and queues that are far behind are read ahead. One thread polls; ``close`` may be called by another.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.closing import Closing
+from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.assigned import Part
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.positions import Positions
+from rocketmq_spark.consumer.pull_answers import PullAnswers
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscribed import Subscribed
 from rocketmq_spark.consumer.subscriptions import filter_of
@@ -21,10 +23,11 @@ from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.timer import Timer
 
 # Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. (This room does not know Arrow.)
 ToArrow = Callable[[Sequence[Part]], Any]
-ARROW_PARTS = 64
+ARROW_PARTS = 1024
 
 
 class PullConsumer(Closing):
@@ -35,25 +38,38 @@ class PullConsumer(Closing):
     """
 
     def __init__(
-        self, member: GroupMember, settings: PullConsumerSettings, to_arrow: ToArrow, clock: Clock | None = None
+        self,
+        member: GroupMember,
+        settings: PullConsumerSettings,
+        to_arrow: ToArrow,
+        clock: Clock | None = None,
+        read_ahead: ReadAhead | None = None,
+        make_timer: Callable[[str], Timer] = Timer,
     ) -> None:
+        self.client_id = member.client_id
         self._settings = settings
         self._to_arrow = to_arrow
         clock = clock or Clock()
-        self._polls = Polls(member, settings, clock)
+        self._polls = Polls(member, settings, clock, read_ahead)
         self._positions = Positions(member, settings)
-        self._shared = Subscribed(member, settings.group, self._positions, clock, self._polls.wake)
-        self._upkeep = Upkeep(settings, self._polls, self._positions, self._shared, clock)
+        self._shared = Subscribed(member, settings, self._positions, clock)
+        timer = make_timer(f"rocketmq-{settings.group}-rebalance")
+        self._upkeep = Upkeep(settings, self._polls, self._positions, self._shared, clock, timer)
+        upkeep, shared = self._upkeep, self._shared
+        self._answers = PullAnswers(self._polls, shared.membership, upkeep.changed, upkeep.store)
         self._named = False
 
     # --- queues
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The readable queues of a topic, sorted. Raises ``RouteNotFound`` when there is no such topic."""
+        """The readable queues of a topic, sorted, or those of the environment where there is one.
+
+        Raises ``RouteNotFound`` when there is no such topic, ``OptionError`` when the environment has none of its queues.
+        """
         return self._positions.queues(topic)
 
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Share the topic's queues with the group: they are assigned, and given up, while polls wait.
+        """Share the topic's queues with the group: they are assigned, and given up, also while nobody polls.
 
         ``tags`` are one or several (``a || b``), ``sql`` an SQL92 expression for brokers that are configured for it; not
         both. All members should want the same of a topic. Raises ``RouteNotFound`` when there is no such topic.
@@ -63,13 +79,14 @@ class PullConsumer(Closing):
             raise _exclusive()
         wanted = filter_of(tags, sql)
         self._polls.filters = {**self._polls.filters, topic: wanted}
-        self._shared.set(topic, wanted)
+        self._shared.set(topic, wanted, self._answers)
+        self._upkeep.follow()
 
     def unsubscribe(self, topic: str) -> None:
         """Give the topic's queues up, after what is finished was committed."""
         self._polls.check_open()
         if topic in self._shared.topics:
-            self._shared.set(topic, None)
+            self._shared.set(topic, None, self._answers)
             self._upkeep.rebalance()
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
@@ -142,7 +159,7 @@ class PullConsumer(Closing):
         """
         deadline = self._upkeep.begin(timeout_s)
         while parts := self._upkeep.next(deadline, 1):
-            if messages := list(parts[0].answer.read()):
+            if messages := list(parts[0].read()):
                 return messages
         return []
 
@@ -150,15 +167,18 @@ class PullConsumer(Closing):
         """A ``pyarrow.RecordBatch`` of all messages that have come, of any queue, in the columns of the Spark source.
 
         A queue's messages are in its order. There are no rows when ``timeout_s`` is over. Raises ``DecodeError`` for a
-        message that cannot be decoded: nothing is given then, and ``seek`` leads past it.
+        message that cannot be decoded, once the answers before it were given: nothing is given then, and ``seek`` leads past it.
         """
-        deadline = self._upkeep.begin(timeout_s)
-        while parts := self._upkeep.next(deadline, ARROW_PARTS):
+        deadline, parts_at_once = self._upkeep.begin(timeout_s), ARROW_PARTS
+        while parts := self._upkeep.next(deadline, parts_at_once):
             try:
                 batch = self._to_arrow(parts)
             except RocketMQError:
                 self._polls.put_back(parts)
-                raise
+                if sum(len(part.ends) for part in parts) == 1:
+                    raise
+                parts_at_once = max(1, len(parts) // 2)
+                continue
             if batch.num_rows:
                 return batch
         return self._to_arrow([])
@@ -179,6 +199,7 @@ class PullConsumer(Closing):
         poll gave is not.
         """
         left = self._polls.close()
+        self._upkeep.close()
         if self._settings.auto_commit:
             self._upkeep.store(left)
         self._shared.leave()

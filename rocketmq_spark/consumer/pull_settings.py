@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
+from rocketmq_spark.consumer.rebalance import Allocate
+from rocketmq_spark.consumer.settings import allocation, isolated
 from rocketmq_spark.consumer.start_offset import ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
+from rocketmq_spark.queues.allocation import allocate
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.names import group_problem
 
 _MAX_PULL_BATCH = 1024
@@ -20,9 +25,12 @@ class PullConsumerSettings:
     """
 
     group: str
+    environment: Environment | None = None
+    allocate: Allocate = field(default=partial(allocate, "averagely"))
     consume_from: ConsumeFrom = field(default_factory=ConsumeFrom)
     pull_batch_size: int = 32
     max_waiting: int = 1000
+    max_bytes: int = 100 << 20
     auto_commit: bool = True
     auto_commit_interval_s: float = 5.0
     suspend_s: float = 15.0
@@ -35,11 +43,15 @@ class PullConsumerSettings:
     @classmethod
     def of(cls, options: Options) -> PullConsumerSettings:
         """Those of a pull consumer with these options."""
+        environment, group = isolated(options)
         return cls(
-            group=options.group,
+            group=group,
+            environment=environment,
+            allocate=allocation(options),
             consume_from=ConsumeFrom.of(options.consume_from_where),
             pull_batch_size=options.pull_batch_size,
             max_waiting=options.pull_threshold_for_queue,
+            max_bytes=options.pull_threshold_size_for_queue,
             auto_commit=options.auto_commit,
             auto_commit_interval_s=options.auto_commit_interval,
             request_timeout_s=options.request_timeout,

@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model import MASTER_ID, Filter, MessageQueue, PullAnswer, PullRequest, ReceivedMessage
+from rocketmq_spark.model import MASTER_ID, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.timer import Timer
 
@@ -154,6 +154,10 @@ class Pulling:
         with self._held.lock:
             if isinstance(answer, PullAnswer):
                 self._held.ends[queue.queue] = answer.max_offset
+                if answer.status is PullStatus.FOUND:
+                    now_ms = self._timer.now_ms()
+                    spent_ms = now_ms - queue.last_pull_ms
+                    self._held.figures.pulled(queue.queue.topic, len(answer.messages), spent_ms, now_ms)
             queue.put(then.messages)
             if then.finished is not None and not queue.count:
                 self._held.finished(queue, then.finished)

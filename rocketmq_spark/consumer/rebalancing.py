@@ -22,9 +22,10 @@ from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import RocketMQError, ServerFault
+from rocketmq_spark.errors import OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.queues.environment import Own
 from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Rebalancing:
         self._subscriptions = subscriptions
         self._ownership = ownership
         self._timer = timer
+        self._own = Own(settings.environment)
         self._lock = threading.Lock()
         self._due_ms = math.inf
         self._last_ms = -math.inf
@@ -143,7 +145,7 @@ class Rebalancing:
 
     def _share(self, topic: str) -> rebalance.Share:
         deadline = Deadline.after(TIMEOUT_S)
-        queues = self._asked(topic, "queues", lambda: self._port.queues(topic, deadline))
+        queues = self._asked(topic, "queues", lambda: self.queues(topic, deadline))
         if not self._settings.clustering:
             return rebalance.broadcasting_share(queues)
         if queues is None:
@@ -152,10 +154,17 @@ class Rebalancing:
         self._unheard |= members is not None and self._port.client_id not in members
         return rebalance.clustering_share(self._settings.allocate, self._port.client_id, queues, members)
 
+    def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """Those of a topic that members may have; raises ``OptionError`` where the environment has none."""
+        return self._own(self._port.queues(topic, deadline))
+
     def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
         """None while it is not known: for a moment that is nobody's worry, the second time in a row it is a warning."""
         try:
             found = ask()
+        except OptionError as e:
+            logger.warning("queues of %s stay where they are: %s", topic, e)
+            return None
         except RocketMQError as e:
             self._unknown[topic, what] += 1
             self._unheard |= what == "members" and isinstance(e, ServerFault)

@@ -28,8 +28,8 @@ from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.consumer.workers import Workers
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.membership import Membership
+from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.membership import Membership, TopicFigures
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.timer import Timer
@@ -79,10 +79,13 @@ class Running:
         self._leave: Callable[[Deadline], None] | None = None
 
     def begin(self) -> None:
-        """Join the group, tell brokers, and take queues. Raises ``LocalProtocolError`` for a second member in a process."""
+        """Join the group, tell brokers, and take queues.
+
+        Raises ``LocalProtocolError`` for a second member in a process, ``OptionError`` for an environment without queues.
+        """
+        self._find_routes()
         answers = Answers(self.held, self.rebalancing, self._membership, self._consuming, self._settings, self._upkeep)
         self._leave = self._port.join(self._settings.group, self._membership, answers, self._settings.heartbeat_s)
-        self._find_routes()
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.wake()
         self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
@@ -109,6 +112,11 @@ class Running:
         if self._leave is not None:
             self._leave(last_words)
         return unfinished
+
+    def figures(self) -> dict[str, TopicFigures]:
+        """What became of each topic's messages lately."""
+        with self.held.lock:
+            return self.held.figures.all(self._subscriptions.all(), self._pulls.now_ms())
 
     def _consumer_of(self, listener: Listener) -> Concurrent | Orderly:
         settings, held = self._settings, self.held
@@ -146,7 +154,9 @@ class Running:
         """So that heartbeats know brokers; what is not found now is looked for with each rebalance."""
         for topic in self._subscriptions.all():
             try:
-                self._port.queues(topic, Deadline.after(TIMEOUT_S))
+                self.rebalancing.queues(topic, Deadline.after(TIMEOUT_S))
+            except OptionError:
+                raise
             except RocketMQError as e:
                 logger.info("topic %s is not known yet: %s", topic, e)
 

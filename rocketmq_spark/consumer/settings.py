@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,10 @@ from rocketmq_spark.consumer.start_offset import ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate
+from rocketmq_spark.queues.environment import Environment, environment_of
 from rocketmq_spark.wire.names import group_problem
+
+logger = logging.getLogger(__name__)
 
 MAX_RECONSUME_TIMES = 16
 ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # for ever
@@ -31,6 +35,7 @@ class ConsumerSettings:
     """
 
     group: str
+    environment: Environment | None = None
     clustering: bool = True
     ordered: bool = False
     auto_commit: bool = True
@@ -58,13 +63,15 @@ class ConsumerSettings:
     def of(cls, options: Options) -> ConsumerSettings:
         """Those of a consumer with these options."""
         folder = options.local_offsets_dir
+        environment, group = isolated(options)
         return cls(
-            group=options.group,
+            group=group,
+            environment=environment,
             clustering=options.model == "clustering",
             ordered=options.ordered,
             auto_commit=options.auto_commit,
             consume_from=ConsumeFrom.of(options.consume_from_where),
-            allocate=_allocation(options),
+            allocate=allocation(options),
             threads=options.consume_thread_min,
             consume_batch_max_size=options.consume_message_batch_max_size,
             pull_batch_size=options.pull_batch_size,
@@ -116,13 +123,31 @@ class ConsumerSettings:
         )
 
 
-def _allocation(options: Options) -> Allocate:
-    """The strategy of the options, with what it needs of them."""
+def isolated(options: Options) -> tuple[Environment | None, str]:
+    """The environment of the options, if they name one, and its own consumer group or else the one that they name."""
+    environment = environment_of(options.environment, options.environments)
+    if environment is None:
+        return None, options.group
+    group = environment.group(options.group)
+    logger.info("option 'environment' is %s: the consumer group is %s", environment.name, group)
+    return environment, group
+
+
+def allocation(options: Options) -> Allocate:
+    """The strategy of the options, with what it needs of them. An environment's queues are shared by its own members."""
     strategy, rooms = options.allocation_strategy, options.machine_rooms
-    if isinstance(strategy, str) and strategy.lower() in ("machineroomnearby", "environment"):
+    name = strategy.lower() if isinstance(strategy, str) else None
+    if name == "environment" and options.environment is None:
         raise OptionError(
-            f"option 'allocationStrategy' is {strategy!r}, which does not know the members of a group; expected module:callable, "
-            "or one of averagely, averagelyByCircle, consistentHash, config, machineRoom"
+            "option 'allocationStrategy' is 'environment', which needs option 'environment': which one it is"
+        )
+    if name == "environment":
+        return partial(allocate, "averagely")
+    if name == "machineroomnearby":
+        raise OptionError(
+            f"option 'allocationStrategy' is {strategy!r}, which must know the room of each member of a group, and members do "
+            "not tell theirs; expected module:callable, "
+            "or one of averagely, averagelyByCircle, consistentHash, config, machineRoom, environment"
         )
     config: dict[str, Any] = {"allocationConfig": options.allocation_config, "machineRooms": rooms or None}
     known = {name: value for name, value in config.items() if value is not None}

@@ -1,6 +1,6 @@
 """Topics that a ``PullConsumer`` shares with the other members of its group: which queues are its own now.
 
-It joins the group with its first topic. Brokers' word that members changed makes the next look due at once.
+It joins the group with its first topic.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from functools import partial
 
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.positions import Positions
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.rebalance import Share, clustering_share, wait_s
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.membership import Answer, MembersChanged, Membership, OffsetsAsked, Question
+from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.queues.allocation import allocate
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +24,13 @@ HEARTBEAT_S = 30.0
 
 
 class Subscribed:
-    """The group's other side. ``wake`` is called on a thread of the client when there is something to do."""
+    """The group's other side."""
 
-    def __init__(
-        self, member: GroupMember, group: str, positions: Positions, clock: Clock, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, member: GroupMember, settings: PullConsumerSettings, positions: Positions, clock: Clock) -> None:
         self._member = member
-        self._group = group
+        self._settings = settings
         self._positions = positions
         self._clock = clock
-        self._wake = wake
         self._filters: dict[str, Filter] = {}
         self._version_ms = 0
         self._leave: Callable[[Deadline], None] | None = None
@@ -48,26 +44,25 @@ class Subscribed:
     def filter_of(self, topic: str) -> Filter | None:
         return self._filters.get(topic)
 
-    def set(self, topic: str, wanted: Filter | None) -> None:
-        """Subscribe, or not any more; brokers hear of it at once."""
+    def set(self, topic: str, wanted: Filter | None, asked: Asked) -> None:
+        """Subscribe, or not any more; brokers hear of it at once, and may ask from then on."""
         self._filters = {name: one for name, one in self._filters.items() if name != topic}
         if wanted is not None:
             self._positions.queues(topic)  # a topic that is not there is told now
             self._filters = {**self._filters, topic: wanted}
         self._version_ms = time.time_ns() // 1_000_000
         if self._leave is None:
-            self._leave = self._member.join(self._group, self._membership, self._asked, HEARTBEAT_S)
+            self._leave = self._member.join(self._settings.group, self.membership, asked, HEARTBEAT_S)
         self._member.heartbeat(self._positions.soon())
         self._due_at = 0.0
 
-    def _membership(self) -> Membership:
+    def membership(self) -> Membership:
+        """What brokers are told of it."""
         return Membership(self._filters, self._version_ms, "CONSUME_ACTIVELY")
 
-    def _asked(self, address: str, question: Question) -> Answer | None:
-        if isinstance(question, MembersChanged):
-            self._due_at = 0.0
-            self._wake()
-        return {} if isinstance(question, OffsetsAsked) else None
+    def changed(self) -> None:
+        """Something is not as it was: the next look is due."""
+        self._due_at = 0.0
 
     def wait_s(self) -> float:
         """Until the next look."""
@@ -99,12 +94,12 @@ class Subscribed:
     def _share(self, topic: str) -> Share:
         try:
             queues = self._positions.queues(topic)
-            members = self._member.members(self._group, topic, self._positions.soon())
+            members = self._member.members(self._settings.group, topic, self._positions.soon())
         except RocketMQError as e:
             logger.warning("the queues of %s stay as they are: %s", topic, e)
             self.balanced = False
             return Share(None)
-        share = clustering_share(partial(allocate, "averagely"), self._member.client_id, queues, members)
+        share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
             self.balanced = False
             logger.warning("the queues of %s stay as they are: %s", topic, share.problem or "no member is known yet")

@@ -1,8 +1,11 @@
-"""What a ``PullConsumer`` does beside its polls, on the thread that polls: commits, routes, and the group's changes."""
+"""What a ``PullConsumer`` does beside its polls: commits and routes on the thread that polls, and the group's changes there or
+on a thread of its own, for a member that works long between polls must give queues up, too.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 
 from rocketmq_spark.clock import Clock, Deadline
@@ -13,21 +16,34 @@ from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscribed import Subscribed
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
+
+FOLLOW_S = 1.0  # as often at most the group is looked at while nobody polls
+LOOK_S = 0.01  # as long at least a poll waits while another thread looks
 
 
 class Upkeep:
     """Of one consumer."""
 
     def __init__(
-        self, settings: PullConsumerSettings, polls: Polls, positions: Positions, shared: Subscribed, clock: Clock
+        self,
+        settings: PullConsumerSettings,
+        polls: Polls,
+        positions: Positions,
+        shared: Subscribed,
+        clock: Clock,
+        timer: Timer,
     ) -> None:
         self._settings = settings
         self._polls = polls
         self._positions = positions
         self._shared = shared
         self._clock = clock
+        self._timer = timer
+        self._looking = threading.Lock()
+        self._following = False
         self._next_commit = clock.now() + settings.auto_commit_interval_s
         self._next_refresh = clock.now() + settings.route_refresh_s
 
@@ -53,11 +69,36 @@ class Upkeep:
         while True:
             if not self._shared.topics:
                 return self._polls.wait(deadline, most)
-            if not self._shared.wait_s():
-                self.rebalance()
-            parts = self._polls.wait(deadline.within(self._shared.wait_s()), most)
+            self.look()
+            parts = self._polls.wait(deadline.within(max(LOOK_S, self._shared.wait_s())), most)
             if parts or deadline.expired or self._polls.closed:
                 return parts
+
+    def follow(self) -> None:
+        """Follow the group's changes from now on, whether somebody polls or not."""
+        if not self._following:
+            self._following = True
+            self._timer.later(FOLLOW_S, self._turn)
+
+    def _turn(self) -> None:
+        try:
+            self.look()
+        finally:
+            self._timer.later(max(FOLLOW_S, self._shared.wait_s()), self._turn)
+
+    def changed(self) -> None:
+        """The group is not as it was, says a broker."""
+        self._shared.changed()
+        self._polls.wake()
+        self._timer.later(0, self.look)
+
+    def look(self) -> None:
+        """Have the queues that are ours now, if that is due and nobody else is at it."""
+        if self._shared.topics and not self._shared.wait_s() and self._looking.acquire(blocking=False):
+            try:
+                self._rebalance()
+            finally:
+                self._looking.release()
 
     def have(self, starts: Mapping[MessageQueue, int | None]) -> None:
         """Read these queues, as in ``Assigned.assign``; what is finished of those that go is committed."""
@@ -66,7 +107,17 @@ class Upkeep:
             self.store(left)
 
     def rebalance(self) -> None:
-        """Have the queues that are ours now."""
+        """Have the queues that are ours now, at once."""
+        with self._looking:
+            self._rebalance()
+
+    def close(self) -> None:
+        """Follow the group no more."""
+        self._timer.close()
+
+    def _rebalance(self) -> None:
+        if self._polls.closed:
+            return
         owned = self._polls.queues()
         found = self._shared.look(owned)
         if found.keys() != set(owned):

@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.decode.schema import BASIC, arrow_schema
-from rocketmq_spark.model import Filter, MessageQueue, PullAnswer
+from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.pull.fetched import Fetched, Piece
 
 SLACK_BYTES = 64  # behind the messages, as in a reader's buffer: decoders look ahead
 
 
-def batch_of(parts: Iterable[tuple[MessageQueue, int, PullAnswer, Filter]]) -> pa.RecordBatch:
-    """The messages of answers, each with its queue, the offset asked for and the filter, in the basic columns.
+# Queue, the offset asked for, of each answer in a row the next offset and where its bytes end, stored messages.
+Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
+
+
+def batch_of(parts: Iterable[tuple[Answered, Filter]]) -> pa.RecordBatch:
+    """The messages of answers, each with the filter of its request, in the basic columns.
 
     Raises ``DecodeError`` with queue and offset of a bad message.
     """
-    of_filter: dict[Filter, list[tuple[MessageQueue, int, PullAnswer]]] = {}
-    for queue, start, answer, wanted in parts:
-        of_filter.setdefault(wanted, []).append((queue, start, answer))
+    of_filter: dict[Filter, list[Answered]] = {}
+    for answered, wanted in parts:
+        of_filter.setdefault(wanted, []).append(answered)
     batches = [_batch(found, wanted) for wanted, found in of_filter.items()]
     if len(batches) == 1:
         return batches[0]
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC))
 
 
-def _batch(parts: Iterable[tuple[MessageQueue, int, PullAnswer]], wanted: Filter) -> pa.RecordBatch:
+def _batch(parts: Iterable[Answered], wanted: Filter) -> pa.RecordBatch:
     queues: list[MessageQueue] = []
     pieces: list[Piece] = []
     stored: list[bytes | memoryview] = []
     end = 0
-    for number, (queue, start, answer) in enumerate(parts):
-        begin, end = end, end + len(answer.stored)
+    for number, (queue, start, ends, messages) in enumerate(parts):
         queues.append(queue)
-        stored.append(answer.stored)
-        pieces.append(Piece(number, start, answer.next_offset, answer.next_offset, begin, end))
+        stored.append(messages)
+        begin, base = end, end
+        for next_offset, end_of_answer in ends:
+            end = base + end_of_answer
+            pieces.append(Piece(number, start, next_offset, next_offset, begin, end))
+            start, begin = next_offset, end
     buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
     return Decoder(queues, filtered=wanted)(Fetched(buffer, pieces))

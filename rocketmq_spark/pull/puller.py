@@ -43,7 +43,8 @@ class Puller:
     ) -> RangeReader:
         """Of ranges of one broker, first from the address that the plan knew."""
         replica = self.replica(ranges[0].queue, known)
-        templates = [self.template(r.queue, filtered) for r in ranges]
+        made = {queue: self.template(queue, filtered) for queue in {r.queue for r in ranges}}
+        templates = [made[r.queue] for r in ranges]
         settings = replace(self.settings, filtered=bool(filtered))
         return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint)
 

@@ -60,13 +60,14 @@ class RangeReader:
         self._hints = Hints(on_hint)
         self._patience = Patience(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
+        self._stopped = False
         self.requests = Requests(templates)
 
     def fetch(self) -> Iterator[Fetched]:
         """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""
         self._patience.renew()
         try:
-            while self._missing:
+            while self._missing and not self._stopped:
                 try:
                     self._step()
                 except RocketMQError as e:
@@ -78,6 +79,10 @@ class RangeReader:
         finally:
             if self._stream is not None:
                 self._stream.close()
+
+    def stop(self) -> None:
+        """Have ``fetch`` end within a second or so of waiting; it may be called on another thread."""
+        self._stopped = True
 
     def doubt(self, holes: Sequence[Hole]) -> int:
         """How many of the answers at hand may be used; the others are given out again.

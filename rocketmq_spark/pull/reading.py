@@ -6,7 +6,7 @@ Who decodes what was fetched sees what an answer jumps over and what it has beyo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
 from rocketmq_spark.pull.fetched import Fetched, Hole, Piece
@@ -49,7 +49,7 @@ class Reading:
             on_loss = self._edge.lost
         self._reader = puller.reader(ranges, on_loss, filtered, known)
 
-    def fetch(self) -> Iterator[Fetched]:
+    def fetch(self) -> Generator[Fetched, None, None]:
         """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""
         for fetched in self._reader.fetch():
             if self._edge is not None:
@@ -57,6 +57,10 @@ class Reading:
             yield fetched
         if self._edge is not None:
             self._edge.end()
+
+    def stop(self) -> None:
+        """Have ``fetch`` end soon, from another thread; what was not given out by then is not."""
+        self._reader.stop()
 
     @property
     def on_holes(self) -> Callable[[Sequence[Piece], Sequence[Hole]], int] | None:

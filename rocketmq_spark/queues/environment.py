@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.java_strings import string_order
 from rocketmq_spark.model import MessageQueue
@@ -60,6 +61,14 @@ class Environment:
         if number is None or number < 1 or (layout and number > layout):
             raise OptionError(f"option 'environment' is {environment!r}; expected a whole number {top}")
         return cls(str(number), number=number, count=layout)
+
+    def group(self, group: str) -> str:
+        """The consumer group of this environment's members of ``group``.
+
+        Each environment has one of its own, and with it a retry topic and dead letters: those of a group are shared by all
+        its members, whatever queues they own.
+        """
+        return f"{group}_env_{self.name}"
 
     @property
     def by_position(self) -> bool:
@@ -130,6 +139,23 @@ class Environment:
             f"option 'environment' is {self.number}; expected a whole number from 1 to {len(queues)}, "
             f"the number of queues of topic {topic!r}"
         )
+
+
+class Own:
+    """The queues of topics that members of one environment use: all where there is none, and all of a retry topic, for the
+    group that it belongs to is the environment's own. By position, queues that were owned once stay."""
+
+    def __init__(self, environment: Environment | None) -> None:
+        self._environment = environment
+        self._kept: frozenset[MessageQueue] = frozenset()
+
+    def __call__(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+        """Those of ``queues``, all of one topic. Raises ``OptionError`` where the environment has none of it."""
+        if self._environment is None or not queues or queues[0].topic.startswith(RETRY_PREFIX):
+            return queues
+        owned = self._environment.owned(queues, self._kept)
+        self._kept |= frozenset(owned)
+        return owned
 
 
 def environment_of(environment: object, environments: object) -> Environment | None:

@@ -79,12 +79,13 @@ def _queue_info(info: QueueInfo) -> dict[str, Any]:
 
 
 def _figures(figures: TopicFigures) -> dict[str, Any]:
+    """As above: 0 stands for what is not known."""
     return {
         "consumeFailedMsgs": figures.failed,
         "consumeFailedTPS": figures.failed_per_s,
         "consumeOKTPS": figures.consumed_per_s,
-        "consumeRT": figures.consume_ms,
-        "pullRT": figures.pull_ms,
+        "consumeRT": figures.consume_ms or 0.0,
+        "pullRT": figures.pull_ms or 0.0,
         "pullTPS": figures.pulled_per_s,
     }
 

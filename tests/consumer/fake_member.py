@@ -125,5 +125,5 @@ class Rows:
     """In place of a record batch."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self.messages = [one for part in parts for one in part.answer.read()]
+        self.messages = [one for part in parts for one in part.read()]
         self.num_rows = len(self.messages)

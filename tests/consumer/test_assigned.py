@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketmq_spark.consumer.assigned import Ask, Assigned
-from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus
+from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
 QUEUES = st.sampled_from([A, B])
@@ -15,6 +15,10 @@ QUEUES = st.sampled_from([A, B])
 
 def found(ask: Ask, count: int) -> PullAnswer:
     return PullAnswer(PullStatus.FOUND, ask.offset + count, 0, 99, broker_id=1)
+
+
+def part(queue: MessageQueue, start: int, end: int) -> Part:
+    return Part(queue, start, [(end, 2)], b"12", lambda start, stored: [])
 
 
 def assigned() -> Assigned:
@@ -40,6 +44,46 @@ def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
     assert one.due(0.0) == []
     one.take()
     assert [due.offset for due in one.due(0.0)] == [9]
+
+
+def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
+    one = Assigned(1000, max_bytes=10)
+    one.assign({A: 0})
+    for _ in range(2):
+        (ask,) = one.due(0.0)
+        one.told(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
+    assert one.due(0.0) == []
+    one.take()
+    assert [due.offset for due in one.due(0.0)] == [2]
+
+
+def test_what_is_read_ahead_is_given_in_order_and_nothing_else_is_asked_for() -> None:
+    one = assigned()
+    first, _ = one.due(0.0)
+    one.told(first, found(first, 1))
+    ahead = Ask(A, 6, 0, first.token)
+    one.hold([ahead])
+    assert one.due(0.0) == []
+    assert one.bring(ahead, part(A, 6, 8))
+    assert one.bring(ahead, part(A, 8, 9))
+    one.let_go([ahead], calm_until=5.0)
+    assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == []  # 4 offsets wait already
+    assert [(p.start, p.next_offset) for p in one.take(9)] == [(5, 6), (6, 8), (8, 9)]
+    assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == [(A, 9)]
+    assert one.places[A].calm_until == 5.0
+    assert (one.places[A].waiting, one.places[A].bytes) == (0, 0)
+
+
+def test_what_is_read_ahead_of_a_queue_that_was_sought_or_dropped_is_not_taken() -> None:
+    one = assigned()
+    first, second = one.due(0.0)
+    one.seek(A, 50)
+    one.assign({A: None})
+    assert not one.bring(first, part(A, 5, 6))
+    assert not one.bring(second, part(B, 7, 8))
+    one.let_go([first, second], 9.0)
+    assert one.places[A].calm_until == 0.0
+    assert one.take(9) == []
 
 
 def test_what_failed_is_asked_again_later_at_the_master() -> None:
@@ -86,7 +130,7 @@ def test_an_illegal_offset_is_put_right() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
     one.told(ask, PullAnswer(PullStatus.OFFSET_ILLEGAL, 60, 60, 99))
-    assert one.position(A) == 60
+    assert one.places[A].taken == 60
     assert [due.offset for due in one.due(0.0)] == [60]
 
 
@@ -130,7 +174,7 @@ def test_a_dropped_queue_gives_what_is_finished() -> None:
     one.take()
     one.finish()
     assert one.assign({B: None}) == {A: 7}
-    assert one.queues == [B]
+    assert list(one.places) == [B]
 
 
 class Machine(RuleBasedStateMachine):
@@ -162,7 +206,7 @@ class Machine(RuleBasedStateMachine):
         self.one.finish()
         self.last = {queue: len(self.given[queue]) for queue in (A, B)}
         for part in self.one.take():
-            self.given[part.queue] += range(part.start, part.answer.next_offset)
+            self.given[part.queue] += range(part.start, part.next_offset)
 
     @rule(queue=QUEUES)
     def commit(self, queue: MessageQueue) -> None:
@@ -180,3 +224,28 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_one_part_is_no_more_than_an_answer() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    decoded: list[tuple[int, bytes]] = []
+
+    def decode(start: int, stored: bytes | memoryview) -> list[ReceivedMessage]:
+        decoded.append((start, bytes(stored)))
+        return []
+
+    one.bring(ask, Part(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
+    assert (one.places[A].waiting, one.places[A].bytes) == (6, 6)
+    for expected in (1, 2, 3):
+        (part,) = one.take()
+        part.read()
+        assert len(decoded) == expected
+        if expected == 2:
+            one.put_back([part])
+            (again,) = one.take()
+            assert (again.start, again.next_offset) == (7, 8)
+    assert decoded == [(5, b"aa"), (7, b"bbb"), (8, b"c")]
+    assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
+    one.bring(ask, Part(A, 11, [(12, 1), (13, 2)], b"xy", decode))
+    assert [part.next_offset for part in one.take(2)] == [13]

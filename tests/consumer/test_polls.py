@@ -30,7 +30,7 @@ def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
     deadline = Deadline.after(WAIT_S)
     while len(found) < 50:
         for part in one.wait(deadline, 3):
-            found += [message.queue_offset for message in part.answer.read()]
+            found += [message.queue_offset for message in part.read()]
     for thread in arriving:
         thread.join()
     assert found == list(range(50))

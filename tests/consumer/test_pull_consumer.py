@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.clock import Clock
+from rocketmq_spark.consumer.assigned import Part
 from rocketmq_spark.consumer.pull_consumer import PullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
@@ -23,10 +24,12 @@ from rocketmq_spark.errors import (
     OptionError,
     ServerFault,
 )
-from rocketmq_spark.membership import MembersChanged, OffsetsAsked
+from rocketmq_spark.membership import InfoAsked, MembersChanged, OffsetsAsked, QueueInfo, ResetOffsets, RunningInfo
 from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.queues.environment import Environment
 from tests.consumer.fake_member import FakeMember, Rows, bodies
 from tests.mockbroker import WAIT_S
+from tests.producer.scripted import ManualTimer, Time
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
 AT_ONCE = 0.0
@@ -37,6 +40,7 @@ class Hand:
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.time = Time()  # of the thread that follows the group
 
     @property
     def clock(self) -> Clock:
@@ -62,7 +66,8 @@ def consumer(fake: FakeMember, hand: Hand) -> Iterator[PullConsumer]:
 def made(fake: FakeMember, hand: Hand | None = None, **settings: Any) -> PullConsumer:
     settings = {"consume_from": ConsumeFrom(Where.EARLIEST), **settings}
     wanted = PullConsumerSettings(group="g", **settings)
-    return PullConsumer(fake, wanted, Rows, (hand or Hand()).clock)  # type: ignore[arg-type]
+    hand = hand or Hand()
+    return PullConsumer(fake, wanted, Rows, hand.clock, make_timer=lambda _: ManualTimer(hand.time))  # type: ignore[arg-type]
 
 
 def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: PullConsumer) -> None:
@@ -246,6 +251,27 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
         assert bodies(consumer.poll_arrow(AT_ONCE).messages) == [0, 1]
 
 
+def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMember) -> None:
+    fake.add(A, 40)
+
+    def rows(parts: Sequence[Part]) -> Rows:
+        made = Rows(parts)
+        if 33 in bodies(made.messages):
+            raise DecodeError("bad")
+        return made
+
+    settings = PullConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=4)
+    with PullConsumer(fake, settings, rows, Hand().clock) as consumer:  # type: ignore[arg-type]
+        consumer.assign([A])
+        found: list[int] = []
+        with pytest.raises(DecodeError):  # noqa: PT012 - how many polls it takes means nothing
+            while True:
+                found += bodies(consumer.poll_arrow(AT_ONCE).messages)
+        assert found == list(range(32))
+        consumer.seek(A, 36)
+        assert bodies(consumer.poll_arrow(AT_ONCE).messages) == [36, 37, 38, 39]
+
+
 def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer: PullConsumer) -> None:
     fake.add(A, 40)
     consumer.assign([A])
@@ -300,7 +326,67 @@ def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, c
     fake.asked("b:1", MembersChanged())
     consumer.poll(AT_ONCE)
     assert consumer.assignment() == [B]
-    assert fake.asked("b:1", OffsetsAsked("t")) == {}
+    assert fake.asked("b:1", OffsetsAsked("t")) == {B: 1}
+
+
+def test_4_32_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+    fake.add(A, 2)
+    fake.add(B, 2)
+    consumer.subscribe("t")
+    hand.time.advance(1)
+    assert consumer.assignment() == [A, B]
+    assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
+    assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
+    fake.ids = ["a", "me"]
+    assert fake.asked is not None
+    fake.asked("b:1", MembersChanged())
+    hand.time.run_due()
+    assert (consumer.assignment(), fake.stored) == ([B], {A: 2})
+    fake.ids = ["me"]
+    hand.now += 20
+    hand.time.advance(20)
+    assert consumer.assignment() == [A, B]
+
+
+def test_4_6_after_the_close_nothing_is_followed(fake: FakeMember, hand: Hand) -> None:
+    with made(fake, hand) as consumer:
+        consumer.subscribe("t")
+    hand.time.advance(100)
+    assert consumer.assignment() == []
+
+
+def test_the_strategy_of_the_settings_shares_the_queues(fake: FakeMember) -> None:
+    fake.ids = ["me", "other"]
+    with made(fake, allocate=lambda me, queues, members: list(queues)[1:]) as consumer:
+        consumer.subscribe("t")
+        consumer.poll(AT_ONCE)
+        assert consumer.assignment() == [B]
+
+
+def test_offsets_that_are_reset_are_followed_and_stored(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 9)
+    consumer.subscribe("t")
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
+    assert fake.asked is not None
+    assert fake.asked("b:1", ResetOffsets("t", {A: 4, MessageQueue("t", "b", 7): 1})) is None
+    assert fake.stored == {A: 4}
+    assert bodies(consumer.poll(AT_ONCE)) == [4, 5, 6, 7, 8]
+
+
+def test_the_member_tells_what_it_has(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 40)
+    consumer.subscribe("t", tags="a")
+    consumer.poll(AT_ONCE)
+    consumer.poll(AT_ONCE)
+    assert fake.asked is not None
+    told = fake.asked("b:1", InfoAsked(stacks=True))
+    assert isinstance(told, RunningInfo)
+    assert told.membership.subscriptions == {"t": Filter("a")}
+    assert told.membership.consume_type == "CONSUME_ACTIVELY"
+    assert told.queues[B] == QueueInfo(commit_offset=0)
+    assert told.queues[A].commit_offset == 32
+    assert told.stacks is not None
+    assert "MainThread" in told.stacks
 
 
 def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: PullConsumer) -> None:
@@ -361,3 +447,20 @@ def test_what_does_not_go_together(consumer: PullConsumer) -> None:
     consumer.assign([A])
     with pytest.raises(LocalProtocolError, match="mutually exclusive"):
         consumer.subscribe("t")
+
+
+def test_3_4_a_consumer_of_an_environment_has_its_queues_only(fake: FakeMember) -> None:
+    with made(fake, environment=Environment.of("2", "2")) as consumer:
+        assert consumer.queues("t") == [B]
+        with pytest.raises(OptionError, match="queue t/b/0 does not belong to environment '2'"):
+            consumer.assign([A])
+        consumer.subscribe("t")
+        consumer.poll(AT_ONCE)
+        assert consumer.assignment() == [B]
+
+
+def test_3_10_an_environment_without_queues_is_refused_when_the_topic_is_subscribed_to(fake: FakeMember) -> None:
+    with made(fake, environment=Environment.of("3", "3")) as consumer:
+        with pytest.raises(OptionError, match="option 'environments' is 3; expected at most 2"):
+            consumer.subscribe("t")
+        assert not fake.joined

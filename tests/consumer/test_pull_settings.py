@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rocketmq_spark import options
@@ -17,7 +19,8 @@ def settings(**given: object) -> PullConsumerSettings:
 
 
 def test_defaults() -> None:
-    assert settings() == PullConsumerSettings(group="g")
+    plain = PullConsumerSettings(group="g")
+    assert replace(settings(), allocate=plain.allocate) == plain
     assert (settings().pull_batch_size, settings().auto_commit_interval_s, settings().max_waiting) == (32, 5.0, 1000)
 
 

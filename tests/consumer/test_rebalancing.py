@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import CallTimeout, ServerFault
+from rocketmq_spark.errors import CallTimeout, OptionError, ServerFault
 from rocketmq_spark.queues.allocation import allocate
-from tests.consumer.group import FakeMember, GroupBench
+from rocketmq_spark.queues.environment import Environment
+from tests.consumer.group import RETRY, FakeMember, GroupBench
 from tests.queues import q, qs
 
 ALL = qs("a:0-1 b:0-1")
@@ -260,3 +262,39 @@ class Handing(RuleBasedStateMachine):
 
 
 TestHanding = Handing.TestCase
+
+
+def test_3_4_3_8_members_of_an_environment_share_its_queues_and_all_of_the_retry_topic(group: GroupBench) -> None:
+    mine = Environment.of("2", "2")
+    consumers = [group.start(environment=mine)[0] for _ in range(2)]
+    group.time.advance(3)
+    assert sorted(queue for one in consumers for queue in group.owned(one)) == qs("a:1 b:1")
+    assert [len(group.owned(one)) for one in consumers] == [1, 1]
+    group.brokers.topics[RETRY] = qs("a:0 b:0", RETRY)
+    group.time.advance(25)
+    assert sorted(queue for one in consumers for queue in group.owned(one, RETRY)) == qs("a:0 b:0", RETRY)
+
+
+def test_3_10_an_environment_without_queues_is_refused_at_the_start(group: GroupBench) -> None:
+    consumer, port = group.consumer(environment=Environment.of("3", "3"))
+    consumer.subscribe("T")
+    with pytest.raises(OptionError, match="option 'environments' is 3; expected at most 2"):
+        consumer.start(lambda messages, context: None)
+    assert port.seen("join") == []
+
+
+def test_an_environment_that_loses_its_queues_keeps_what_it_had(
+    group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer, _ = group.start(environment=Environment.of("2", "2"))
+    group.time.advance(2)
+    group.brokers.topics["T"] = qs("a:0 b:0")
+    group.time.advance(25)
+    assert group.owned(consumer) == qs("a:1 b:1")
+    assert "queues of T stay where they are" in caplog.text
+
+
+def test_a_member_of_a_broadcasting_group_has_the_queues_of_its_environment(group: GroupBench, tmp_path: Path) -> None:
+    consumer, _ = group.start(environment=Environment.of("1", "2"), clustering=False, offsets_folder=tmp_path)
+    group.time.advance(2)
+    assert group.owned(consumer) == qs("a:0 b:0")

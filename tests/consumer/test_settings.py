@@ -68,7 +68,7 @@ GIVEN = {
     "localOffsetsDir": ("/o", "offsets_folder", Path("/o")),
 }
 # Those are used by ``allocate``, which is tested below, or by the connection.
-ELSEWHERE = {"group", "allocationStrategy", "allocationConfig", "machineRooms"}
+ELSEWHERE = {"group", "allocationStrategy", "allocationConfig", "machineRooms", "environment", "environments"}
 
 
 def of(**given: str) -> ConsumerSettings:
@@ -99,5 +99,24 @@ def test_strategies_come_with_their_configuration() -> None:
     assert list(fixed.allocate("m1", queues, members)) == [queues[3]]
     rooms = of(allocationStrategy="machineRoom", machineRooms="r").allocate("m1", qs("r@a:0 s@a:0"), ["m1"])
     assert list(rooms) == qs("r@a:0")
-    with pytest.raises(OptionError, match="does not know the members of a group"):
+    with pytest.raises(OptionError, match="must know the room of each member"):
+        of(allocationStrategy="machineRoomNearby")
+    with pytest.raises(OptionError, match="needs option 'environment'"):
         of(allocationStrategy="environment")
+
+
+def test_3_1_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    made = of(environment="dev", environments='{"dev":[0],"test":[1]}', allocationStrategy="environment")
+    assert (made.group, made.environment and made.environment.name) == ("g_env_dev", "dev")
+    assert "option 'environment' is dev: the consumer group is g_env_dev" in caplog.text
+    assert list(made.allocate("m2", qs("a:0-3"), ["m1", "m2"])) == qs("a:2-3")
+    assert (of().group, of().environment) == ("g", None)
+
+
+@pytest.mark.parametrize("number", ["0", "4", "x"])
+def test_3_10_an_environment_that_there_is_not_is_refused(number: str) -> None:
+    with pytest.raises(OptionError, match="expected a whole number from 1 to 3, the number of environments"):
+        of(environment=number, environments="3")
+    with pytest.raises(OptionError, match="contains illegal characters"):
+        of(environment="dév", environments='{"dév":[0]}')

@@ -9,7 +9,6 @@ from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscribed import Subscribed
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
-from rocketmq_spark.membership import MembersChanged
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import FakeMember
 
@@ -18,20 +17,21 @@ QUEUES = [MessageQueue("t", "b", i) for i in range(3)]
 
 class Seen:
     def __init__(self) -> None:
-        self.now, self.woken = 0.0, 0
+        self.now = 0.0
         self.fake = FakeMember(QUEUES)
-        positions = Positions(self.fake, PullConsumerSettings(group="g"))  # type: ignore[arg-type]
-        clock = Clock(lambda: self.now)
-        self.one = Subscribed(self.fake, "g", positions, clock, self.wake)  # type: ignore[arg-type]
+        settings = PullConsumerSettings(group="g")
+        positions = Positions(self.fake, settings)  # type: ignore[arg-type]
+        self.one = Subscribed(self.fake, settings, positions, Clock(lambda: self.now))  # type: ignore[arg-type]
 
-    def wake(self) -> None:
-        self.woken += 1
+
+def nobody(address: str, question: object) -> None:
+    """Asks nothing."""
 
 
 @pytest.fixture
 def seen() -> Seen:
     found = Seen()
-    found.one.set("t", NO_FILTER)
+    found.one.set("t", NO_FILTER, nobody)
     return found
 
 
@@ -45,16 +45,13 @@ def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missi
 
 
 def test_a_change_that_is_told_while_it_looks_counts(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = seen.fake.asked
-    assert asked is not None
-
     def members(*args: object) -> list[str]:
-        asked("b:1", MembersChanged())
+        seen.one.changed()
         return ["me"]
 
     monkeypatch.setattr(seen.fake, "members", members)
     seen.one.look([])
-    assert (seen.one.wait_s(), seen.woken) == (0.0, 1)
+    assert seen.one.wait_s() == 0.0
 
 
 def test_4_8_without_an_answer_everything_stays(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +69,7 @@ def test_a_topic_that_is_not_there_is_not_subscribed_to(seen: Seen, monkeypatch:
 
     monkeypatch.setattr(seen.fake, "queues", queues)
     with pytest.raises(RouteNotFound):
-        seen.one.set("u", NO_FILTER)
+        seen.one.set("u", NO_FILTER, nobody)
     assert list(seen.one.topics) == ["t"]
 
 

@@ -7,30 +7,39 @@ import pytest
 from rocketmq_spark.decode.polled import batch_of
 from rocketmq_spark.decode.schema import BASIC, arrow_schema
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from tests.harness import store
 
 QUEUES = [MessageQueue(topic, "b", 1) for topic in ("t", "u")]
 
 
-def answer(queue: MessageQueue, *tags: str, start: int = 5) -> PullAnswer:
+def answer(queue: MessageQueue, *tags: str, start: int = 5) -> tuple[MessageQueue, int, list[tuple[int, int]], bytes]:
     stored = b"".join(
         store(queue.topic, tag.encode(), f"TAGS\x01{tag}\x02", 1, start + i) for i, tag in enumerate(tags)
     )
-    return PullAnswer(PullStatus.FOUND, start + len(tags), 0, 99, stored=stored)
+    return queue, start, [(start + len(tags), len(stored))], stored
 
 
 def test_rows_of_several_queues() -> None:
-    batch = batch_of((queue, 5, answer(queue, "a", "b"), NO_FILTER) for queue in QUEUES)
+    batch = batch_of((answer(queue, "a", "b"), NO_FILTER) for queue in QUEUES)
     assert batch.schema == arrow_schema(BASIC)
     assert batch.column("topic").to_pylist() == ["t", "t", "u", "u"]
     assert batch.column("queueOffset").to_pylist() == [5, 6, 5, 6]
     assert batch.column("body").to_pylist() == [b"a", b"b", b"a", b"b"]
 
 
+def test_rows_of_answers_in_a_row() -> None:
+    queue, start, _, first = answer(QUEUES[0], "a", "b")
+    second = answer(queue, "c", start=7)[3]
+    found = (queue, start, [(7, len(first)), (8, len(first) + len(second))], first + second)
+    batch = batch_of([(found, NO_FILTER), (answer(QUEUES[1], "d"), NO_FILTER)])
+    assert batch.column("queueOffset").to_pylist() == [5, 6, 7, 5]
+    assert batch.column("topic").to_pylist() == ["t", "t", "t", "u"]
+
+
 def test_tags_with_an_equal_hash_are_told_apart() -> None:
     wanted = [Filter("Aa"), NO_FILTER]
-    parts = [(queue, 5, answer(queue, "Aa", "BB"), one) for queue, one in zip(QUEUES, wanted, strict=True)]
+    parts = [(answer(queue, "Aa", "BB"), one) for queue, one in zip(QUEUES, wanted, strict=True)]
     assert batch_of(parts).column("tags").to_pylist() == ["Aa", "Aa", "BB"]
 
 
@@ -41,4 +50,4 @@ def test_nothing_has_no_rows() -> None:
 
 def test_a_bad_message_is_named() -> None:
     with pytest.raises(DecodeError, match=r"t/b/1|b/1"):
-        batch_of([(QUEUES[0], 5, PullAnswer(PullStatus.FOUND, 6, 0, 9, stored=b"\0" * 100), NO_FILTER)])
+        batch_of([((QUEUES[0], 5, [(6, 100)], b"\0" * 100), NO_FILTER)])

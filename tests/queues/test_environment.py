@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.queues.environment import Environment, _warn_of_position, environment_of
+from rocketmq_spark.queues.environment import Environment, Own, _warn_of_position, environment_of
 from tests.queues import names, qs
 
 EIGHT = qs("b:0-3 a:0-3")
@@ -131,3 +131,20 @@ def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCapt
 def test_environments_need_the_one_to_use() -> None:
     with pytest.raises(OptionError, match="option 'environments' needs option 'environment'"):
         environment_of(None, "3")
+
+
+def test_3_1_the_members_of_an_environment_have_a_group_and_queues_of_their_own() -> None:
+    one = Environment.of("dev", {"dev": [0], "test": [1]})
+    assert one.group("billing") == "billing_env_dev"
+    assert names(Own(one)(EIGHT)) == "a:0 b:0"
+    retries = qs("a:0-1 b:1", "%RETRY%billing_env_dev")
+    assert Own(one)(retries) == retries
+    assert Own(None)(EIGHT) == EIGHT
+    assert Own(one)([]) == []
+
+
+def test_queues_that_members_had_by_position_stay_theirs() -> None:
+    own = Own(Environment.of(1))
+    assert names(own(EIGHT)) == "a:0"
+    assert own(qs("b:0-3")) == []
+    assert names(own(EIGHT)) == "a:0"

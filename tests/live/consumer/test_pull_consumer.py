@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -189,6 +191,92 @@ def test_pull_threshold_for_queue_bounds_what_is_pulled_ahead(
     assert polled == list(map(str, range(8)))
     assert ahead[:3] == [0, 1, 2]
     assert max(ahead) <= 3  # of these one is just being given
+
+
+def test_pull_threshold_size_for_queue_bounds_the_bytes_that_are_pulled_ahead(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(queues=1)
+    send(rocketmq, topic, *("x" * 1000 for _ in range(8)))
+    offsets: list[int] = []
+    pull = RemotingMember.pull
+
+    def noted(member: RemotingMember, request: PullRequest, *how: Any) -> None:
+        offsets.append(request.offset)
+        pull(member, request, *how)
+
+    monkeypatch.setattr(RemotingMember, "pull", noted)
+    with make(pull_batch_size=1, pull_threshold_size_for_queue="2500b", consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        eventually(lambda: len(offsets) == 3)
+        consumer.poll()
+        eventually(lambda: len(offsets) == 4)
+        assert offsets == [0, 1, 2, 3]
+
+
+def test_allocation_strategy_shares_the_queues_as_the_group_does(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
+) -> None:
+    topic = make_topic(queues=4)
+    with make(allocation_strategy="averagelyByCircle") as first:
+        first.subscribe(topic)
+        options = {"name_server": rocketmq.name_server, "group": group, "allocation_strategy": "averagelyByCircle"}
+        with other_process(options) as second:
+            second.subscribe(topic)
+            eventually(lambda: len(first.assignment()) == len(second.assignment()) == 2, 30.0)
+            ids = sorted({queue.queue_id for queue in one.assignment()} == {0, 2} for one in (first, second))
+            assert ids == [False, True]
+
+
+def test_4_14_allocation_config_fixes_the_queues_and_machine_rooms_are_those_of_brokers(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
+) -> None:
+    topic = make_topic(queues=4)
+    fixed = json.dumps({topic: {rocketmq.brokers[0]: [1, 3]}})
+    with make(allocation_strategy="config", allocation_config=fixed) as consumer:
+        consumer.subscribe(topic)
+        eventually(lambda: [queue.queue_id for queue in consumer.assignment()] == [1, 3])
+    with make(allocation_strategy="machineRoom", machine_rooms="elsewhere") as consumer:
+        consumer.subscribe(topic)
+        eventually(lambda: consumer._shared.balanced)
+        assert consumer.assignment() == []
+
+
+def test_3_4_environments_have_queues_and_offsets_of_their_own(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
+) -> None:
+    topic = make_topic(queues=4)
+    send(rocketmq, topic, *"abcd")
+    found: dict[str, set[int]] = {}
+    for name in ("1", "2"):
+        with make(environment=name, environments="2", consume_from_where="earliest") as consumer:
+            consumer.subscribe(topic)
+            found[name] = {m.queue_id for _ in range(2) for m in consumer.poll(20.0)}
+            consumer.commit()
+            assert {consumer.committed(queue) for queue in consumer.queues(topic)} == {1}
+    assert found == {"1": {0, 2}, "2": {1, 3}}
+    with make() as common:
+        assert [common.committed(queue) for queue in common.queues(topic)] == [None] * 4
+
+
+def test_4_32_queues_change_hands_while_nobody_polls(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
+) -> None:
+    topic = make_topic(queues=4)
+    send(rocketmq, topic, *map(str, range(8)))
+    with make(consume_from_where="earliest") as first:
+        first.subscribe(topic)
+        eventually(lambda: len(first.assignment()) == 4)
+        given = {message.msg_id for _ in range(4) for message in first.poll()}
+        with other_process(
+            {"name_server": rocketmq.name_server, "group": group, "consume_from_where": "earliest"}
+        ) as second:
+            second.subscribe(topic)
+            eventually(lambda: len(first.assignment()) == len(second.assignment()) == 2, 30.0)
+            assert not set(first.assignment()) & set(second.assignment())
+            found = Counter(message.msg_id for _ in range(6) for message in second.poll(0.5))
+            assert found.keys() & given, "what the first had not finished comes to the second"
+        eventually(lambda: len(first.assignment()) == 4, 30.0)
 
 
 def test_seeking_and_pausing(rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark import PullConsumer
 from rocketmq_spark.localbroker import distro
 from rocketmq_spark.localbroker.java import find_java
 from tests.live.consumer.members import Members
@@ -86,3 +87,33 @@ def test_consume_message_directly_hands_one_message_to_the_listener_and_moves_no
     stats = consumer.stats()
     assert (stats["consumed"], stats["failed"], stats["sent_back"]) == (1, 0, 0)
     assert sum(offset or 0 for offset in members.stored().values()) == 1
+
+
+def polled(consumer: PullConsumer, count: int) -> list[str]:
+    """So many messages, and one poll more, which finishes them."""
+    found: list[str] = []
+    while len(found) < count and (some := consumer.poll(30)):
+        found += [message.body.decode() for message in some]
+    consumer.poll(0)
+    return found
+
+
+def test_tools_see_and_move_a_pull_consumer_as_they_do_a_listening_one(members: Members, mqadmin) -> None:
+    sent = feed(members.mq, members.topic, 16)
+    options = {"name_server": members.mq.name_server, "group": members.group, "connect_timeout": "2998ms"}
+    with PullConsumer(**options, consume_from_where="earliest") as consumer:
+        consumer.subscribe(members.topic)
+        assert sorted(polled(consumer, 16)) == sorted(sent)
+        consumer.commit()
+        shown = mqadmin("consumerStatus", "-g", members.group, "-i", consumer.client_id)
+        assert "CONSUME_ACTIVELY" in shown, shown
+        rows = [line.split() for line in shown.splitlines() if line.startswith(members.topic) and "broker-a" in line]
+        assert {row[2] for row in rows} >= {str(i) for i in range(8)}, shown
+        shown = mqadmin("consumerProgress", "-g", members.group)
+        lines = itertools.dropwhile(lambda line: not line.startswith("#Topic"), shown.splitlines())
+        rows = [line.split() for line in lines if line.startswith(members.topic)]
+        assert {row[2]: (row[3], row[4]) for row in rows} == {str(i): ("2", "2") for i in range(8)}, shown
+        shown = mqadmin("resetOffsetByTime", "-g", members.group, "-t", members.topic, "-s", "1")
+        assert members.topic in shown, shown
+        eventually(lambda: set(members.stored().values()) == {0}, 30)
+        assert sorted(polled(consumer, 16)) == sorted(sent)

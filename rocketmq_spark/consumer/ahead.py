@@ -1,0 +1,177 @@
+"""Reads the queues of a ``PullConsumer`` that are far behind, each broker's on a thread and a connection of their own.
+
+What it reads waits to be polled like answers of long polls, which go on where a read ended: at the end of the queue as it
+was known, or before anything that only the broker can explain.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from rocketmq_spark.clock import Clock
+from rocketmq_spark.consumer import behind
+from rocketmq_spark.consumer.assigned import Assigned, Bytes, Part
+from rocketmq_spark.consumer.behind import Bounds, Pace, Stretch
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
+
+logger = logging.getLogger(__name__)
+
+CALM_S = 10.0  # how long a queue with something odd is long-polled before it is read ahead again
+
+# Queue, first offset, of each answer its next offset and where its bytes end, stored messages.
+Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], Bytes]
+
+
+class Run(Protocol):
+    """A read of ranges."""
+
+    whole: bool
+
+    def fetch(self) -> Generator[Sequence[Answered], None, None]:
+        """What comes; it ends early, and is not ``whole`` then, before what is not plain messages."""
+
+    def stop(self) -> None:
+        """End soon, whoever waits for a broker now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """How to: ``begin`` reads ranges of one broker within a number of offsets and of bytes, ``messages`` decodes."""
+
+    begin: Callable[[Sequence[OffsetRange], int, int], Run]
+    messages: Callable[[MessageQueue, int, Bytes], Sequence[ReceivedMessage]]
+
+
+class _Reader:
+    """What is read of one broker, on its thread."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self.thread = thread
+        self.run: Run | None = None
+        self.stretches: Sequence[Stretch] = ()
+        self.joined = False  # by a queue that the run does not have
+
+
+class Ahead:
+    """Shares ``assigned`` with who polls, and ``changed``, the condition that guards it; ``polled`` makes long polls go on."""
+
+    def __init__(
+        self, changed: threading.Condition, assigned: Assigned, bounds: Bounds, how: ReadAhead, clock: Clock
+    ) -> None:
+        self._changed = changed
+        self._assigned = assigned
+        self._bounds = bounds
+        self._how = how
+        self._clock = clock
+        self._readers: dict[str, _Reader] = {}
+        self._waiting = 0
+        self._closed = False
+        self.polled: Callable[[], None] = lambda: None
+
+    def begin(self, plain: Callable[[MessageQueue], bool]) -> set[MessageQueue]:
+        """With the condition held. The queues that are far behind, and no business of long polls."""
+        if self._closed:
+            return set()
+        self.taken()
+        far = behind.far_behind(self._assigned.places, self._clock.now(), self._bounds, plain)
+        for broker_name in far:
+            reader = self._readers.get(broker_name)
+            if reader is None:
+                name = f"rocketmq-ahead-{broker_name}"
+                thread = threading.Thread(target=self._run, args=(broker_name, plain), name=name, daemon=True)
+                self._readers[broker_name] = _Reader(thread)
+                thread.start()
+            elif reader.stretches:
+                reader.joined = True
+        return {stretch.ask.queue for stretches in far.values() for stretch in stretches}
+
+    def taken(self) -> None:
+        """With the condition held. Something was polled, sought or paused: who waits for room may have to do something."""
+        if self._waiting and any(self._pace(reader) is not Pace.WAIT for reader in self._readers.values()):
+            self._changed.notify_all()
+
+    def close(self, wait_s: float) -> None:
+        """Read no more, and wait a moment for the threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            readers = list(self._readers.values())
+            for reader in readers:
+                if reader.run is not None:
+                    reader.run.stop()
+        for reader in readers:
+            if reader.thread is not threading.current_thread():
+                reader.thread.join(wait_s)
+
+    def _run(self, broker_name: str, plain: Callable[[MessageQueue], bool]) -> None:
+        try:
+            while (reader := self._next(broker_name, plain)) is not None:
+                self._read(reader)
+        except Exception:  # a thread's root
+            logger.exception("reading ahead of %s failed", broker_name)
+        finally:
+            with self._changed:
+                self._end(self._readers.pop(broker_name), CALM_S)
+        self.polled()
+
+    def _next(self, broker_name: str, plain: Callable[[MessageQueue], bool]) -> _Reader | None:
+        """What is to be read now; None when nothing is."""
+        with self._changed:
+            reader = self._readers[broker_name]
+            far = behind.far_behind(self._assigned.places, self._clock.now(), self._bounds, plain)
+            stretches = far.get(broker_name, [])
+            if self._closed or not stretches:
+                return None
+            self._assigned.hold([stretch.ask for stretch in stretches])
+            reader.stretches, reader.joined = stretches, False
+            half, count = self._bounds.half, len(stretches)
+            ranges = behind.ranges(stretches, half)
+            reader.run = self._how.begin(ranges, half * count, self._bounds.max_bytes // 2 * count)
+            return reader
+
+    def _read(self, reader: _Reader) -> None:
+        assert reader.run is not None
+        calm_s = 0.0
+        try:
+            with closing(reader.run.fetch()) as answers:
+                for some in answers:
+                    if not self._bring(reader, some):
+                        break
+            if not reader.run.whole:
+                calm_s = CALM_S
+        except RocketMQError as e:
+            logger.info("reading ahead ended, long polls go on: %s", e)
+            calm_s = CALM_S
+        with self._changed:
+            self._end(reader, calm_s)
+
+    def _bring(self, reader: _Reader, answers: Sequence[Answered]) -> bool:
+        """Give what was read to who polls; whether to read on, once there is room."""
+        asks = {stretch.ask.queue: stretch.ask for stretch in reader.stretches}
+        with self._changed:
+            for queue, start, ends, stored in answers:
+                part = Part(queue, start, ends, stored, partial(self._how.messages, queue))
+                self._assigned.bring(asks[queue], part)
+            self._changed.notify_all()
+            while (pace := self._pace(reader)) is Pace.WAIT:
+                self._waiting += 1
+                self._changed.wait()
+                self._waiting -= 1
+            return pace is Pace.GO
+
+    def _pace(self, reader: _Reader) -> Pace:
+        if self._closed or reader.joined:
+            return Pace.STOP
+        return behind.pace(self._assigned.places, reader.stretches, self._bounds)
+
+    def _end(self, reader: _Reader, calm_s: float) -> None:
+        self._assigned.let_go([stretch.ask for stretch in reader.stretches], self._clock.now() + calm_s)
+        reader.run, reader.stretches = None, ()
+        self._changed.notify_all()

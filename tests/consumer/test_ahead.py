@@ -1,0 +1,252 @@
+"""Reading ahead beside long polls, over queues in memory: each message once, in order, whoever read it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Clock
+from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.errors import ConnectionLost, RocketMQError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from tests.consumer.fake_member import FakeMember, Rows, bodies, message
+from tests.mockbroker import WAIT_S, eventually
+
+A, B = (MessageQueue("t", "b", i) for i in range(2))
+COUNT = 4
+
+
+class Run:
+    """A read over the fake's queues, ``COUNT`` offsets at once in two answers; ``odd`` offsets end it."""
+
+    def __init__(self, reads: Reads, ranges: Sequence[OffsetRange]) -> None:
+        self.reads, self.ranges, self.whole = reads, ranges, True
+        self.closed = False
+        self.stopped = threading.Event()
+
+    def fetch(self) -> Generator[list[tuple[MessageQueue, int, list[tuple[int, int]], bytes]], None, None]:
+        try:
+            for r in self.ranges:
+                for at in range(r.start, r.end, COUNT):
+                    if self.stopped.is_set():
+                        return
+                    end = min(r.end, at + COUNT)
+                    if self.reads.hangs:
+                        self.stopped.wait(WAIT_S)
+                        return
+                    if self.reads.odd in range(at, end):
+                        self.whole = False
+                        return
+                    if self.reads.error is not None:
+                        raise self.reads.error
+                    self.reads.given += 1
+                    middle = (at + end) // 2
+                    yield [(r.queue, at, [(middle, middle - at), (end, end - at)][middle == at :], b"x" * (end - at))]
+        finally:
+            self.closed = True
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Reads:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.bounds: list[tuple[int, int]] = []
+        self.odd: int | None = None
+        self.error: RocketMQError | None = None
+        self.hangs = False
+        self.given = 0
+
+    def begin(self, ranges: Sequence[OffsetRange], offsets: int, size: int) -> Run:
+        self.bounds.append((offsets, size))
+        self.runs.append(Run(self, ranges))
+        return self.runs[-1]
+
+
+@pytest.fixture
+def reads() -> Reads:
+    return Reads()
+
+
+@pytest.fixture
+def fake() -> FakeMember:
+    return FakeMember([A, B])
+
+
+@pytest.fixture
+def consumer(fake: FakeMember, reads: Reads) -> Iterator[PullConsumer]:
+    with made(fake, reads) as one:
+        yield one
+
+
+def made(fake: FakeMember, reads: Reads, **settings: Any) -> PullConsumer:
+    wanted = PullConsumerSettings(
+        group="g",
+        consume_from=ConsumeFrom(Where.EARLIEST),
+        **{"pull_batch_size": COUNT, "max_waiting": 40, **settings},
+    )
+    how = ReadAhead(reads.begin, lambda queue, start, stored: [message(queue, start + i) for i in range(len(stored))])
+    return PullConsumer(fake, wanted, Rows, Clock(), how)  # type: ignore[arg-type]
+
+
+def all_of(consumer: PullConsumer, count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count and (some := consumer.poll(WAIT_S)):
+        found += bodies(some)
+    return found
+
+
+def test_a_backlog_is_read_ahead_and_the_rest_is_polled(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+    fake.add(A, 1000)
+    consumer.assign([A])
+    assert all_of(consumer, 1000) == list(range(1000))
+    assert len(fake.pulls) < 100
+    assert reads.given > 200
+    fake.add(A, 3)
+    assert all_of(consumer, 3) == [1000, 1001, 1002]
+    assert all(run.closed for run in reads.runs)
+
+
+def test_a_poll_is_never_more_than_an_answer(fake: FakeMember, consumer: PullConsumer) -> None:
+    fake.add(A, 500)
+    consumer.assign([A])
+    assert {len(consumer.poll(WAIT_S)) for _ in range(100)} <= {COUNT, COUNT // 2}
+
+
+def test_rows_are_of_everything_that_has_come(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+    fake.add(A, 1000)
+    consumer.assign([A])
+    eventually(lambda: reads.given >= 5)
+    found: list[int] = []
+    sizes = []
+    while len(found) < 1000:
+        rows = consumer.poll_arrow(WAIT_S)
+        sizes.append(rows.num_rows)
+        found += bodies(rows.messages)
+    assert found == list(range(1000))
+    assert max(sizes) > COUNT
+
+
+def test_no_more_is_read_than_may_wait(fake: FakeMember, reads: Reads) -> None:
+    fake.add(A, 1000)
+    with made(fake, reads) as consumer:
+        consumer.assign([A])
+        eventually(lambda: reads.given >= 5)
+        place = consumer._polls._assigned.places[A]
+        for _ in range(100):
+            eventually(lambda: place.waiting > 20)
+            assert place.waiting <= 20 + COUNT
+            consumer.poll(WAIT_S)
+        assert reads.bounds[0] == (20, 50 << 20)
+
+
+def test_a_seek_drops_what_was_read_ahead(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+    fake.add(A, 2000)
+    consumer.assign([A])
+    eventually(lambda: reads.given >= 3)
+    consumer.seek(A, 1500)
+    assert all_of(consumer, 500) == list(range(1500, 2000))
+    consumer.seek_to_beginning(A)
+    assert all_of(consumer, 2000) == list(range(2000))
+
+
+def test_a_paused_queue_holds_up_no_other(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+    fake.add(A, 1000)
+    fake.add(B, 1000)
+    consumer.assign([A, B])
+    consumer.pause(A)
+    found: list[int] = []
+    while len(found) < 1000:
+        some = consumer.poll(WAIT_S)
+        assert {one.queue for one in some} == {B}
+        found += bodies(some)
+    assert found == list(range(1000))
+    consumer.resume(A)
+    assert all_of(consumer, 1000) == list(range(1000))
+
+
+def test_queues_that_come_later_are_read_with_the_others(
+    fake: FakeMember, reads: Reads, consumer: PullConsumer
+) -> None:
+    fake.add(A, 1000)
+    fake.add(B, 1000)
+    consumer.assign([A])
+    eventually(lambda: reads.given >= 3)
+    consumer.assign([A, B])
+    by_queue: dict[MessageQueue, list[int]] = {A: [], B: []}
+    while sum(map(len, by_queue.values())) < 2000:
+        for one in consumer.poll(WAIT_S):
+            by_queue[one.queue].append(one.queue_offset)
+    assert by_queue == {A: list(range(1000)), B: list(range(1000))}
+    assert any({r.queue for r in run.ranges} == {A, B} for run in reads.runs)
+
+
+def test_what_is_odd_is_left_to_long_polls(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+    """The queue is polled for a while then."""
+    reads.odd = 300
+    fake.add(A, 1000)
+    consumer.assign([A])
+    assert all_of(consumer, 1000) == list(range(1000))
+    assert len(reads.runs) == 1
+    assert len(fake.pulls) >= 170
+
+
+def test_an_illegal_offset_is_repaired_by_long_polls(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+    reads.odd = 100
+    fake.add(A, 1000)
+    consumer.assign([A])
+    eventually(lambda: reads.given >= 5)
+    fake.low[A] = 600
+    found: list[int] = []
+    while found[-1:] != [999]:
+        found += bodies(consumer.poll(WAIT_S))
+    assert found[-400:] == list(range(600, 1000))
+    assert found[:-400] == list(range(len(found) - 400))
+
+
+def test_a_read_that_fails_is_no_end(
+    fake: FakeMember, reads: Reads, consumer: PullConsumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    reads.error = ConnectionLost("gone")
+    fake.add(A, 400)
+    consumer.assign([A])
+    assert all_of(consumer, 400) == list(range(400))
+    assert "long polls go on: [ROCKETMQ_CONNECTION_LOST] gone" in caplog.text
+
+
+def test_1_9_what_is_committed_is_what_was_given(fake: FakeMember, reads: Reads) -> None:
+    fake.add(A, 1000)
+    with made(fake, reads) as consumer:
+        consumer.assign([A])
+        eventually(lambda: reads.given >= 5)
+        given = sum(len(consumer.poll(WAIT_S)) for _ in range(3))
+        consumer.poll(WAIT_S)
+    assert fake.stored == {A: given}
+
+
+def test_the_close_ends_the_thread(fake: FakeMember, reads: Reads) -> None:
+    fake.add(A, 1000)
+    with made(fake, reads) as consumer:
+        consumer.assign([A])
+        eventually(lambda: reads.given >= 5)
+    assert all(run.closed for run in reads.runs)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rocketmq-ahead")]
+
+
+def test_the_close_stops_a_read_that_hangs(fake: FakeMember, reads: Reads) -> None:
+    reads.hangs = True
+    fake.add(A, 1000)
+    with made(fake, reads) as consumer:
+        consumer.assign([A])
+        eventually(lambda: reads.runs)
+    assert [run.stopped.is_set() for run in reads.runs] == [True]

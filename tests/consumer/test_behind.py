@@ -1,0 +1,93 @@
+"""Which queues are read ahead, what of them, and when such a read goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from rocketmq_spark.consumer.assigned import Ask, Place
+from rocketmq_spark.consumer.behind import MAX_RANGES, Bounds, Pace, Stretch, far_behind, pace, ranges
+from rocketmq_spark.model import MessageQueue, OffsetRange
+
+A, B, C = (MessageQueue("t", broker, i) for broker, i in (("a", 0), ("a", 1), ("b", 0)))
+BOUNDS = Bounds(count=32, max_waiting=1000, max_bytes=1 << 20)
+
+
+def place(at: int = 0, end: int | None = 5000, **changed: object) -> Place:
+    made = Place(at)
+    made.end = end
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made
+
+
+def far(places: Mapping[MessageQueue, Place], bounds: Bounds = BOUNDS, plain: bool = True) -> list[MessageQueue]:
+    found = far_behind(places, 10.0, bounds, lambda queue: plain)
+    return [stretch.ask.queue for stretches in found.values() for stretch in stretches]
+
+
+def test_queues_that_are_far_behind_are_read_by_broker_from_where_they_are() -> None:
+    found = far_behind({A: place(7), B: place(0, 1023), C: place()}, 10.0, BOUNDS, lambda queue: True)
+    assert found == {"a": [Stretch(Ask(A, 7, 0, 0), 5000)], "b": [Stretch(Ask(C, 0, 0, 0), 5000)]}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"asked": True},
+        {"paused": True},
+        {"retry_at": 10.1},
+        {"calm_until": 10.1},
+        {"end": None},
+        {"end": 1023},
+        {"at": 3977},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_all_others_are_polled(other: dict[str, int]) -> None:
+    assert far({A: place()}) == [A]
+    assert far({A: place(**other)}) == []
+
+
+def test_filtered_queues_and_small_thresholds_are_polled() -> None:
+    assert far({A: place()}, plain=False) == []
+    assert far({A: place()}, Bounds(32, 255, 1 << 20)) == []
+    assert far({A: place()}, Bounds(32, 256, 1 << 20)) == [A]
+
+
+def test_queues_take_turns_up_to_their_ends() -> None:
+    stretches = [Stretch(Ask(A, 0, 0, 1), 250), Stretch(Ask(B, 10, 0, 2), 120)]
+    assert ranges(stretches, 100) == [
+        OffsetRange(A, 0, 100),
+        OffsetRange(B, 10, 110),
+        OffsetRange(A, 100, 200),
+        OffsetRange(B, 110, 120),
+        OffsetRange(A, 200, 250),
+    ]
+
+
+def test_a_read_has_an_end() -> None:
+    assert len(ranges([Stretch(Ask(A, 0, 0, 1), 1 << 40)], 100)) == MAX_RANGES
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, Pace.GO),
+        ({"waiting": 500, "bytes": 1 << 19}, Pace.GO),
+        ({"waiting": 501}, Pace.WAIT),
+        ({"bytes": (1 << 19) + 1}, Pace.WAIT),
+        ({"waiting": 501, "paused": True}, Pace.STOP),
+        ({"token": 4}, Pace.STOP),
+    ],
+)
+def test_a_read_waits_for_room_and_stops_for_queues_that_were_sought_or_paused(
+    changed: dict[str, int], expected: Pace
+) -> None:
+    stretches = [Stretch(Ask(A, 0, 0, 0), 9), Stretch(Ask(B, 0, 0, 0), 9)]
+    assert pace({A: place(), B: place(**changed)}, stretches, BOUNDS) is expected
+
+
+def test_a_read_stops_for_a_queue_that_was_given_up() -> None:
+    assert pace({A: place()}, [Stretch(Ask(B, 0, 0, 0), 9)], BOUNDS) is Pace.STOP

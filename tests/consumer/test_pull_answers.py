@@ -1,0 +1,86 @@
+"""What a pull consumer answers to brokers, question by question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Clock, Deadline
+from rocketmq_spark.consumer.polls import Polls
+from rocketmq_spark.consumer.pull_answers import PullAnswers
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.membership import (
+    ConsumeDirectly,
+    InfoAsked,
+    MembersChanged,
+    Membership,
+    OffsetsAsked,
+    QueueInfo,
+    ResetOffsets,
+    RunningInfo,
+)
+from rocketmq_spark.model import NO_FILTER, MessageQueue
+from tests.consumer.fake_member import FakeMember, message
+
+A, B, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1), MessageQueue("u", "b", 0)
+MEMBERSHIP = Membership({"t": NO_FILTER}, 7, "CONSUME_ACTIVELY")
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.fake = FakeMember([A, B, OTHER])
+        self.polls = Polls(self.fake, PullConsumerSettings(group="g"), Clock())  # type: ignore[arg-type]
+        self.looks = 0
+        self.stored: list[dict[MessageQueue, int]] = []
+        self.answers = PullAnswers(self.polls, lambda: MEMBERSHIP, self.look, lambda o: self.stored.append(dict(o)))
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def __call__(self, question: Any) -> Any:
+        return self.answers("b:1", question)
+
+
+@pytest.fixture
+def asked() -> Asked:
+    made = Asked()
+    made.fake.add(A, 40)
+    made.polls.assign({A: 0, B: 0, OTHER: 0})
+    made.polls.wait(Deadline.after(0), 1)
+    made.polls.finish()
+    return made
+
+
+def test_a_change_of_members_is_looked_at(asked: Asked) -> None:
+    assert asked(MembersChanged()) is None
+    assert asked.looks == 1
+
+
+def test_a_reset_moves_the_queues_that_are_ours_and_is_stored(asked: Asked) -> None:
+    assert asked(ResetOffsets("t", {A: 3, MessageQueue("t", "b", 9): 5})) is None
+    assert asked.stored == [{A: 3}]
+    (part,) = asked.polls.wait(Deadline.after(0), 1)
+    assert (part.queue, part.start) == (A, 3)
+
+
+def test_offsets_are_those_of_what_is_finished_of_the_topic(asked: Asked) -> None:
+    assert asked(OffsetsAsked("t")) == {A: 32, B: 0}
+    assert asked(OffsetsAsked("nothing")) == {}
+
+
+def test_it_tells_what_it_has_of_each_queue(asked: Asked) -> None:
+    told = asked(InfoAsked(stacks=False))
+    assert isinstance(told, RunningInfo)
+    assert told.queues == {
+        A: QueueInfo(commit_offset=32, cached_min_offset=32, cached_max_offset=39, cached_count=8),
+        B: QueueInfo(commit_offset=0),
+        OTHER: QueueInfo(commit_offset=0),
+    }
+    assert (told.membership, told.ordered, told.stacks) == (MEMBERSHIP, False, None)
+    assert told.started_ms > 1_600_000_000_000
+    assert "MainThread" in asked(InfoAsked(stacks=True)).stacks
+
+
+def test_what_only_a_listener_could_do_is_refused(asked: Asked) -> None:
+    assert asked(ConsumeDirectly(message(A, 0))) is None

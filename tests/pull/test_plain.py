@@ -1,0 +1,129 @@
+"""Plain answers of ranges: all of them where nothing is odd, and nothing from there on where something is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import AccessDenied
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
+from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull.plain import PlainRun
+from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.verdict import OnLoss
+from rocketmq_spark.remoting.bulk import Answer
+from tests.pull.pull_model import Accidents, Model, Queue, offset_at
+
+QUEUES = [MessageQueue("t", "b", i) for i in range(2)]
+SIZE = Queue(0, 0).message_bytes
+
+
+@dataclass
+class Puller:
+    """Over a model; its readers' ranges may be of any of the model's queues."""
+
+    model: Model
+    settings: PullSettings = field(default_factory=lambda: PullSettings(batch_size=8))
+    compacted: Callable[[MessageQueue], bool] = bool
+
+    def reader(
+        self, ranges: Sequence[OffsetRange], on_loss: OnLoss, filtered: Filter = NO_FILTER, known: str | None = None
+    ) -> RangeReader:
+        return self.model.reader(ranges, self.settings, on_loss)
+
+
+def run(model: Model, *ranges: tuple[int, int, int], offsets: int = 64) -> PlainRun:
+    wanted = [OffsetRange(QUEUES[number], start, end) for number, start, end in ranges]
+    return PlainRun(Puller(model), wanted, offsets, 1 << 20)  # type: ignore[arg-type]
+
+
+def offsets(found: PlainRun) -> dict[int, list[int]]:
+    """By queue, the offsets that the bytes have, which are those that the answers say."""
+    got: dict[int, list[int]] = {}
+    for answers in found.fetch():
+        for queue, start, ends, stored in answers:
+            inside = [offset_at(np.frombuffer(stored, np.uint8), at) for at in range(0, len(stored), SIZE)]
+            assert inside == list(range(start, ends[-1][0]))
+            assert [(next_offset - start) * SIZE for next_offset, _ in ends] == [end for _, end in ends]
+            got.setdefault(queue.queue_id, []).extend(inside)
+    return got
+
+
+def test_ranges_of_several_queues_in_turn_are_read_whole() -> None:
+    model = Model([Queue(0, 500), Queue(0, 500)])
+    one = run(model, (0, 10, 60), (1, 0, 50), (0, 60, 110), (1, 50, 100))
+    assert offsets(one) == {0: list(range(10, 110)), 1: list(range(100))}
+    assert one.whole
+    assert max(count for _, _, count in model.asked) == 8
+
+
+def test_what_is_under_way_is_bounded() -> None:
+    model = Model([Queue(0, 5000)])
+    assert offsets(run(model, (0, 0, 5000), offsets=64)) == {0: list(range(5000))}
+    assert model.max_in_flight <= 64 * SIZE
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        Queue(40, 500),  # its first messages are gone
+        Queue(0, 40),  # it ends before it was told to end
+        Queue(0, 500, deleted_at=0.0),
+        Queue(0, 500, batches={40: 20}),  # across the end of a range
+    ],
+    ids=["truncated", "went back", "deleted", "inner batch"],
+)
+def test_it_ends_before_what_is_odd(queue: Queue) -> None:
+    model = Model([queue])
+    one = run(model, (0, 0, 50), (0, 50, 100))
+    got = offsets(one).get(0, [])
+    assert got == list(range(len(got)))
+    assert len(got) <= 40
+    assert not one.whole
+    assert model.time.now - 1000 < 5.0
+
+
+def test_inner_batches_come_whole() -> None:
+    one = run(Model([Queue(0, 500, batches=dict.fromkeys(range(0, 500, 20), 20))]), (0, 0, 60), (0, 60, 120))
+    assert offsets(one) == {0: list(range(120))}
+    assert one.whole
+
+
+def test_what_is_jumped_over_ends_it_too() -> None:
+    model = Model([Queue(0, 200, frozenset(range(20, 24)))])
+    one = run(model, (0, 0, 100))
+    found = [answer for answers in one.fetch() for answer in answers]
+    assert not one.whole
+    assert all(answer.ends[-1][0] <= 24 for answer in found)
+
+
+def test_it_ends_when_it_is_told_to() -> None:
+    model = Model([Queue(0, 100_000)])
+    one = run(model, (0, 0, 100_000))
+    fetching = one.fetch()
+    next(fetching)
+    one.stop()
+    assert list(fetching) == []
+    assert all(stream.closed for stream in model.streams)
+
+
+def test_what_a_broker_refuses_for_good_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model([Queue(0, 100)])
+    monkeypatch.setattr(model, "answer", lambda *given: Answer(16, "no", None, None, None, 0))
+    with pytest.raises(AccessDenied):
+        list(run(model, (0, 0, 100)).fetch())
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1 << 30), cut=st.floats(0, 0.02), short=st.floats(0, 0.5), busy=st.floats(0, 0.1))
+def test_whatever_happens_on_the_way_everything_comes_once(seed: int, cut: float, short: float, busy: float) -> None:
+    model = Model([Queue(0, 300), Queue(0, 300)], Accidents(cut=cut, short=short, busy=busy), seed)
+    model.buffer_bytes = 1 << 12
+    one = run(model, (0, 0, 150), (1, 0, 150), (0, 150, 300))
+    assert offsets(one) == {0: list(range(300)), 1: list(range(150))}
+    assert one.whole
