@@ -24,6 +24,7 @@ from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.questions import Questions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import consumer as group_consumer
 from rocketmq_spark.consumer import pull_consumer
 from rocketmq_spark.consumer.assigned import Part
@@ -38,9 +39,12 @@ from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
+from rocketmq_spark.spool.settings import SpoolSettings
+from rocketmq_spark.timer import Timer
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.puller import Puller
+    from rocketmq_spark.spool.spool import SendSpool
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,26 @@ class Producer(engine.Producer):
         parsed = options_table.parse(options).for_role("producer")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
-        super().__init__(sender(parsed), ProducerSettings.of(parsed))
+        settings, told = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
+        send = sender(parsed)
+        opened = None if told is None else _spool(told, told.folder, send, settings)
+        try:
+            super().__init__(send, settings, spool=opened)
+        except BaseException:
+            if opened is not None:
+                opened.close(Deadline.after(0))
+            raise
+
+
+def _spool(told: SpoolSettings, folder: Path, send: Sender, settings: ProducerSettings) -> SendSpool:
+    """Opened in the process that uses it."""
+    from rocketmq_spark.producer.resending import EngineResender
+    from rocketmq_spark.spool.spool import SendSpool
+    from rocketmq_spark.spool.store import Store
+
+    name = f"rocketmq-{settings.group}-spool"
+    store = Store(folder, told.sync, told.max_bytes)
+    return SendSpool(store, EngineResender(send, settings, Timer(f"{name}-send")), Timer(name))
 
 
 class Consumer(group_consumer.Consumer):

@@ -55,9 +55,10 @@ ORDER = {
     "encode": "bad_rows identifiers maps properties encoder",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"
-    " pending encoding destination batching engine housekeeping producer",
+    " pending spooling encoding destination batching engine resending housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
     " listener tasks stream readers",
+    "spool": "keys records schedule silence sends changes group settings database mending store redelivery spool folders",
     "sink": "columns report selectors routing checks task writers foreach",
     "cli": "output command background connection broker topic orders produce reading tail dlq demo demo.accounts"
     " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
@@ -79,6 +80,7 @@ BANNED = {
     "delay": "consumer remoting grpc_proxy client",
     "grpc_proxy": "wire remoting",
     "localbroker": "producer consumer session",
+    "spool": "client remoting grpc_proxy session wire",
 }
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
@@ -96,11 +98,11 @@ OUTSIDE = {
     "subprocess": "localbroker cli.background workers",
     "threading": "remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance client.route"
     " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
-    " producer.under_way process localbroker cli consumer.held consumer.workers consumer.subscriptions consumer.rebalancing"
-    " consumer.answers consumer.consumer consumer.polls",
+    " producer.under_way producer.spooling process localbroker cli consumer.held consumer.workers consumer.subscriptions consumer.rebalancing"
+    " consumer.answers consumer.consumer consumer.polls spool.store spool.redelivery",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route"
-    " timer client.instance client.send_back consumer.subscribed source.catalog source.waiting localbroker cli",
+    " timer client.instance client.send_back spool.spool consumer.subscribed source.catalog source.waiting localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }

@@ -188,7 +188,7 @@ class TaskWriter:
         outcome = ended.outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
-        if self._options.require_store_ok == "ok" and outcome.status is not SendStatus.SEND_OK:
+        if self._options.require_store_ok == "ok" and outcome.status not in (SendStatus.SEND_OK, SendStatus.SPOOLED):
             raise SendFailed(
                 f"a batch was stored with {outcome.status.value} in all {ended.attempts} attempts, and option "
                 "'requireStoreOk' is ok",
@@ -196,5 +196,8 @@ class TaskWriter:
                 queue=str(outcome.queue),
                 remedy="See whether the broker's disk and slaves keep up",
             )
+        if outcome.queue is None or outcome.status is SendStatus.SPOOLED:
+            self._tally.spooled(rows)
+            return
         failed = ended.brokers[:-1]
         self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)
