@@ -104,6 +104,10 @@ class Resender(Protocol):
 class Spool(Protocol):
     """Keeps what a producer cannot send for passing reasons, and sends it later."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether ``answered`` may mean something now: it is asked after each send."""
+
     def holds(self, send: SpooledSend) -> bool:
         """Whether something waits that ``send`` must not overtake."""
 
@@ -111,7 +115,7 @@ class Spool(Protocol):
         """Each is durable when this returns. Raises ``SpoolFull``, or ``SpoolError`` when they cannot be written."""
 
     def answered(self, queue: MessageQueue) -> None:
-        """A broker took something for this queue. Cheap while nothing waits."""
+        """A broker took something for this queue."""
 
     def metrics(self) -> SpoolMetrics:
         """How it stands."""

@@ -58,9 +58,9 @@ ORDER = {
     " pending spooling encoding destination batching engine resending housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
     " listener tasks stream readers",
-    "spool": "keys records schedule silence sends changes group settings database mending store redelivery spool folders",
+    "spool": "keys records schedule silence sends changes group settings database mending store reading redelivery spool folders",
     "sink": "columns report selectors routing checks task writers foreach",
-    "cli": "output command background connection broker topic orders produce reading tail dlq demo demo.accounts"
+    "cli": "output command background connection broker topic orders produce reading tail dlq spool demo demo.accounts"
     " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
     " __main__",
@@ -98,11 +98,13 @@ OUTSIDE = {
     "subprocess": "localbroker cli.background workers",
     "threading": "remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance client.route"
     " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
-    " producer.under_way producer.spooling process localbroker cli consumer.held consumer.workers consumer.subscriptions consumer.rebalancing"
+    " producer.under_way producer.spooling process localbroker"
+    " cli consumer.held consumer.workers consumer.subscriptions consumer.rebalancing"
     " consumer.answers consumer.consumer consumer.polls spool.store spool.redelivery",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route"
-    " timer client.instance client.send_back spool.spool consumer.subscribed source.catalog source.waiting localbroker cli",
+    " timer client.instance client.send_back spool.spool consumer.subscribed source.catalog source.waiting"
+    " localbroker cli",
     "asyncio": "",
     "multiprocessing": "",
 }

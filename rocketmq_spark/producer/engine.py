@@ -141,10 +141,11 @@ class Engine:
         """Whether everything under way has its answer by then."""
         return self._under_way.idle(deadline)
 
-    def close(self, deadline: Deadline, wait_s: float = 5.0) -> list[Unsent]:
+    def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait until everything under way has its answer; what has none by then is failed and returned.
 
-        A call of the timer is waited for ``wait_s`` seconds.
+        With a spool that is where it goes, unless it is not to be kept because somebody sends it again anyway. A call of
+        the timer is waited for ``wait_s`` seconds.
         """
         self.idle(deadline)
         if self._spooling is not None:
@@ -153,7 +154,7 @@ class Engine:
         self._aside.close(wait_s=0)
         outcomes: Sequence[Outcome] = [closed() for _ in left]
         if self._spooling is not None:
-            outcomes = self._spooling.keep([(sending.outgoing, None) for sending in left])
+            outcomes = self._spooling.keep([(sending.outgoing, None) for sending in left]) if keep else outcomes
             self._spooling.close()
         lost = list(blocking)
         for sending, outcome in zip(left, outcomes, strict=True):

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Callable
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import chooser, passing
+from rocketmq_spark.producer.spooling import cause_of, chooser, passing
 from rocketmq_spark.timer import Timer
 
 # Java's send timeout: who sends to a producer's is not kept waiting by a long one of a sink.
@@ -45,7 +45,9 @@ class EngineResender:
         def ended(end: Ended) -> None:
             outcome = end.outcome
             if isinstance(outcome, RocketMQError):
-                done(Resent(None, str(outcome), passing(outcome, self._sender)))
+                # A topic that was there may be back, too: while brokers register some are, and some are not yet.
+                may_pass = isinstance(cause_of(outcome), RouteNotFound) or passing(outcome, self._sender)
+                done(Resent(None, str(outcome), may_pass))
             else:
                 done(Resent(outcome.queue))
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import (
     BrokerBusy,
     BrokerNotFound,
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _PASSING = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
 _DRAIN_S = 60.0
+# For one question about a topic that seems to be missing.
+ASK_S = 3.0
 
 
 def passing(error: RocketMQError, sender: Sender) -> bool:
@@ -42,16 +45,27 @@ def passing(error: RocketMQError, sender: Sender) -> bool:
 
     A topic without a route is missing while masters live. That is asked, and not known while nobody answers.
     """
-    while isinstance(error, SendFailed) and isinstance(error.__cause__, RocketMQError):
-        error = error.__cause__
+    error = cause_of(error)
     if not isinstance(error, RouteNotFound):
         return isinstance(error, _PASSING) and error.retriable
     if error.broker_code is None:
         return False
     try:
-        return not sender.any_master()
+        if not sender.any_master():
+            return True
+        sender.publish_queues(error.topic or "", Deadline.after(ASK_S), refresh=True)  # it may have come in between
+    except RouteNotFound:
+        return False
     except RocketMQError:
-        return True
+        pass
+    return True
+
+
+def cause_of(error: RocketMQError) -> RocketMQError:
+    """What the last attempt of a send said."""
+    while isinstance(error, SendFailed) and isinstance(error.__cause__, RocketMQError):
+        error = error.__cause__
+    return error
 
 
 def storable(selector: str | Select | None, arg: object) -> bool:
@@ -87,13 +101,14 @@ class Spooling:
     def settled(self, outgoing: Outgoing, outcome: Outcome) -> Outcome:
         """What the outcome of the last attempt is to the caller; waits for the disk."""
         if isinstance(outcome, SendResult):
-            self.answered(outcome)
+            if self._spool.listens:
+                self.answered(outcome)
             return outcome
         return self.keep([(outgoing, outcome)])[0]
 
     def answered(self, result: SendResult) -> None:
         """A broker took something."""
-        if result.queue is not None:
+        if self._spool.listens and result.queue is not None:
             self._spool.answered(result.queue)
 
     def keep(self, failed: Sequence[tuple[Outgoing, RocketMQError | None]]) -> list[Outcome]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from rocketmq_spark.spool.keys import DEAD, LAST, RECORD, TOTALS, Due, numbered, ordered
 from rocketmq_spark.spool.records import Record, State, Totals
 
@@ -12,7 +10,7 @@ class Change:
     """Steps that happen together or not at all. ``earliest`` is the first of what it lets be pending."""
 
     def __init__(self, totals: Totals) -> None:
-        self.totals = dataclasses.replace(totals)
+        self.totals = totals.copy()
         self.puts: list[tuple[bytes, bytes]] = []
         self.deletes: list[bytes] = []
         self.earliest = Due(LAST, LAST)

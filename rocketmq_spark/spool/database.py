@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 16 << 20
 _LOG = ".log"
+# Grows whenever the memtable is another one.
+_VERSION = "rocksdb.current-super-version-number"
 _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
@@ -71,7 +73,7 @@ class Database:
         with self._errors("write"):
             self._here().write(batch)
             if sync:
-                self._wal.sync()
+                self._wal.sync(self._db)
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until it is closed."""
@@ -171,24 +173,33 @@ class _Closed:
 
 
 class _Wal:
-    """The files of the write-ahead log, of which RocksDB begins a new one now and then."""
+    """The files of the write-ahead log, of which RocksDB begins a new one with each new memtable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files: dict[str, int] = {}
+        self._newest = -1
+        self._version: int | None = None
 
-    def sync(self) -> None:
+    def sync(self, db: Any) -> None:
         """What was written so far is on the disk. Of older files too, when there is a new one: a gap ends a recovery."""
-        names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(_LOG)}
-        fresh = names - self._files.keys()
-        for name in fresh:
-            self._files[name] = os.open(self._path / name, os.O_RDONLY)
-        for name in sorted(names if fresh else (max(names),)):
-            _sync_file(self._files[name])
-        if fresh:
+        version = db.property_int_value(_VERSION)
+        if version != self._version or version is None:
+            self._look()
+            for name in sorted(self._files):
+                _sync_file(self._files[name])
             sync_folder(self._path)
+            self._version = version
+        else:
+            _sync_file(self._newest)
+
+    def _look(self) -> None:
+        names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(_LOG)}
+        for name in names - self._files.keys():
+            self._files[name] = os.open(self._path / name, os.O_RDONLY)
         for name in self._files.keys() - names:
             os.close(self._files.pop(name))
+        self._newest = self._files[max(names)]
 
     def close(self) -> None:
         while self._files:

@@ -101,6 +101,11 @@ class Totals:
     give_ups: int = 0
     last_ms: int = 0
 
+    def copy(self) -> Totals:
+        return Totals(
+            self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
+        )
+
     @property
     def all_bytes(self) -> int:
         """What counts against the bound: dead letters lie on the same disk."""

@@ -57,6 +57,7 @@ class Redelivery:
         schedule: Schedule | None = None,
     ) -> None:
         self.delivered = 0
+        self.listens = False  # whether ``answered`` may mean something
         self._store = store
         self._handlers = handlers
         self._clock = clock
@@ -83,17 +84,14 @@ class Redelivery:
         """The store has records of an earlier process: whatever answers from now on may be what they wait for."""
         with self._changed:
             self._silences.assume(self._clock())
+            self.listens = True
         self.wake()
-
-    @property
-    def listens(self) -> bool:
-        """Whether ``answered`` may mean something."""
-        return bool(self._silences)
 
     def failed(self, target: str) -> None:
         """Something for ``target`` was added because it could not be sent."""
         with self._changed:
             self._silences.failed(target, self._clock())
+            self.listens = True
 
     def answered(self, targets: Iterable[str]) -> None:
         """What was silent answers: what waits for it falls due."""
@@ -212,6 +210,7 @@ class Redelivery:
                 self._note(work, handled, now_ms)
             if not len(self._store):
                 self._silences.forget()
+            self.listens = bool(self._silences)
 
     def _verdict(self, work: Work, handled: Handled, now_ms: int) -> Verdict:
         if handled.reason is None:

@@ -14,6 +14,7 @@ KIND = "send"
 VERSION = 1
 
 _HEAD = struct.Struct(">BI")
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _FIELDS = (
     "group",
     "properties",
@@ -38,7 +39,7 @@ def record_of(send: SpooledSend, now_ms: int) -> Record:
         head["queue"] = [send.queue.broker_name, send.queue.queue_id]
     if send.selector is not None:
         head |= {"selector": send.selector, "arg": send.arg}
-    text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode()
+    text = _encode(head).encode()
     payload = b"".join((_HEAD.pack(VERSION, len(text)), text, send.request.body))
     return Record(KIND, payload, now_ms, target_of(send), lane_of(send))
 

@@ -13,7 +13,7 @@ from rocketmq_spark.model import MessageQueue, Resent, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import Handled, Redelivery
+from rocketmq_spark.spool.redelivery import PAGE, Handled, Redelivery
 from rocketmq_spark.spool.schedule import Schedule, SteadyClock
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.timer import Timer
@@ -51,6 +51,10 @@ class SendSpool:
     def path(self) -> Path:
         return self.store.path
 
+    @property
+    def listens(self) -> bool:
+        return self.redelivery.listens
+
     def holds(self, send: SpooledSend) -> bool:
         lane = sends.lane_of(send)
         return bool(lane) and self.store.holds(lane)
@@ -65,8 +69,7 @@ class SendSpool:
         self.redelivery.wake()
 
     def answered(self, queue: MessageQueue) -> None:
-        if self.redelivery.listens:
-            self.redelivery.answered((sends.broker_target(queue), sends.topic_target(queue.topic)))
+        self.redelivery.answered((sends.broker_target(queue), sends.topic_target(queue.topic)))
 
     def metrics(self) -> SpoolMetrics:
         totals, first = self.store.totals, self.store.next_due_ms()
@@ -80,6 +83,25 @@ class SendSpool:
             give_ups=totals.give_ups,
             delivered=self.redelivery.delivered,
         )
+
+    def send_all(self, timeout_s: float, dead: bool = False) -> int:
+        """Send everything now, whenever it is due, the dead too if they are wanted; how many are left.
+
+        What fails is tried once, or as often as its schedule says within ``timeout_s`` seconds.
+        """
+        deadline = Deadline.after(timeout_s)
+        if dead:
+            self.store.revive(self._clock())
+        start = self.store.hasten(None, None, PAGE, self._clock())
+        while start is not None:
+            start = self.store.hasten(None, start, PAGE, self._clock())
+        self.redelivery.drain(deadline)
+        return len(self.store)
+
+    def finish(self) -> int:
+        """Close at once; how many were sent."""
+        self.close(Deadline.after(0))
+        return self.redelivery.delivered
 
     def close(self, deadline: Deadline) -> None:
         try:

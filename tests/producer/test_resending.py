@@ -55,7 +55,7 @@ def test_a_selector_chooses_now(bench: Bench, resender: EngineResender) -> None:
     [
         (ConnectionLost("down"), True),
         (refused(Response.MESSAGE_ILLEGAL), False),
-        (RouteNotFound("missing", "ns:1", Response.TOPIC_NOT_EXIST, "T"), False),
+        (RouteNotFound("missing", "ns:1", Response.TOPIC_NOT_EXIST, "T"), True),
     ],
     ids=str,
 )

@@ -37,6 +37,8 @@ MISSING = RouteNotFound("the name server knows no such topic", "ns:9876", Respon
 class FakeSpool:
     """Implements ``ports.Spool``; ``room`` is how many sends it takes."""
 
+    listens = True
+
     def __init__(self) -> None:
         self.kept: list[SpooledSend] = []
         self.calls = 0
@@ -135,7 +137,16 @@ def test_a_topic_is_missing_while_masters_live(
     bench: Bench, spool: FakeSpool, masters: bool | RocketMQError, expected: bool
 ) -> None:
     bench.sender.masters = masters
+    bench.sender.routes.clear()
     assert passing(MISSING, bench.sender) is expected
+
+
+@pytest.mark.parametrize("now", [tuple(qs("a:0")), BrokerNotFound("no master"), ConnectionLost("gone")], ids=str)
+def test_a_topic_that_came_while_it_was_asked_for_masters_is_not_missing(
+    bench: Bench, spool: FakeSpool, now: object
+) -> None:
+    bench.sender.routes["T"] = now
+    assert passing(MISSING, bench.sender)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "batch", "auto_batch"])
@@ -166,13 +177,16 @@ def test_3_11_busy_brokers_are_tried_as_ever_and_then_it_is_spooled_with_its_id(
 def test_a_permanent_failure_is_an_error_as_without_a_spool(bench: Bench, spool: FakeSpool, mode: str) -> None:
     bench.sender.script = [refused(Response.MESSAGE_ILLEGAL)]
     one = producer(bench, spool)
-    with pytest.raises(MessageIllegal):
+
+    def send() -> SendResult:
         if mode == "sync":
-            one.send(M)
-        else:
-            future = one.send_async(M)
-            spool_timer(bench)
-            future.result(0)
+            return one.send(M)
+        future = one.send_async(M)
+        spool_timer(bench)
+        return future.result(0)
+
+    with pytest.raises(MessageIllegal):
+        send()
     assert spool.kept == []
 
 
