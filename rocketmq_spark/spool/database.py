@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import logging
 import os
@@ -214,6 +215,23 @@ def repaired(path: Path) -> Database:
 def is_database(path: Path) -> bool:
     """Whether there is one, open or not."""
     return (path / "CURRENT").exists()
+
+
+def in_use(path: Path) -> bool:
+    """Whether a living process, perhaps this one, has it open; leaves its files alone, which opening would not."""
+    if any(database.path == path for database in list(_open)):
+        return True  # and its lock must not be tried: it would be gone when the file is closed
+    try:
+        file = os.open(path / "LOCK", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def sync_folder(path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.database import is_database
+from rocketmq_spark.spool.database import in_use, is_database
 from rocketmq_spark.spool.store import Done, Store
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ def spools(folder: Path) -> list[Path]:
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
     """A store of this process's own: that of a dead process, or a new one."""
     for path in spools(folder):
-        with contextlib.suppress(SpoolError):  # whose process lives, or that is in trouble
+        if in_use(path):
+            continue
+        with contextlib.suppress(SpoolError):  # somebody was quicker, or it is in trouble
             return make(path)
     return make(folder / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
@@ -49,7 +51,7 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store]) -> int:
     """
     moved = 0
     for path in spools(folder):
-        if path == into.path:
+        if in_use(path):
             continue
         try:
             store = make(path)

@@ -17,7 +17,7 @@ import pytest
 
 from rocketmq_spark.errors import ClosedError, SpoolError
 from rocketmq_spark.spool import database
-from rocketmq_spark.spool.database import Database, is_database
+from rocketmq_spark.spool.database import Database, in_use, is_database
 
 
 def test_3_12_a_new_folder_is_made_and_its_parents_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +70,24 @@ def test_g2_10_a_folder_in_use_is_said_to_be(tmp_path: Path) -> None:
     assert "Give each process a 'spoolDir' of its own" in done.stderr
     assert [key for key, _ in Database(tmp_path, read_only=True).scan(b"\0", b"\xff")] == []
     db.close()
+
+
+def test_whether_somebody_lives_in_a_folder_is_seen_without_touching_it(tmp_path: Path) -> None:
+    db = Database(tmp_path)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    code = f"from pathlib import Path\nfrom rocketmq_spark.spool.database import in_use\nprint(in_use(Path({str(tmp_path)!r})))"
+
+    def another_sees() -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout.strip()
+
+    assert in_use(tmp_path)
+    assert another_sees() == "True"  # also after this process has asked: that did not drop its lock
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    db.close()
+    assert not in_use(tmp_path)
+    assert another_sees() == "False"
+    assert not in_use(tmp_path / "nowhere")
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path: Path) -> None:
