@@ -198,6 +198,7 @@ BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to cli
 
 # An attribute of a topic and its value where only the last message of each key is kept.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
+QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
 
 # Limits, in characters for names and in bytes otherwise. The broker enforces them; we refuse earlier.
 MAX_TOPIC_LENGTH = 127
@@ -213,6 +214,7 @@ MAX_PULL_MESSAGES = 107_374_182  # twenty times more overflows an int in the bro
 DELAY_LEVELS = (
     "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
 )  # fmt: skip
+FIRST_RETRY_LEVEL = 3  # of a message that failed for the first time; each time it comes again adds one
 
 
 class Property:

@@ -230,6 +230,9 @@ class PullSource(Protocol):
     def compacted(self, queue: MessageQueue) -> bool:
         """Whether the queue's topic keeps the last message of a key only, so that offsets without one are right."""
 
+    def batched(self, queue: MessageQueue) -> bool:
+        """Whether the queue's topic stores batches whole, so that its brokers know no properties of single messages."""
+
 
 class GroupMember(Protocol):
     """Verbs of a member of a consumer group: all that ``consumer/`` asks of a transport.

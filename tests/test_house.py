@@ -41,15 +41,16 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "wire": "header frame properties identifiers subscription loose_json names compression acl rpc messages bodies member_bodies",
+    "wire": "header frame properties identifiers subscription loose_json names compression acl rpc messages envelope"
+    " bodies member_bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint channel connection bulk pool",
     "client": "credentials calls aside route questions broker instance sender admin committer pulls asked long_polls send_back"
     " member",
     "columnar": "arrow slices",
-    "decode": "schema property_names bad stored_messages answers header unpack property_columns properties rows careful decoder"
-    " polled",
-    "consumer": "levels process_queue rebalance start_offset flow result expiry offset_table local_offsets"
+    "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
+    " decoder polled",
+    "consumer": "process_queue rebalance start_offset flow result expiry offset_table local_offsets"
     " held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing rebalancing"
     " answers running consumer assigned pull_settings polls positions subscribed upkeep pull_consumer",
     "encode": "bad_rows identifiers maps properties encoder",
@@ -60,6 +61,7 @@ ORDER = {
     " listener tasks stream readers",
     "spool": "keys records schedule silence sends changes group settings database mending store reading redelivery spool folders",
     "sink": "columns report selectors routing checks task writers foreach",
+    "delay": "release stream",
     "cli": "output command background connection broker topic orders produce reading tail dlq spool demo demo.accounts"
     " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
@@ -85,7 +87,8 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration",
+    "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration"
+    " delay.stream",
     "py4j": "cli.demo.play",
     "pyarrow": "wire.compression columnar decode encode source.tasks sink",
     "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar decode encode sink",

@@ -184,7 +184,7 @@ def reading() -> dict[str, Fake]:
             is_proxy=lambda topic, broker, deadline: False,
             check_filter=lambda broker, group, topic, sql, deadline: None,
         ),
-        "pulls": Fake(ports.PullSource, attributes=lambda topic, broker: {}),
+        "pulls": Fake(ports.PullSource, attributes=lambda topic, broker: {}, batched=lambda queue: False),
     }
 
 
@@ -253,10 +253,11 @@ def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
         keys=lambda: ("me", "hush", None),
         route=lambda topic, deadline: ROUTE,
         compacted=lambda queue: True,
+        batched=lambda queue: False,
     )
     puller = Puller(fake, Dialling(), "g", PullSettings())  # type: ignore[arg-type]
     assert b'"topic": "ns%t"' in puller.template(QUEUES[0]).frame(0, 0, 1)
-    assert puller.compacted(QUEUES[0])
+    assert (puller.compacted(QUEUES[0]), puller.batched(QUEUES[0])) == (True, False)
     puller.replica(QUEUES[0])(Deadline.after(1.0))
     assert streams == ["a:1"]
-    assert {"on_wire", "keys", "route", "compacted"} == set(fake.asked)
+    assert {"on_wire", "keys", "route", "compacted", "batched"} == set(fake.asked)

@@ -118,7 +118,7 @@ class Questions:
 
 
 def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:
-    return {queue._replace(topic=calls.on_wire(queue.topic)): value for queue, value in table.items()}
+    return {calls.queue_on_wire(queue): value for queue, value in table.items()}
 
 
 def own(message: ReceivedMessage, namespace: str) -> ReceivedMessage:

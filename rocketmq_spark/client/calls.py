@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     ServiceNotAvailable,
     error_for,
 )
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import names
@@ -76,6 +77,10 @@ class Calls:
     def on_wire(self, name: str) -> str:
         """A topic or group as brokers know it. Above this room names are always the user's."""
         return names.wrap_namespace(self.namespace, name)
+
+    def queue_on_wire(self, queue: MessageQueue) -> MessageQueue:
+        """A queue as brokers know it."""
+        return queue._replace(topic=self.on_wire(queue.topic))
 
     def ask(
         self,

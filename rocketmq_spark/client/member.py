@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.client import asked as questions_of_brokers
 from rocketmq_spark.client.asked import told
-from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.committer import Commit
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.long_polls import Done, LongPolls
@@ -167,7 +166,7 @@ class RemotingMember:
         locked: set[MessageQueue] = set()
         for of_broker, answer in self._ask_locks(rpc.LOCK_BATCH_MQ, group, queues, deadline):
             ours = set(bodies.locked_queues(answer.body))
-            locked |= {queue for queue in of_broker if _on_wire(self._calls, queue) in ours}
+            locked |= {queue for queue in of_broker if self._calls.queue_on_wire(queue) in ours}
         return locked
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
@@ -185,7 +184,7 @@ class RemotingMember:
             Question(
                 name,
                 row.request(
-                    bodies.lock(wire, self.client_id, [_on_wire(self._calls, queue) for queue in mine]), bname=name
+                    bodies.lock(wire, self.client_id, [self._calls.queue_on_wire(queue) for queue in mine]), bname=name
                 ),
                 "",
             )
@@ -198,7 +197,3 @@ class RemotingMember:
             else:
                 found.append((mine, answer))
         return found
-
-
-def _on_wire(calls: Calls, queue: MessageQueue) -> MessageQueue:
-    return queue._replace(topic=calls.on_wire(queue.topic))

@@ -22,7 +22,7 @@ class RemotingPulls:
         self._routes = routes
         self._admin = admin
         self._retry = retry
-        self._policies: dict[tuple[str, str], str] = {}
+        self._attributes: dict[tuple[str, str], Mapping[str, str]] = {}
 
     def on_wire(self, name: str) -> str:
         return self._calls.on_wire(name)
@@ -40,19 +40,22 @@ class RemotingPulls:
         return self._admin.topic_config(topic, broker_name).attributes
 
     def compacted(self, queue: MessageQueue) -> bool:
-        key = queue.topic, queue.broker_name
-        if key not in self._policies:
-            self._policies[key] = self._retry.run(lambda: self._policy(*key))
-        return self._policies[key] == codes.COMPACTION
+        why = "Offsets without messages were found, which is right for compaction topics only"
+        return self._known(queue, why).get(codes.CLEANUP_POLICY) == codes.COMPACTION
 
-    def _policy(self, topic: str, broker_name: str) -> str:
-        try:
-            return self.attributes(topic, broker_name).get(codes.CLEANUP_POLICY, "")
-        except NotSupported:  # a broker that is too old for such topics, or a Proxy
-            return ""
-        except AccessDenied as e:
-            e.remedy = (
-                "Offsets without messages were found, which is right for compaction topics only; "
-                "to tell what it is, the reader needs Get on the topic's configuration"
-            )
-            raise
+    def batched(self, queue: MessageQueue) -> bool:
+        why = "Brokers do not filter the messages of a batch topic one by one"
+        return self._known(queue, why).get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
+
+    def _known(self, queue: MessageQueue, why: str) -> Mapping[str, str]:
+        """Asked once; ``why`` it has to be known is told who may not ask."""
+        key = queue.topic, queue.broker_name
+        if key not in self._attributes:
+            try:
+                self._attributes[key] = self._retry.run(lambda: self.attributes(*key))
+            except NotSupported:  # a broker that is too old for such topics, or a Proxy
+                self._attributes[key] = {}
+            except AccessDenied as e:
+                e.remedy = f"{why}; to tell what it is, the reader needs Get on the topic's configuration"
+                raise
+        return self._attributes[key]

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from rocketmq_spark.client.questions import Question, Questions
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import MAX_BODY_BYTES, RETRY_PREFIX, Property, SysFlag
+from rocketmq_spark.codes import FIRST_RETRY_LEVEL, MAX_BODY_BYTES, RETRY_PREFIX, Property, SysFlag
 from rocketmq_spark.errors import CallTimeout, DecodeError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage, SendRequest
 from rocketmq_spark.wire import compression, rpc
 from rocketmq_spark.wire.properties import encode_properties
 
 INNER_GROUP = "CLIENT_INNER_PRODUCER"
-FIRST_RETRY_LEVEL = 3
 ATTEMPTS = 3
 COMPRESS_ABOVE = 4096
 

@@ -13,7 +13,7 @@ from functools import partial
 from rocketmq_spark.consumer import expiry
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.result import Context, Listener, Raised, Verdict, concurrent, once_more, slices
+from rocketmq_spark.consumer.result import Context, Listener, Raised, Verdict, ask, concurrent, once_more, slices
 from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Workers
@@ -56,11 +56,8 @@ class Concurrent:
             self._workers.submit(partial(self._consume, queue, part))
 
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
-        """What the listener returns, or ``Raised``."""
-        try:
-            return self._listener(messages, context)
-        except Exception as e:  # noqa: BLE001 - a listener may raise anything; it is told with the verdict
-            return Raised(e)
+        """What the listener makes of messages that it is asked to consume now."""
+        return ask(self._listener, messages, context)
 
     def clean(self) -> None:
         """Send back what a listener has had for longer than ``consumeTimeout``, so that the queue's offset can go on."""

@@ -12,7 +12,16 @@ from functools import partial
 
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.result import Listener, OrderedContext, OrderedVerdict, Raised, Step, once_more, ordered
+from rocketmq_spark.consumer.result import (
+    Listener,
+    OrderedContext,
+    OrderedVerdict,
+    Raised,
+    Step,
+    ask,
+    once_more,
+    ordered,
+)
 from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Workers
@@ -75,11 +84,8 @@ class Orderly:
             return queue in self._calling
 
     def call(self, messages: Sequence[ReceivedMessage], context: OrderedContext) -> object:
-        """What the listener returns, or ``Raised``."""
-        try:
-            return self._listener(messages, context)
-        except Exception as e:  # noqa: BLE001 - a listener may raise anything; it is told with the verdict
-            return Raised(e)
+        """What the listener makes of messages that it is asked to consume now."""
+        return ask(self._listener, messages, context)
 
     def _again(self, queue: ProcessQueue, in_s: float) -> None:
         work = partial(self._work, queue)

@@ -16,11 +16,11 @@ from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscribed import Subscribed
+from rocketmq_spark.consumer.subscriptions import filter_of
 from rocketmq_spark.consumer.upkeep import Upkeep
-from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
-from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
+from rocketmq_spark.errors import ClosedError, LocalProtocolError, RocketMQError
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.wire.subscription import parse_subscription
 
 # Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. (This room does not know Arrow.)
 ToArrow = Callable[[Sequence[Part]], Any]
@@ -61,16 +61,7 @@ class PullConsumer(Closing):
         self._polls.check_open()
         if self._named:
             raise _exclusive()
-        if tags is not None and sql is not None:
-            raise OptionError(f"tags {tags!r} and sql {sql!r} are given; expected at most one of them")
-        wanted = Filter(sql, "SQL92") if sql is not None else Filter(tags) if tags else NO_FILTER
-        if wanted.kind == "TAG":
-            try:
-                parse_subscription(wanted.expression)
-            except ValueError as e:
-                raise OptionError(
-                    f"tags of {topic} are {tags!r}; expected one or several, such as 'a || b' ({e})"
-                ) from e
+        wanted = filter_of(tags, sql)
         self._polls.filters = {**self._polls.filters, topic: wanted}
         self._shared.set(topic, wanted)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.start_offset import ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.wire.names import group_problem
@@ -35,12 +35,9 @@ class PullConsumerSettings:
     @classmethod
     def of(cls, options: Options) -> PullConsumerSettings:
         """Those of a pull consumer with these options."""
-        where = options.consume_from_where
         return cls(
             group=options.group,
-            consume_from=ConsumeFrom(Where.TIMESTAMP, where)
-            if isinstance(where, int)
-            else ConsumeFrom(Where[where.upper()]),
+            consume_from=ConsumeFrom.of(options.consume_from_where),
             pull_batch_size=options.pull_batch_size,
             max_waiting=options.pull_threshold_for_queue,
             auto_commit=options.auto_commit,

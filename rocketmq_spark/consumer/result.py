@@ -107,6 +107,14 @@ class Verdict:
     why: str | None = None
 
 
+def ask(listener: Listener, messages: Sequence[ReceivedMessage], context: Context | OrderedContext) -> object:
+    """What the listener returns, or ``Raised``."""
+    try:
+        return listener(messages, context)
+    except Exception as e:  # noqa: BLE001 - a listener may raise anything; it is told with the verdict
+        return Raised(e)
+
+
 def concurrent(outcome: object, context: Context, size: int) -> Verdict:
     """What the outcome of ``size`` messages means: their return value, or ``Raised``."""
     if outcome is None:

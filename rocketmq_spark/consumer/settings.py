@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.levels import MAX_RECONSUME_TIMES, ORDERLY_MAX_RECONSUME_TIMES
 from rocketmq_spark.consumer.rebalance import Allocate
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.start_offset import ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.wire.names import group_problem
+
+MAX_RECONSUME_TIMES = 16
+ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # for ever
 
 _Range = tuple[str, float, float, float]
 
@@ -54,16 +56,13 @@ class ConsumerSettings:
     @classmethod
     def of(cls, options: Options) -> ConsumerSettings:
         """Those of a consumer with these options."""
-        where = options.consume_from_where
         folder = options.local_offsets_dir
         return cls(
             group=options.group,
             clustering=options.model == "clustering",
             ordered=options.ordered,
             auto_commit=options.auto_commit,
-            consume_from=ConsumeFrom(Where.TIMESTAMP, where)
-            if isinstance(where, int)
-            else ConsumeFrom(Where[where.upper()]),
+            consume_from=ConsumeFrom.of(options.consume_from_where),
             allocate=_allocation(options),
             threads=options.consume_thread_min,
             consume_batch_max_size=options.consume_message_batch_max_size,

@@ -31,6 +31,11 @@ class ConsumeFrom:
     where: Where = Where.LATEST
     timestamp_ms: int = 0
 
+    @classmethod
+    def of(cls, value: str | int) -> ConsumeFrom:
+        """That of option 'consumeFromWhere': a name of ``Where``, or epoch ms."""
+        return cls(Where.TIMESTAMP, value) if isinstance(value, int) else cls(Where[value.upper()])
+
 
 @dataclass(frozen=True, slots=True)
 class Questions:

@@ -22,7 +22,7 @@ def filter_of(tags: str | None, sql: str | None) -> Filter:
     try:
         parse_subscription(tags)
     except ValueError as e:
-        raise OptionError(f"tags are {tags!r}; expected '*' or such as 'a || b' ({e})") from e
+        raise OptionError(f"tags are {tags!r}; expected '*' or such as 'a || b', one or several ({e})") from e
     return Filter(tags) if tags else NO_FILTER
 
 

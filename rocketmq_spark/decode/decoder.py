@@ -1,8 +1,8 @@
 """Fetched answers to one Arrow record batch, without a Python step per message.
 
-``stored_messages`` finds the messages, ``properties`` takes their property strings apart, ``slices`` copies values; this
-module puts the columns together. Buffers with inner batches, which hold messages within messages, go through the careful
-path (``careful``), which gives the same batch from objects.
+``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` takes their property strings apart,
+``slices`` copies values; this module puts the columns together. What does not look as producers and brokers make it goes
+through the careful path (``careful``), which gives the same batch from objects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark import codes
 from rocketmq_spark.columnar import slices
-from rocketmq_spark.decode import answers, bad, careful, property_columns, stored_messages, unpack
+from rocketmq_spark.decode import answers, bad, careful, inner, property_columns, stored_messages, unpack
 from rocketmq_spark.decode import properties as props
 from rocketmq_spark.decode.answers import OnBeyond, OnHoles
 from rocketmq_spark.decode.bad import Bad
@@ -74,19 +74,22 @@ class Decoder:
                 raise self._decode_error(fetched, e) from e
             yield from self._around(fetched, portion_bytes)
             return
-        if messages.any_flags & _INNER and ((messages.sys_flags & _INNER) != 0).any():
-            whole = Fetched(fetched.buffer, fetched.pieces[: len(messages.pieces)])
-            yield from self._careful.batches(self._bounded(whole), portion_bytes)
-        else:
-            yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
+        if inner.present(messages):
+            opened = inner.opened(messages)
+            if opened is None:
+                whole = Fetched(fetched.buffer, fetched.pieces[: len(messages.pieces)])
+                yield from self._careful.batches(self._bounded(whole), portion_bytes)
+                return
+            messages = _begun(opened)
+        yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
 
     @property
     def _careful(self) -> careful.Careful:
         return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
     def _whole(self, messages: StoredMessages, fetched: Fetched) -> StoredMessages:
-        """Without what comes behind a hole that may still be filled. A filter makes holes."""
-        if self.on_holes is None or self.filtered or not (holes := stored_messages.holes(messages)):
+        """Without what comes behind a hole that may still be filled. Where a broker filters, nobody asks about holes."""
+        if self.on_holes is None or not (holes := stored_messages.holes(messages)):
             return messages
         usable = self.on_holes(fetched.pieces, holes)
         if usable == len(fetched.pieces):
@@ -97,7 +100,7 @@ class Decoder:
         """Some answers cannot be located: those go the careful way, the others the usual one."""
         looks = answers.apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
-        doubt = self.on_holes if holes and not self.filtered else None
+        doubt = self.on_holes if holes else None
         usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
         decoder = replace(self, on_holes=None)
         for whole, run in groupby(range(usable), lambda i: looks[i].whole):
@@ -181,6 +184,14 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     parts = math.ceil(size / portion_bytes) if portion_bytes else 1
     step = max(1, math.ceil(rows / max(1, parts)))
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
+
+
+def _begun(messages: StoredMessages) -> StoredMessages:
+    """Without what lies before the start in an inner batch, which comes whole. Elsewhere an offset before the start is that
+    of a message on a shifted index."""
+    starts = stored_messages.field(messages.pieces, "start")[messages.piece_of_row]
+    before = ((messages.sys_flags & _INNER) != 0) & (messages.head["queueOffset"] < starts)
+    return messages.keep(~before) if before.any() else messages
 
 
 def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMessages:

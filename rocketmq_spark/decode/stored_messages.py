@@ -153,7 +153,7 @@ def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
     topic_end = _topic_end(buffer, starts, head["magic"], body_end)
     _within(starts, topic_end, stops - 2, "the topic leaves the message")
     properties_start = topic_end + 2
-    properties_end = properties_start + _at(buffer, topic_end, ">u2")
+    properties_end = properties_start + number_at(buffer, topic_end, ">u2")
     wrong = np.flatnonzero(properties_end != stops)
     if len(wrong):
         raise Malformed(int(starts[wrong[0]]), "the properties do not end where the message does")
@@ -238,7 +238,7 @@ def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: I
     unknown = np.flatnonzero(~second & (magic != codes.MESSAGE_MAGIC_V1))
     if len(unknown):
         raise Malformed(int(starts[unknown[0]]), "unknown magic number")
-    return np.where(second, body_end + 2 + _at(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
+    return np.where(second, body_end + 2 + number_at(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
 
 
 def _within(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
@@ -247,7 +247,7 @@ def _within(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
         raise Malformed(int(starts[outside[0]]), why)
 
 
-def _at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
+def number_at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
     """Numbers of ``kind`` at unaligned positions."""
     dtype = np.dtype(kind)
     numbers: npt.NDArray[Any] = np.ndarray((len(buffer) - dtype.itemsize + 1,), dtype, buffer, strides=(1,))[positions]
@@ -271,7 +271,7 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
 
     Whether it does is known when the part before ends there exactly.
     """
-    steps = _CHAIN * np.maximum(_at(buffer, begins, ">i4").astype(np.int64), SMALLEST_MESSAGE)
+    steps = _CHAIN * np.maximum(number_at(buffer, begins, ">i4").astype(np.int64), SMALLEST_MESSAGE)
     if not (ends - begins >= 2 * steps).any():
         return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search

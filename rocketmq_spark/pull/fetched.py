@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from rocketmq_spark.codes import SysFlag
+
+# Where a stored message has its offset and its flags.
+_OFFSET_AT, _FLAGS_AT = 20, 36
+_OFFSET = struct.Struct(">q")
+_FLAGS = struct.Struct(">i")
+_INNER = int(SysFlag.INNER_BATCH)
 
 
 class Piece(NamedTuple):
@@ -30,6 +39,17 @@ class Fetched(NamedTuple):
 def covered(pieces: Iterable[Piece]) -> int:
     """How many offsets the pieces answer."""
     return sum(min(piece.next_offset, piece.limit) - piece.start for piece in pieces)
+
+
+def first_offset(buffer: npt.NDArray[np.uint8], begin: int) -> int:
+    """The offset that the message at ``begin`` itself has."""
+    offset: int = _OFFSET.unpack_from(buffer.data, begin + _OFFSET_AT)[0]
+    return offset
+
+
+def is_inner_batch(buffer: npt.NDArray[np.uint8], begin: int) -> bool:
+    """Whether the message at ``begin`` is one that holds many, which come together whichever of them is asked for."""
+    return bool(_FLAGS.unpack_from(buffer.data, begin + _FLAGS_AT)[0] & _INNER)
 
 
 class Hole(NamedTuple):

@@ -8,18 +8,14 @@ them. Logs are removed from their front: while the first message of what was rea
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import Fetched, Hole, Piece
+from rocketmq_spark.pull.fetched import Fetched, Hole, Piece, first_offset
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.verdict import Cause, OnLoss
 
-# Where a stored message has its offset.
-_OFFSET_AT = 20
-_OFFSET = struct.Struct(">q")
 # How often a read that goes on is looked after: what retention removes in between looks as if it had been missed.
 _EVERY_S = 1.0
 
@@ -43,7 +39,7 @@ class Heads:
         firsts: dict[int, int] = {}
         reader = self._reader(ranges, lambda part, _: gone.add(part))
         for fetched in reader.fetch():
-            offsets = [_first(fetched, piece) for piece in fetched.pieces]
+            offsets = [first_offset(fetched.buffer, piece.begin) for piece in fetched.pieces]
             holes = [
                 Hole(i, piece.start, piece.limit)
                 for i, (piece, offset) in enumerate(zip(fetched.pieces, offsets, strict=True))
@@ -54,11 +50,6 @@ class Heads:
             usable = reader.doubt(holes) if holes else len(offsets)
             firsts.update((fetched.pieces[i].number, offsets[i]) for i in range(usable))
         return [None if part in gone else firsts.get(i) for i, part in enumerate(ranges)]
-
-
-def _first(fetched: Fetched, piece: Piece) -> int:
-    offset: int = _OFFSET.unpack_from(fetched.buffer.data, piece.begin + _OFFSET_AT)[0]
-    return offset
 
 
 def bounded(pieces: Sequence[Piece], queues: Sequence[MessageQueue], heads: Heads) -> list[Piece]:
@@ -111,7 +102,7 @@ class Edge:
     def read(self, fetched: Fetched) -> None:
         """Answers came: everything before the last of them was looked through."""
         for piece in fetched.pieces:
-            offset = _first(fetched, piece)
+            offset = first_offset(fetched.buffer, piece.begin)
             if offset >= self._sure[piece.number]:
                 self._first.setdefault(piece.number, offset)
         if fetched.pieces and self._clock.now() - self._asked_at >= _EVERY_S:

@@ -30,6 +30,10 @@ class Puller:
         """Whether offsets without a message are right in a queue."""
         return self.source.compacted(queue)
 
+    def batched(self, queue: MessageQueue) -> bool:
+        """Whether brokers know nothing of a queue's single messages."""
+        return self.source.batched(queue)
+
     def reader(
         self,
         ranges: Sequence[OffsetRange],

@@ -17,7 +17,7 @@ from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, Roc
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.pull.collected import Collected
 from rocketmq_spark.pull.doubts import Doubts, lasting, undoubted
-from rocketmq_spark.pull.fetched import Fetched, Hole, Piece, covered
+from rocketmq_spark.pull.fetched import Fetched, Hole, Piece, covered, first_offset, is_inner_batch
 from rocketmq_spark.pull.hints import Hints, OnHint
 from rocketmq_spark.pull.missing import Missing, Slot
 from rocketmq_spark.pull.pacing import Pacing, PullSettings
@@ -178,11 +178,21 @@ class RangeReader:
             self._gone(slot, int(low), Cause.TRUNCATED, below=True)
             return
         self._progress(slot)
+        if end > begin and not self._settings.filtered:
+            number, start, limit = self._whole(slot, next_offset, begin)
         rows = min(next_offset, limit) - start
         if end > begin:
             self._collected.add(Piece(number, start, limit, next_offset, begin, end), rows)
         self._pacing.learn(limit - start, rows, end - begin)
         self._missing.put(Slot(number, next_offset, limit))
+
+    def _whole(self, slot: Slot, next_offset: int, begin: int) -> Slot:
+        """An inner batch comes whole, however few of its offsets were asked for: what was not had yet is had now."""
+        assert self._stream is not None
+        buffer = self._stream.buffer
+        if not is_inner_batch(buffer, begin):
+            return slot
+        return self._missing.claim(slot, min(slot.start, first_offset(buffer, begin)), max(slot.end, next_offset))
 
     def _refuse(self, opaque: int, answer: Answer, address: str) -> None:
         slot = self._missing.answered(opaque)

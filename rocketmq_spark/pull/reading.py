@@ -6,7 +6,7 @@ Who decodes what was fetched sees what an answer jumps over and what it has beyo
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
 from rocketmq_spark.pull.fetched import Fetched, Hole, Piece
@@ -24,7 +24,9 @@ def read(
 ) -> Reading:
     """A read of ``ranges``, all of one broker and in their order; ``known`` is the address that the plan knew.
 
-    ``on_loss`` is told of offsets that cannot be read any more; it may raise.
+    ``on_loss`` is told of offsets that cannot be read any more; it may raise. Of batch topics brokers filter no single
+    messages, only batches by the batch's own tags: there ``filtered`` is left to who decodes, and so ranges of such topics
+    and of others are not read together.
     """
     return Reading(puller, ranges, on_loss, filtered, known)
 
@@ -37,6 +39,8 @@ class Reading:
     ) -> None:
         self.queues = [r.queue for r in ranges]
         self._compacted = puller.compacted
+        if filtered and puller.batched(ranges[0].queue):
+            filtered = NO_FILTER
         self._heads: Heads | None = None
         self._edge: Edge | None = None
         if filtered:
@@ -53,6 +57,11 @@ class Reading:
             yield fetched
         if self._edge is not None:
             self._edge.end()
+
+    @property
+    def on_holes(self) -> Callable[[Sequence[Piece], Sequence[Hole]], int] | None:
+        """``usable``, where holes mean anything."""
+        return self.usable if self._heads is None else None
 
     def usable(self, pieces: Sequence[Piece], holes: Sequence[Hole]) -> int:
         """How many of the answers at hand may be used, where some jump over offsets: the others come again.

@@ -50,6 +50,14 @@ def planning_deadline(options: Options) -> Deadline:
     return Deadline.after(10 * options.request_timeout)
 
 
+def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
+    """What only brokers can say about the filters of these queues. Raises ``OptionError``."""
+    deadline = planning_deadline(options)
+    filters.validate(
+        session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).batched(queue)
+    )
+
+
 class Catalog:
     """Queues and bounds of what the options subscribe to."""
 

@@ -8,7 +8,7 @@ before the first pull.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
@@ -50,14 +50,25 @@ def _tags(expression: str) -> Sequence[str]:
         return ()
 
 
-def validate(offsets: OffsetReader, options: Options, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
+def validate(
+    offsets: OffsetReader,
+    options: Options,
+    queues: Iterable[MessageQueue],
+    deadline: Deadline,
+    batched: Callable[[MessageQueue], bool],
+) -> None:
     """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's words."""
     if options.sql is None:
         return
-    for topic, broker in sorted({queue.topic: queue.broker_name for queue in queues}.items()):
-        sql = of_topic(options, topic)
+    for topic, queue in sorted({queue.topic: queue for queue in queues}.items()):
+        sql, broker = of_topic(options, topic), queue.broker_name
         if not sql:
             continue
+        if batched(queue):
+            raise OptionError(
+                f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, of whose messages brokers know no properties",
+                remedy="Filter with option 'tags', or in Spark",
+            )
         if offsets.is_proxy(topic, broker, deadline):
             raise OptionError(
                 "option 'sql' cannot be used here: a Proxy does not compile the expression, and an invalid one would "

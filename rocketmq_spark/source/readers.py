@@ -21,14 +21,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from rocketmq_spark import runner, session
+from rocketmq_spark import codes, runner, session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.source import allocation, decisions, filters, loss, planner, pushdown, starting_offsets, tasks
-from rocketmq_spark.source.catalog import Catalog, planning_deadline
+from rocketmq_spark.source import allocation, decisions, loss, planner, pushdown, starting_offsets, tasks
+from rocketmq_spark.source.catalog import Catalog, check_filter, planning_deadline
 from rocketmq_spark.source.offsets import Bounds, Offsets, Positions
 from rocketmq_spark.source.planner import Wanted
 from rocketmq_spark.source.stream import Stream
@@ -50,7 +50,7 @@ class RocketMQReader(DataSourceReader):
         catalog = Catalog(options)
         view = whole(catalog)
         bounds, offsets = view.bounds, catalog.offsets
-        patiently(catalog, lambda: filters.validate(offsets, options, bounds, planning_deadline(options)))
+        patiently(catalog, lambda: check_filter(options, bounds))
         start = patiently(catalog, lambda: starting_offsets.start(offsets, options, bounds, planning_deadline(options)))
         end = patiently(catalog, lambda: starting_offsets.end(offsets, options, bounds, planning_deadline(options)))
         backwards = sorted(queue for queue in start if start[queue] > end[queue])
@@ -94,7 +94,7 @@ def _tagged(options: Options) -> list[str]:
         for topic in catalog.topics():
             brokers = catalog.routes.get(topic).brokers
             attributes = [pulls.attributes(topic, name) for name in brokers]
-            if all(of_topic.get("queue.type") != "BatchCQ" for of_topic in attributes):
+            if all(of_topic.get(codes.QUEUE_TYPE) != codes.BATCH_QUEUE for of_topic in attributes):
                 topics.append(topic)
     except RocketMQError as e:
         logger.info("brokers do not filter by tags for predicates: %s", e)

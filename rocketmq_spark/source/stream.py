@@ -17,7 +17,7 @@ from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, decisions, filters, loss, planner, starting_offsets, tasks
-from rocketmq_spark.source.catalog import Catalog, planning_deadline
+from rocketmq_spark.source.catalog import Catalog, check_filter, planning_deadline
 from rocketmq_spark.source.commit import GroupOffsets
 from rocketmq_spark.source.decisions import Loss, View
 from rocketmq_spark.source.offsets import Offsets, Positions
@@ -64,7 +64,7 @@ class Stream:
         if self._initial is None:
             catalog, options = self._catalog, self._options
             bounds, offsets = whole(catalog).bounds, catalog.offsets
-            patiently(catalog, lambda: filters.validate(offsets, options, bounds, planning_deadline(options)))
+            patiently(catalog, lambda: check_filter(options, bounds))
             begin: Positions = {}
             try:
                 begin = patiently(
@@ -209,7 +209,7 @@ class Stream:
         self._catalog.expect(begin)
         catalog = self._catalog
         bounds = patiently(catalog, catalog.sweep).bounds
-        patiently(catalog, lambda: filters.validate(catalog.offsets, options, bounds, planning_deadline(options)))
+        patiently(catalog, lambda: check_filter(options, bounds))
         self._opened = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the checkpoint decides where the query goes on; the starting options have no effect")

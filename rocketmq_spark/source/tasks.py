@@ -20,6 +20,7 @@ from rocketmq_spark.model import Filter, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import RouteReader
 from rocketmq_spark.pull import reading
+from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source import filters, loss
 
@@ -69,16 +70,19 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
     bad = Bad(options.bad_message)
     lost = functools.partial(_lost, options)
     by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
-    for (broker_name, filtered), group in groupby(by_place, key=lambda r: _stream_of(options, r)):
+    for (broker_name, filtered, _), group in groupby(by_place, key=lambda r: _stream_of(options, puller, r)):
         pulls = reading.read(puller, list(group), lost, filtered, addresses.get(broker_name))
-        decoder = Decoder(pulls.queues, columns, options.include_properties, filtered, pulls.usable, pulls.bounded, bad)
+        decoder = Decoder(
+            pulls.queues, columns, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
+        )
         for fetched in pulls.fetch():
             yield from filter(len, decoder.batches(fetched, _PORTION_BYTES))
     bad.summary()
 
 
-def _stream_of(options: Options, r: OffsetRange) -> tuple[str, Filter]:
-    return r.queue.broker_name, filters.of_topic(options, r.queue.topic)
+def _stream_of(options: Options, puller: Puller, r: OffsetRange) -> tuple[str, Filter, bool]:
+    filtered = filters.of_topic(options, r.queue.topic)
+    return r.queue.broker_name, filtered, bool(filtered) and puller.batched(r.queue)
 
 
 def _lost(options: Options, part: OffsetRange, cause: Cause) -> None:

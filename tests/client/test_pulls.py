@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rocketmq_spark.client.credentials import Credentials
-from rocketmq_spark.codes import CLEANUP_POLICY, COMPACTION, Request, Response
+from rocketmq_spark.codes import BATCH_QUEUE, CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Request, Response
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import MessageQueue
 from tests.client.conftest import Parts
@@ -47,6 +47,12 @@ def test_a_compaction_topic_is_asked_for_once(clustered: MockBroker, parts: Part
     assert parts.pulls.attributes("t", "broker-a") == {CLEANUP_POLICY: COMPACTION}
 
 
+def test_a_batch_topic_is_known_by_the_same_answer(clustered: MockBroker, parts: Parts) -> None:
+    clustered.on(Request.GET_TOPIC_CONFIG, ok(config(**{QUEUE_TYPE: BATCH_QUEUE})))
+    assert (parts.pulls.batched(QUEUE), parts.pulls.compacted(QUEUE)) == (True, False)
+    assert len(clustered.seen(Request.GET_TOPIC_CONFIG)) == 1
+
+
 def test_an_old_broker_has_none(clustered: MockBroker, parts: Parts) -> None:
     clustered.on(Request.GET_TOPIC_CONFIG, refuse(Response.REQUEST_CODE_NOT_SUPPORTED, "no such request"))
     assert not parts.pulls.compacted(QUEUE)
@@ -56,6 +62,8 @@ def test_who_may_not_know_is_told_what_for(clustered: MockBroker, parts: Parts) 
     clustered.on(Request.GET_TOPIC_CONFIG, refuse(Response.NO_PERMISSION, "no"))
     with pytest.raises(AccessDenied, match="right for compaction topics only"):
         parts.pulls.compacted(QUEUE)
+    with pytest.raises(AccessDenied, match=r"do not filter .* a batch topic"):
+        parts.pulls.batched(QUEUE)
 
 
 def test_routes_are_those_of_now_and_names_those_of_the_wire(broker: MockBroker, parts: Parts) -> None:

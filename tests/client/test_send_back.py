@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.client.send_back import copy_of
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.codes import DELAY_LEVELS, Request, Response
 from rocketmq_spark.errors import DecodeError, NotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import decompress
@@ -50,6 +50,15 @@ def test_1_21_a_copy_says_what_the_broker_would_have_said() -> None:
         "UNIQ_KEY": "ID", "TAGS": "a", "ORIGIN_MESSAGE_ID": "ID", "RETRY_TOPIC": "ns%t", "RECONSUME_TIME": "3",
         "MAX_RECONSUME_TIMES": "16", "DELAY": "5",
     }  # fmt: skip
+
+
+def test_1_24_copies_come_again_at_the_sixteen_levels_of_rocketmqs_documentation() -> None:
+    levels = [
+        decode_properties(copy_of("g", message(times=times), 16, str, 33).properties)["DELAY"] for times in range(16)
+    ]
+    assert [DELAY_LEVELS[int(level) - 1] for level in levels] == (
+        ["10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h"]
+    )
 
 
 def test_a_copy_of_a_copy_names_the_first_one_and_is_no_transaction() -> None:

@@ -19,7 +19,6 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.consumer.consumer import Consumer
-from rocketmq_spark.consumer.levels import delay_s, is_dead, retry_level
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Work, Workers
 from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound
@@ -37,6 +36,8 @@ from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, Time
 from tests.queues import qs
 
+# As RocketMQ's documentation prints them; a failed message begins at the third.
+LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 GROUP = "g"
 RETRY = RETRY_PREFIX + GROUP
 
@@ -104,11 +105,11 @@ class FakeBrokers:
 
     def delayed(self, found: ReceivedMessage, level: int) -> None:
         """To the retry topic at its time, or to the dead letters."""
-        if is_dead(found.reconsume_times, 16, level):
+        if level < 0 or found.reconsume_times >= 16:
             self.dead.append(found)
             return
         self.topics.setdefault(RETRY, qs("a:0", RETRY))
-        wait_s = delay_s(retry_level(found.reconsume_times, level))
+        wait_s = LEVELS_S[(level or 3 + found.reconsume_times) - 1]
         queue = self.topics[RETRY][0]
         self.timer.later(
             wait_s, lambda: self.send(queue, found.body, times=found.reconsume_times + 1, topic=found.topic)

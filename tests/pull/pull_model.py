@@ -1,7 +1,7 @@
 """Queues of one broker as a model, and a pull stream over it whose time, order and accidents the test decides.
 
-The stream stands in for ``BulkStream`` where a test must not take real time; its bodies are offsets, eight bytes each,
-padded to the size of a message.
+The stream stands in for ``BulkStream`` where a test must not take real time; its bodies are messages of which only offset
+and flags are written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, Found, Keys, PullTemplate
 from rocketmq_spark.wire import header, rpc
 
-_OFFSET = struct.Struct(">Q")
+# As a stored message has them: offset and flags; what lies between is no matter here.
+_MESSAGE = struct.Struct(">20xq8xi")
+_INNER = 0x80
+
+
+def offset_at(buffer: np.ndarray, at: int) -> int:
+    offset: int = _MESSAGE.unpack_from(buffer, at)[0]
+    return offset
 
 
 class Time:
@@ -54,7 +61,7 @@ class Queue:
     high: int
     gaps: frozenset[int] = frozenset()
     batches: dict[int, int] = field(default_factory=dict)
-    message_bytes: int = 8
+    message_bytes: int = 40
     visible_from: Callable[[float], int] | None = None
     deleted_at: float | None = None
     truncate: tuple[float, int] | None = None
@@ -66,6 +73,10 @@ class Queue:
     def base(self, offset: int) -> int:
         """Where the inner batch begins that covers ``offset``."""
         return next((b for b, size in self.batches.items() if b <= offset < b + size), offset)
+
+    def message(self, offset: int) -> bytes:
+        flags = _INNER if self.base(offset) in self.batches else 0
+        return _MESSAGE.pack(offset, flags).ljust(self.message_bytes, b"\0")
 
     def pull(self, now: float, start: int, count: int) -> tuple[list[int], int] | Answer:
         """Offsets of the messages in an answer and where to go on, or what the broker says instead."""
@@ -235,7 +246,7 @@ class Stream:
             if isinstance(answer, Answer):
                 others.append((opaque, answer))
                 continue
-            body = b"".join(_OFFSET.pack(n).ljust(self.model.queues[queue].message_bytes, b"\0") for n in answer[0])
+            body = b"".join(map(self.model.queues[queue].message, answer[0]))
             begin, self.filled = self.filled, self.filled + len(body)
             self.buffer[begin : self.filled] = np.frombuffer(body, np.uint8)
             low = b"%d" % self.model.lows.get(queue, 0)
@@ -270,7 +281,7 @@ def holes(model: Model, fetched: Fetched) -> list[Hole]:
     found = []
     for i, (number, start, limit, next_offset, begin, end) in enumerate(fetched.pieces):
         size = model.queues[number].message_bytes
-        there = {_OFFSET.unpack_from(fetched.buffer, at)[0] for at in range(begin, end, size)}
+        there = {offset_at(fetched.buffer, at) for at in range(begin, end, size)}
         missing = [n for n in range(start, min(limit, next_offset)) if n not in there]
         firsts = [n for n in missing if n - 1 not in missing]
         ends = [n + 1 for n in missing if n + 1 not in missing]
@@ -307,7 +318,7 @@ def read(
             for number, start, limit, next_offset, begin, end in fetched.pieces[:usable]:
                 size = model.queues[number].message_bytes
                 for at in range(begin, end, size):
-                    (offset,) = _OFFSET.unpack_from(fetched.buffer, at)
+                    offset = offset_at(fetched.buffer, at)
                     if offset >= start and (next_offset <= limit or offset < limit):
                         result.delivered.append((number, offset))
     except RocketMQError as e:

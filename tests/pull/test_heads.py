@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull import heads as heads_module
-from rocketmq_spark.pull.fetched import Fetched, Piece
+from rocketmq_spark.pull.fetched import Fetched, Piece, first_offset
 from rocketmq_spark.pull.heads import Edge, Heads, OnLoss, bounded
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
@@ -19,11 +18,6 @@ from tests.pull.pull_model import Model, Queue
 
 Q = MessageQueue("t", "b", 0)
 P = MessageQueue("t", "b", 1)
-
-
-@pytest.fixture(autouse=True)
-def offsets_as_the_model_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads_module, "_OFFSET_AT", 0)
 
 
 def heads(model: Model, sparse: bool = False) -> Heads:
@@ -121,8 +115,8 @@ class Filtered:
         edge = Edge(ranges, heads(log), self._lost, log.time.clock)
         reader = view.reader(ranges, PullSettings(filtered=True, **settings), edge.lost)
         for fetched in reader.fetch():
-            places = [at // 8 for piece in fetched.pieces for at in range(piece.begin, piece.end, 8)]
-            self.found += fetched.buffer.view(">i8")[places].tolist()
+            places = [at for piece in fetched.pieces for at in range(piece.begin, piece.end, 40)]
+            self.found += [first_offset(fetched.buffer, at) for at in places]
             edge.read(fetched)
             if self.removed_after_fetch is not None:
                 log.queues[0].low = self.removed_after_fetch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +50,24 @@ def test_rule_8_a_range_ends_where_the_broker_went_on_and_not_by_counting() -> N
 def test_rule_8_inner_batches_that_reach_over_the_edges() -> None:
     queue = Queue(0, 60, batches={5: 10, 30: 8, 45: 10})
     assert read(Model([queue]), [(8, 50)]).of(0) == list(range(8, 50))
+
+
+def test_an_inner_batch_is_pulled_once() -> None:
+    """All of its offsets come with any of them; what is asked for grows with the batches."""
+    model = Model([Queue(0, 20_000, batches=dict.fromkeys(range(0, 20000, 500), 500))])
+    assert read(model, [(0, 20_000)]).of(0) == list(range(20_000))
+    assert len(model.asked) <= 42
+
+
+@pytest.mark.parametrize("window", [(0, 9000), (3, 8997), (777, 5001)])
+def test_inner_batches_of_any_size_are_pulled_about_once(window: tuple[int, int]) -> None:
+    rng, batches, at = random.Random(5), {}, 0
+    while at < 9000:
+        batches[at] = size = min(rng.randint(1, 300), 9000 - at)
+        at += size
+    model = Model([Queue(0, 9000, batches=batches)])
+    assert read(model, [window]).of(0) == list(range(*window))
+    assert len(model.asked) <= 3 * len(batches)
 
 
 # --- not now
@@ -375,7 +395,7 @@ class TestReplicas:
 def queues(draw: st.DrawFn) -> Queue:
     low = draw(st.integers(0, 20))
     high = low + draw(st.integers(0, 300))
-    queue = Queue(low, high, message_bytes=draw(st.sampled_from([8, 8, 100, 60_000])))
+    queue = Queue(low, high, message_bytes=draw(st.sampled_from([40, 40, 100, 60_000])))
     if draw(st.booleans()):
         queue.gaps = frozenset(draw(st.lists(st.integers(low, high), max_size=30)))
     elif draw(st.booleans()):

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull import heads as heads_module
-from rocketmq_spark.pull.fetched import Hole, Piece
+from rocketmq_spark.pull.fetched import Hole, Piece, first_offset
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import Reading, read
@@ -20,17 +17,13 @@ Q = MessageQueue("t", "b", 0)
 TAGS = Filter("a")
 
 
-@pytest.fixture(autouse=True)
-def offsets_as_the_model_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads_module, "_OFFSET_AT", 0)
-
-
 class Puller:
     """Over a model; ``asked`` are the filters and known addresses of its readers."""
 
-    def __init__(self, model: Model, compacted: bool = False) -> None:
+    def __init__(self, model: Model, compacted: bool = False, batched: bool = False) -> None:
         self.model = model
         self.compacted = lambda queue: compacted
+        self.batched = lambda queue: batched
         self.asked: list[tuple[Filter, str | None]] = []
 
     def reader(
@@ -57,8 +50,8 @@ def offsets(found: Reading, model: Model) -> list[int]:
     for fetched in found.fetch():
         usable = found.usable(fetched.pieces, holes(model, fetched))
         for piece in fetched.pieces[:usable]:
-            for at in range(piece.begin, piece.end, 8):
-                offset = int.from_bytes(fetched.buffer[at : at + 8].tobytes(), "big")
+            for at in range(piece.begin, piece.end, 40):
+                offset = first_offset(fetched.buffer, at)
                 if piece.next_offset <= piece.limit or offset < piece.limit:
                     got.append(offset)
     return got
@@ -106,3 +99,13 @@ def test_ends_are_asked_about_where_a_filter_hides_them() -> None:
     assert filtered.bounded(beyond) == [beyond[0]._replace(limit=10)]
     assert filtered.usable(beyond, [Hole(0, 3, 4)]) == 1
     assert len(model.streams) == 1
+
+
+def test_of_a_batch_topic_brokers_filter_nothing_and_holes_count() -> None:
+    puller = Puller(Model([Queue(0, 20)]), batched=True)
+    found, lost = reading(puller, 20, TAGS)
+    assert offsets(found, puller.model) == [*range(20)]
+    assert (lost, found.on_holes) == ([], found.usable)
+    assert [asked for asked, _ in puller.asked] == [NO_FILTER]
+    by_broker, _ = reading(Puller(Model([Queue(0, 20)])), 20, TAGS)
+    assert by_broker.on_holes is None

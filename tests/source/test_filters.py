@@ -62,7 +62,9 @@ def test_offsets_remember_the_filter():
 def validate(broker_cluster, topic, sql):
     found = options(broker_cluster.name_server, subscribe=topic, sql=sql)
     session.routes(found).get(topic)
-    filters.validate(session.offsets(found), found, [MessageQueue(topic, "broker-a", 0)], Deadline.after(10))
+    filters.validate(
+        session.offsets(found), found, [MessageQueue(topic, "broker-a", 0)], Deadline.after(10), lambda _: False
+    )
 
 
 def test_a_broker_compiles_the_expression(broker_cluster, topic):
@@ -155,3 +157,9 @@ def test_a_topic_without_read_permission():
 def test_why_a_queue_is_absent(known, queue, reason):
     assert filters.why_absent(known, queue) == reason
     assert filters.is_hidden(known, queue) == (reason == "its broker does not read it any more")
+
+
+def test_an_expression_for_a_batch_topic_is_refused():
+    """Brokers would compare it with the properties of whole batches."""
+    with pytest.raises(OptionError, match=r"t is a batch topic.*Filter with option 'tags'"):
+        filters.validate(None, options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True)

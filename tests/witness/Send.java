@@ -14,6 +14,7 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.compression.CompressionType;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
@@ -114,9 +115,11 @@ public class Send {
         }
         SendResult result = producer.send(messages, next());
         String[] ids = result.getMsgId().split(",");
-        for (int i = 0; i < ids.length; i++) {
+        for (int i = 0; i < company.size(); i++) {
             Object[] item = (Object[]) company.get(i);
-            print(item, result, ids[i], result.getQueueOffset() + i, ((Message) item[2]).getBody().length);
+            // A batch topic answers with the batch's id alone.
+            String id = ids.length == company.size() ? ids[i] : MessageClientIDSetter.getUniqID((Message) item[2]);
+            print(item, result, id, result.getQueueOffset() + i, ((Message) item[2]).getBody().length);
         }
     }
 

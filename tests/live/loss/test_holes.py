@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,12 +12,16 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.errors import DataLossError, OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from tests.mockbroker import eventually
 from tests.reading import Row, Run, batch_reader, bodies, feed, names, positions, post, read, rows
 from tests.scale import scaled
+from tests.witness import java_send, md5
+
+# Message id, queue, offset, digest of the body.
+Place = tuple[str, int, int, str]
 
 
 @pytest.fixture
@@ -55,6 +60,53 @@ def test_batch_consume_queues_hold_several_messages_per_entry(rocketmq, make_top
     assert sorted(body for task in tasks for body in task) == sorted(sent)
     assert len(tasks) > 10
     assert lost_lines() == []
+
+
+@pytest.mark.parametrize("batch", [7, 2500])
+def test_what_javas_batches_hold_is_read_once_wherever_a_read_begins(rocketmq, make_topic, lost_lines, batch):
+    """Java's own ids are the witness; limits and starting offsets lie in the middle of batches."""
+    topic = make_topic(queues=2, attributes={"queue.type": "BatchCQ"})
+    sent = Counter(
+        (r.id, r.queue, r.offset, r.md5) for r in java_send(rocketmq.name_server, topic, 10_000, batch=batch)
+    )
+    assert len(sent) == 10_000
+    assert Counter(batch_places(rocketmq, topic)) == sent
+    starts = json.dumps({topic: {"broker-a": {"0": 1234, "1": 1236}}})
+    behind = Counter(place for place in sent if place[2] >= (1234, 1236)[place[1]])
+    assert Counter(batch_places(rocketmq, topic, startingOffsets=starts)) == behind
+    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=3333)
+    found: list[Row] = []
+    while len(found) < 10_000:
+        end = run.ahead()
+        part = rows(run.reader, run.plan(end))
+        assert 0 < len(part) <= 3333
+        found, run.offset = found + part, end
+    assert Counter(map(_of_row, found)) == sent
+    assert lost_lines() == []
+
+
+def test_tags_of_a_batch_topic_are_those_of_its_messages(rocketmq, make_topic, lost_lines):
+    """Brokers would drop batches without the tag, whatever they hold; sql, which only brokers know, is refused."""
+    batched, ordinary = make_topic(queues=2, attributes={"queue.type": "BatchCQ"}), make_topic(queues=2)
+    wanted = [feed(rocketmq, topic, 40, tags="a") for topic in (batched, ordinary)]
+    for topic in (batched, ordinary):
+        feed(rocketmq, topic, 40, tags="b")
+    both = f"{batched},{ordinary}"
+    assert Counter(bodies(read(rocketmq, subscribe=both, tags="a || c"))) == Counter(wanted[0] + wanted[1])
+    run = Run(rocketmq, subscribe=both, tags="a", startingOffsets="earliest", maxOffsetsPerTrigger=30)
+    run.drain(wanted[0] + wanted[1])
+    with pytest.raises(OptionError, match="is a batch topic"):
+        read(rocketmq, subscribe=both, sql="TAGS = 'a'")
+    assert lost_lines() == []
+
+
+def batch_places(mq: LocalBroker, topic: str, **options: object) -> Iterator[Place]:
+    reader = batch_reader(mq, subscribe=topic, **options)
+    yield from map(_of_row, rows(reader, reader.partitions()))
+
+
+def _of_row(row: Row) -> Place:
+    return row["msgId"], row["queueId"], row["queueOffset"], md5(row["body"])
 
 
 def rows_by_task(mq: LocalBroker, topic: str) -> Iterator[list[str]]:

@@ -1,0 +1,145 @@
+"""Delays of any length as a Spark stream: envelopes wait in Spark's own state store until they are due.
+
+Envelopes of one second and one shard are one list with one timer. Spark's state answers call by call, so that a timer for
+each message would cost a round trip for each.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from rocketmq_spark.delay.release import DEAD_TOPIC, SCHEMA, Released, once, released
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.wire.envelope import INNER_TOPIC, MAGIC, VERSION
+
+__all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
+
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_PROTOBUF = (6, 33, 5)
+# Spark makes one record batch of all that timers of one task give in one micro-batch.
+_MAX_ROWS = 50_000
+_NAMES = tuple(part.split()[0] for part in SCHEMA.split(", "))
+
+
+def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
+    """Messages of ``dmq_inner_topic`` in, their originals out when they are due: a streaming DataFrame for the sink.
+
+    Its columns are the sink's ``topic, body, tags, keys, flag, shardingKey, properties`` and ``msgId``, the id that the
+    original's sender gave it, for the sink's option ``messageId``. No message comes early; how late one comes is up to two
+    micro-batches and the rest of its second. What is no envelope goes to ``dead_topic`` with the reason as property
+    ``delayProblem``. An envelope that is read again while its original waits counts once.
+
+    Needs Spark's RocksDB state store, and protobuf in driver and workers (extra ``[delay]``). As many tasks hold messages
+    as ``spark.sql.shuffle.partitions`` says when the checkpoint is made.
+
+    Raises:
+        OptionError: ``messages`` is no stream with a column ``body``, or one of both needs is missing.
+    """
+    _check(messages)
+    shards = int(str(messages.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+    head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
+    whole = (sf.length("body") >= len(MAGIC) + 9) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
+    due_ms = sf.conv(sf.hex(sf.substring("body", len(MAGIC) + 2, 8)), 16, -10).cast("bigint")
+    return (
+        messages.select("body", sf.when(whole, due_ms).otherwise(0).alias("due"))
+        .select(
+            "body",
+            sf.pmod(sf.hash("body"), sf.lit(shards)).alias("shard"),
+            # The whole second at or behind the due time.
+            sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
+        )
+        .groupBy("shard", "second")
+        .transformWithState(_Waiting(dead_topic), SCHEMA, "Append", "ProcessingTime")
+    )
+
+
+class _Waiting(StatefulProcessor):
+    """The envelopes of one shard and second. Parameters have the names by which Spark gives them."""
+
+    def __init__(self, dead_topic: str) -> None:
+        self._dead_topic = dead_topic
+        self._batch: Any = None
+        self._given = 0
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._waiting = handle.getListState("waiting", StructType([StructField("body", BinaryType())]))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        due_ms = key[1] * 1000
+        bodies = [bytes(row.body) for row in rows]
+        if due_ms <= timerValues.getCurrentProcessingTimeInMs():
+            yield from self._rows(bodies)
+            return
+        first = not self._waiting.exists()
+        self._waiting.appendList([(body,) for body in bodies])
+        if first:
+            self._handle.registerTimer(due_ms)
+
+    def handleExpiredTimer(
+        self,
+        key: Any,
+        timerValues: Any,
+        expiredTimerInfo: Any,
+    ) -> Iterator[Row]:
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        if now_ms != self._batch:
+            self._batch, self._given = now_ms, 0
+        if self._given >= _MAX_ROWS:
+            self._handle.registerTimer(now_ms + 1)
+            return
+        bodies = [bytes(body) for (body,) in self._waiting.get()]
+        self._waiting.clear()
+        self._given += len(bodies)
+        yield from self._rows(bodies)
+
+    def close(self) -> None:
+        pass
+
+    def _rows(self, bodies: list[bytes]) -> Iterator[Row]:
+        return (_row(released(body, self._dead_topic)) for body in once(bodies))
+
+
+def _row(message: Released) -> Row:
+    return Row(**dict(zip(_NAMES, message, strict=True)))
+
+
+def _check(messages: DataFrame) -> None:
+    problems = []
+    kind = dict(messages.dtypes).get("body")
+    if not messages.isStreaming or kind != "binary":
+        what = "a stream" if messages.isStreaming else "no stream"
+        problems.append(
+            f"delayed() got {what} whose column 'body' is {kind}; "
+            f"expected readStream of topic {INNER_TOPIC!r}, where it is binary"
+        )
+    if (provider := messages.sparkSession.conf.get(_PROVIDER, None)) != _ROCKSDB:
+        problems.append(f"{_PROVIDER} is {provider}; expected {_ROCKSDB}: spark.conf.set(it) before the query starts")
+    if problem := protobuf_problem():
+        problems.append(problem)
+    if problems:
+        raise OptionError.of(problems)
+
+
+def protobuf_problem(version: str | None = None) -> str | None:
+    """What Spark's state of Python processors lacks here; it would say so only when a worker has crashed."""
+    if version is None:
+        try:
+            version = importlib.metadata.version("protobuf")
+        except importlib.metadata.PackageNotFoundError:
+            version = "none"
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _PROTOBUF:
+        return None
+    wanted = ".".join(map(str, _PROTOBUF))
+    return (
+        f"protobuf is {version} here; expected {wanted} or newer, in workers too: pip install 'rocketmq-spark[delay]'"
+    )

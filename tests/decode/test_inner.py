@@ -1,0 +1,135 @@
+"""Inner batches as columns: equal to the careful path, which is asked only for what no producer makes."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.decode import careful, inner, stored_messages
+from rocketmq_spark.decode.bad import Bad
+from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.decode.schema import BASIC, FULL
+from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.model import Filter
+from rocketmq_spark.wire import compression
+from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from tests.decode.fetching import QUEUES, Answer, fetch, one, stored, text
+from tests.decode.test_decoder import LENIENT, both, rows
+
+FLAGS = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
+CODECS = {"zlib": SysFlag.ZLIB, "lz4": SysFlag.LZ4, "zstd": SysFlag.ZSTD}
+
+
+def items(count: int, first: int = 0) -> list[BatchItem]:
+    return [
+        BatchItem(b"%d" % i * (i % 5), text(TAGS="ab"[i % 2], UNIQ_KEY=f"ID{i}", n=str(i)).decode(), i)
+        for i in range(first, first + count)
+    ]
+
+
+def batch(count: int, offset: int, codec: int = 0, **fields: object) -> bytes:
+    body, flags = encode_batch(items(count, offset)), int(FLAGS)
+    if codec:
+        body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
+    return stored(body, text(INNER_NUM=str(count)), queue_offset=offset, sys_flag=flags, **fields)
+
+
+@pytest.fixture
+def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the careful path was taken")
+
+    monkeypatch.setattr(Decoder, "_careful", property(refuse))
+
+
+@pytest.mark.parametrize("codec", [0, *CODECS.values()], ids=["plain", *CODECS])
+def test_batches_as_producers_make_them_take_no_message_apart(fast_only: None, codec: int) -> None:
+    fetched = fetch(
+        Answer([batch(7, 10, codec), batch(1, 17), stored(b"single", queue_offset=18), batch(300, 19, codec)], start=12,
+               limit=319, next_offset=319),
+        Answer([batch(40, 500, codec)], number=1, start=500, limit=540, next_offset=540),
+    )  # fmt: skip
+    found = both(fetched, "all")
+    assert found.column("queueOffset").to_pylist() == [*range(12, 319), *range(500, 540)]
+    assert found.column("flag").to_pylist()[:6] == [12, 13, 14, 15, 16, 17]
+    assert found.column("body").to_pylist()[6] == b"single"
+
+
+def test_a_tag_filter_looks_at_the_messages_and_not_at_the_batch(fast_only: None) -> None:
+    outer = stored(encode_batch(items(6)), text(TAGS="nobody's"), sys_flag=int(FLAGS))
+    found = Decoder(QUEUES, filtered=Filter("b || c", "TAG"))(fetch(Answer([outer], limit=6, next_offset=6)))
+    assert found.column("queueOffset").to_pylist() == [1, 3, 5]
+
+
+@settings(LENIENT, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from([0, 0, *CODECS.values()]), st.booleans()), max_size=5),
+    st.integers(0, 70),
+    st.integers(0, 70),
+    st.integers(0, 3),
+)
+def test_any_window_of_any_batches(sizes: list[tuple[int, int, bool]], skipped: int, short: int, beyond: int) -> None:
+    """Of every size, codec and version of the stored message, singles between them."""
+    made, at = [], 100
+    for size, codec, single in sizes:
+        if size:
+            made.append(batch(size, at, codec, topic="n" * 200 if size % 2 else "t"))
+            at += size
+        if single:
+            made.append(stored(b"s", queue_offset=at))
+            at += 1
+    if not made:
+        return
+    start = min(100 + skipped, at - 1)
+    limit = max(start, at - short)
+    next_offset = at if limit < at else limit
+    fetched = fetch(Answer(made, start=start, limit=limit + beyond, next_offset=max(next_offset, limit + beyond)))
+    both(fetched)
+
+
+def test_sizes_that_lie_are_believed_by_nobody() -> None:
+    body = bytearray(encode_batch(items(3)))
+    body[0:4] = struct.pack(">i", 9)
+    fetched = one(stored(bytes(body), sys_flag=int(FLAGS)))
+    assert inner.opened(stored_messages.locate(fetched.buffer, fetched.pieces)) is None
+    assert both(fetched).column("body").to_pylist() == [item.body for item in items(3)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: body[:-1],
+        lambda body: body + b"\0\0\0",
+        lambda body: body[:16] + struct.pack(">i", -1) + body[20:],
+        lambda body: body[:16] + struct.pack(">i", 1 << 30) + body[20:],
+        lambda body: struct.pack(">i", -5) + body[4:],
+    ],
+    ids=["cut", "more", "negative", "huge", "size"],
+)
+@pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "packed"])
+def test_a_damaged_batch_is_what_it_is_on_the_careful_path(damage: object, codec: int) -> None:
+    body, flags = damage(encode_batch(items(3))), int(FLAGS)  # type: ignore[operator]
+    if codec:
+        body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
+    fetched = fetch(Answer([batch(2, 0), stored(body, sys_flag=flags, queue_offset=2)], limit=5, next_offset=5))
+    columns = (*BASIC, *FULL)
+    decoder = Decoder(QUEUES, columns, bad=Bad("null"))
+    slow = careful.Careful(QUEUES, columns, "user", bad=Bad("null"))(fetched)
+    assert rows(decoder(fetched)) == rows(slow)
+
+
+def test_a_batch_that_cannot_be_decompressed_is_an_error_that_says_where() -> None:
+    flags = int(FLAGS | SysFlag.COMPRESSED | SysFlag.ZLIB)
+    with pytest.raises(DecodeError, match="offset 7"):
+        Decoder(QUEUES)(fetch(Answer([stored(b"no zlib", sys_flag=flags, queue_offset=7)], start=7)))
+
+
+def test_what_would_fill_the_memory_is_decompressed_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inner, "_MAX_UNPACKED", 1000)
+    fetched = fetch(Answer([batch(40, 0, SysFlag.ZLIB), batch(40, 40, SysFlag.ZLIB)], limit=80, next_offset=80))
+    assert inner.opened(stored_messages.locate(fetched.buffer, fetched.pieces)) is None
+    assert len(both(fetched)) == 80

@@ -1,0 +1,96 @@
+"""Delays of any length as a Spark stream, on a real broker; and what is said where something is missing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.delay import delayed
+from rocketmq_spark.delay.release import PROBLEM
+from rocketmq_spark.delay.stream import protobuf_problem
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.wire.envelope import Envelope
+from tests.fix_spark import wait_until
+from tests.spark.pipelines import read, read_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@pytest.fixture
+def on_rocksdb(spark: SparkSession) -> Any:
+    before = spark.conf.get(PROVIDER, None)
+    spark.conf.set(PROVIDER, ROCKSDB)
+    yield spark
+    spark.conf.unset(PROVIDER) if before is None else spark.conf.set(PROVIDER, before)
+
+
+def test_3_27_originals_come_when_they_are_due_once_and_whole(
+    on_rocksdb: SparkSession, rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
+) -> None:
+    inner, target, dead = make_topic(queues=2), make_topic(queues=2), make_topic(queues=1)
+    query = (
+        delayed(read_stream(on_rocksdb, rocketmq.name_server, inner, startingOffsets="earliest", columns="body"), dead)
+        .writeStream.format("rocketmq").option("nameServer", rocketmq.name_server).option("messageId", "msgId")
+        .option("checkpointLocation", str(tmp_path)).trigger(processingTime="1 second").start()
+    )  # fmt: skip
+    with Producer(name_server=rocketmq.name_server, group="delays") as producer:
+        try:
+            # Python workers and RocksDB take their time to start.
+            producer.send(Message(inner, b"no envelope"))
+            wait_until(query, lambda: _stored(rocketmq, dead), 120.0)
+            due = _send(producer, inner, target)
+            wait_until(query, lambda: _stored(rocketmq, target) >= len(due), 120.0)
+        finally:
+            query.stop()
+    found = read(on_rocksdb, rocketmq.name_server, target, metadata="full").collect()
+    (refused,) = read(on_rocksdb, rocketmq.name_server, dead).collect()
+    assert Counter(row.body.decode() for row in found) == Counter(due.keys())
+    assert not [row.body for row in found if row.storeTimestamp.timestamp() * 1000 < due[row.body.decode()]]
+    for row in found:
+        name = row.body.decode()
+        assert (row.tags, row["keys"], row.flag) == ("t", [name, "k"], 3)
+        assert row.properties == {"region": "eu", "SPARK_ROW_ID": name}
+    assert refused.body == b"no envelope"
+    assert "no envelope" in refused.properties[PROBLEM]
+
+
+def _send(producer: Producer, inner: str, target: str) -> dict[str, int]:
+    """300 messages, from five seconds late to fifteen early, and five of those that wait once more."""
+    now_ms = int(time.time() * 1000)
+    due = {f"ID{i}": now_ms + 1000 * (i % 20 - 5) + i for i in range(300)}
+    for name in [*due, "ID19", "ID39", "ID59", "ID79", "ID99"]:
+        properties = f"UNIQ_KEY\x01{name}\x02TAGS\x01t\x02KEYS\x01{name} k\x02region\x01eu\x02"
+        producer.send(Message(inner, Envelope(target, due[name], now_ms, 3, properties, name.encode()).pack()))
+    return due
+
+
+def _stored(mq: LocalBroker, topic: str) -> int:
+    return sum(bounds.max_offset for bounds in mq.admin.describe_topic(topic).values())
+
+
+def test_what_is_missing_is_said_at_once(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
+    batch = read(spark, rocketmq.name_server, topic).selectExpr("cast(body as string) body")
+    with pytest.raises(OptionError) as raised:
+        delayed(batch)
+    assert "delayed() got no stream whose column 'body' is string" in str(raised.value)
+    assert f"expected {ROCKSDB}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "fine"),
+    [("6.33.5", True), ("7.0.0", True), ("6.33.4", False), ("6.9", False), ("5.29.6", False), ("none", False)],
+)
+def test_protobuf_must_be_as_new_as_sparks_generated_code(version: str, fine: bool) -> None:
+    problem = protobuf_problem(version)
+    assert (problem is None) is fine
+    assert fine or (problem and "[delay]" in problem and version in problem)
