@@ -239,6 +239,18 @@ class SendFailed(RocketMQError):
     code = "ROCKETMQ_SEND_FAILED"
 
 
+class SpoolError(RocketMQError):
+    """The spool cannot be opened, read or written: in use, damaged, or its disk is full."""
+
+    code = "ROCKETMQ_SPOOL"
+
+
+class SpoolFull(SpoolError):
+    """The spool holds as much as option ``spoolMaxBytes`` allows."""
+
+    code = "ROCKETMQ_SPOOL_FULL"
+
+
 class ClosedError(RocketMQError):
     """The object was closed, or belongs to the process that this one was forked from."""
 

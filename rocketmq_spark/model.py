@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocketmq_spark.codes import Perm, Property
 
@@ -283,12 +283,13 @@ class PullAnswer:
 
 
 class SendStatus(enum.Enum):
-    """How safely an acknowledged message is stored."""
+    """How safely an acknowledged message is stored. SPOOLED: by no broker yet, but by this machine."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    SPOOLED = "SPOOLED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,12 +297,13 @@ class SendResult:
     """The broker's acknowledgement of one message or of one batch.
 
     ``msg_id`` is the client's UNIQ_KEY (of a batch: all, joined by commas), ``queue_offset`` that of the first message,
-    None when the broker's number belongs to an internal topic (delayed messages).
+    None when the broker's number belongs to an internal topic (delayed messages). What is SPOOLED has no offset, and a
+    ``queue`` only if its sender chose one.
     """
 
     status: SendStatus
     msg_id: str
-    queue: MessageQueue
+    queue: MessageQueue | None
     queue_offset: int | None
     offset_msg_id: str | None = None
     transaction_id: str | None = None
@@ -326,3 +328,48 @@ class SendRequest:
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
     default_topic_queues: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledSend:
+    """A send that a spool keeps. Without a ``queue`` one is chosen when it is sent: by the ``selector``, which has a name,
+    and its ``arg``, which JSON knows, or any.
+    """
+
+    topic: str
+    request: SendRequest
+    queue: MessageQueue | None = None
+    msg_ids: Sequence[str] = ()
+    selector: str | None = None
+    arg: Any = None
+
+
+class Resent(NamedTuple):
+    """What came of a spooled send: the queue that has it, or the error, and whether that may pass."""
+
+    queue: MessageQueue | None = None
+    error: str | None = None
+    passing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolMetrics:
+    """How a spool stands.
+
+    Args:
+        depth: Records that wait.
+        bytes: Their bytes, as they count against ``spoolMaxBytes`` together with those of the dead.
+        oldest_due_age_s: For how many seconds the first of them has been due; None while none is.
+        dead: Records that were given up and are kept.
+        dead_bytes: Their bytes.
+        give_ups: All that were ever given up in this folder.
+        delivered: Records that this process sent.
+    """
+
+    depth: int
+    bytes: int
+    oldest_due_age_s: float | None
+    dead: int
+    dead_bytes: int
+    give_ups: int
+    delivered: int

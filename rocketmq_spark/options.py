@@ -444,6 +444,30 @@ class Options:
         "`any` accepts messages that are stored but not yet flushed or copied, `ok` sends them again",
         shown="any",
     )
+    on_send_failure: str = _row(
+        p.choice("fail", "spool"),
+        "fail",
+        _WRITE,
+        "what cannot be sent for passing reasons: an error, or it is kept in `spoolDir` and sent later (docs/spool.md)",
+        shown="fail",
+    )
+    spool_dir: str | None = _row(
+        p.string,
+        None,
+        _WRITE,
+        "folder of the spool, which is made: one for each `Producer`; of a sink each worker process has one below it",
+    )
+    spool_sync: str = _row(
+        p.choice("always", "batch", "never"),
+        "always",
+        _WRITE,
+        "before SPOOLED is said the disk has it: each send by itself, or those of a moment together; `never` survives the "
+        "process and not the machine",
+        shown="always",
+    )
+    spool_max_bytes: int = _row(
+        p.size(1), 1 << 30, _WRITE, "how much a spool may hold, dead letters included; then sends fail", shown="1g"
+    )
     message_id: str | None = _row(
         p.string,
         None,

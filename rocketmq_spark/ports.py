@@ -20,8 +20,11 @@ from rocketmq_spark.model import (
     PullRequest,
     QueueBounds,
     ReceivedMessage,
+    Resent,
     SendRequest,
     SendResult,
+    SpooledSend,
+    SpoolMetrics,
     TopicRoute,
 )
 
@@ -46,6 +49,9 @@ class Sender(Protocol):
 
     def any_broker(self) -> bool:
         """Whether any broker is up, so that a topic without a route does not exist."""
+
+    def any_master(self) -> bool:
+        """Whether any master is up: while none is, nobody knows which topics there are."""
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, bool]:
         """Whether each broker knows timer messages, all asked at once; those that do not answer are left out."""
@@ -83,6 +89,39 @@ class Sender(Protocol):
 
     def refresh_routes(self, deadline: Deadline) -> None:
         """Ask the name server again for all known topics and forget brokers that no route names any more."""
+
+
+class Resender(Protocol):
+    """Sends once more what a spool kept."""
+
+    def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        """One send with its attempts; ``done`` is called once, on any thread, and must not block."""
+
+    def close(self, deadline: Deadline) -> None:
+        """What has no answer by then is told that it has none."""
+
+
+class Spool(Protocol):
+    """Keeps what a producer cannot send for passing reasons, and sends it later."""
+
+    @property
+    def listens(self) -> bool:
+        """Whether ``answered`` may mean something now: it is asked after each send."""
+
+    def holds(self, send: SpooledSend) -> bool:
+        """Whether something waits that ``send`` must not overtake."""
+
+    def keep(self, sends: Sequence[SpooledSend]) -> None:
+        """Each is durable when this returns. Raises ``SpoolFull``, or ``SpoolError`` when they cannot be written."""
+
+    def answered(self, queue: MessageQueue) -> None:
+        """A broker took something for this queue."""
+
+    def metrics(self) -> SpoolMetrics:
+        """How it stands."""
+
+    def close(self, deadline: Deadline) -> None:
+        """Send what is due as long as ``deadline`` allows, leave the rest where it is, and give the folder free."""
 
 
 class RouteReader(Protocol):

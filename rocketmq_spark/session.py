@@ -26,6 +26,7 @@ from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.questions import Questions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import consumer as group_consumer
 from rocketmq_spark.consumer import pull_consumer
 from rocketmq_spark.consumer.ahead import ReadAhead
@@ -35,16 +36,20 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options
-from rocketmq_spark.ports import GroupMember, OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender
+from rocketmq_spark.ports import GroupMember, OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender, Spool
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
+from rocketmq_spark.spool.settings import SpoolSettings
+from rocketmq_spark.timer import Timer
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.puller import Puller
+    from rocketmq_spark.spool.spool import SendSpool
+    from rocketmq_spark.spool.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +178,63 @@ class Producer(engine.Producer):
         parsed = options_table.parse(options).for_role("producer")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
-        super().__init__(sender(parsed), ProducerSettings.of(parsed))
+        settings, told = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
+        send = sender(parsed)
+        opened = None
+        if told is not None:
+            from rocketmq_spark.spool.store import Store
+
+            opened = _spool(Store(told.folder, told.sync, told.max_bytes), send, settings)
+        try:
+            super().__init__(send, settings, spool=opened)
+        except BaseException:
+            if opened is not None:
+                opened.close(Deadline.after(0))
+            raise
+
+
+def _spool(store: Store, send: Sender, settings: ProducerSettings) -> SendSpool:
+    """Redelivery of a store that was opened in the process that uses it."""
+    from rocketmq_spark.producer.resending import EngineResender
+    from rocketmq_spark.spool.spool import SendSpool
+
+    name = f"rocketmq-{settings.group}-spool"
+    return SendSpool(store, EngineResender(send, settings, Timer(f"{name}-send")), Timer(name))
+
+
+_SPOOLS = "spools"
+
+
+def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
+    """The spool of this worker process, below ``spoolDir``; what dead processes left there is in it, too. None without one.
+
+    It lives as long as the process, whatever tasks come and go, and sends meanwhile.
+    """
+    told = SpoolSettings.of(options)
+    if told is None:
+        return None
+    from rocketmq_spark.spool import folders
+    from rocketmq_spark.spool.store import Store
+
+    def make(path: Path) -> Store:
+        return Store(path, told.sync, told.max_bytes)
+
+    with process.lock():
+        key = (told.folder, told.sync, told.max_bytes, _connection_key(options))
+        spools: dict[object, SendSpool] = process.kept(_SPOOLS)
+        if key not in spools:
+            spools[key] = _spool(folders.claim(told.folder, make), sender(options), settings)
+        mine = spools[key]
+        if folders.adopt(told.folder, mine.store, make):
+            mine.redelivery.begin()
+    return mine
+
+
+def drainer(path: Path, options: Options) -> SendSpool:
+    """What sends all that lies in a folder, for commands."""
+    from rocketmq_spark.spool.store import Store
+
+    return _spool(Store(path), sender(options), ProducerSettings.of(options))
 
 
 class Consumer(group_consumer.Consumer):
@@ -234,7 +295,10 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 
 def close_all() -> None:
     """Close the clients of this process and forget all that it keeps: for tests and commands that end."""
-    gone: dict[object, Client] = process.forget().get(_CLIENTS, {})
+    kept = process.forget()
+    for spool in kept.get(_SPOOLS, {}).values():
+        spool.close(Deadline.after(0))
+    gone: dict[object, Client] = kept.get(_CLIENTS, {})
     for client in gone.values():
         client.instance.close()
         client.calls.pool.close()

@@ -75,6 +75,8 @@ def test_codes_are_stable():
         "SendFailed": "SEND_FAILED",
         "ServerFault": "SYSTEM_ERROR",
         "ServiceNotAvailable": "NOT_AVAILABLE",
+        "SpoolError": "SPOOL",
+        "SpoolFull": "SPOOL_FULL",
         "TopicNotFound": "TOPIC_NOT_FOUND",
     }
     assert len({c.code for c in CLASSES}) == len(CLASSES)

@@ -58,12 +58,13 @@ ORDER = {
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
     " plain",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"
-    " pending encoding destination batching engine housekeeping producer",
+    " pending spooling encoding destination batching engine resending housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
     " listener tasks stream readers",
+    "spool": "keys records schedule silence sends changes group settings database mending store reading redelivery spool folders",
     "sink": "columns report selectors routing checks task writers foreach",
     "delay": "release stream",
-    "cli": "output command background connection broker topic orders produce reading tail dlq demo demo.accounts"
+    "cli": "output command background connection broker topic orders produce reading tail dlq spool demo demo.accounts"
     " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
     " __main__",
@@ -83,6 +84,7 @@ BANNED = {
     "delay": "consumer remoting grpc_proxy client",
     "grpc_proxy": "wire remoting",
     "localbroker": "producer consumer session",
+    "spool": "client remoting grpc_proxy session wire",
 }
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
@@ -101,11 +103,13 @@ OUTSIDE = {
     "subprocess": "localbroker cli.background workers",
     "threading": "remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance client.route"
     " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
-    " producer.under_way process localbroker cli consumer.held consumer.workers consumer.subscriptions consumer.rebalancing"
-    " consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep",
+    " producer.under_way producer.spooling process localbroker cli consumer.held consumer.workers consumer.subscriptions"
+    " consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
+    " spool.store spool.redelivery",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route"
-    " timer client.instance client.send_back consumer.subscribed consumer.pull_answers source.catalog source.waiting"
+    " timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
+    " source.waiting"
     " localbroker cli",
     "asyncio": "",
     "multiprocessing": "",

@@ -15,6 +15,7 @@ _COMMANDS = {
     "topic": ("Create, list, describe and delete topics.", "topic:topic"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they come.", "tail:tail"),
+    "spool": ("Look into what producers could not send, and send or export it.", "spool:spool"),
     "dlq": ("Look into dead letters of consumer groups, and send them again.", "dlq:dlq"),
 }
 

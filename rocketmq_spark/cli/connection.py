@@ -28,7 +28,7 @@ class Target:
     def options(self, role: str = "batch source") -> Options:
         from rocketmq_spark import options
 
-        return options.parse(self._settings()).for_role(role)
+        return options.parse(self.settings()).for_role(role)
 
     def client(self) -> Client:
         from rocketmq_spark import session
@@ -38,9 +38,10 @@ class Target:
     def producer(self, **more: object) -> Producer:
         from rocketmq_spark.session import Producer
 
-        return Producer(**{"group": GROUP, **self._settings(), **more})
+        return Producer(**{"group": GROUP, **self.settings(), **more})
 
-    def _settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, object]:
+        """What was given, with a name server in any case."""
         if self.given.get("name_server"):
             return self.given
         from rocketmq_spark.cli import background

@@ -117,18 +117,26 @@ class _Report:
         self._output = output
         self._topic = topic
         self._begin = time.monotonic()
-        self.sent = 0
+        self.sent = self.spooled = 0
 
     def acknowledged(self, result: SendResult) -> None:
         self.sent += 1
+        self.spooled += result.status.name == "SPOOLED"
         if self._output.machine:
             queue = result.queue
-            place = {"brokerName": queue.broker_name, "queueId": queue.queue_id, "queueOffset": result.queue_offset}
+            place = {
+                "brokerName": queue.broker_name if queue is not None else None,
+                "queueId": queue.queue_id if queue is not None else None,
+                "queueOffset": result.queue_offset,
+                "status": result.status.name,
+            }
             self._output.item({"topic": self._topic, "msgId": result.msg_id, **place}, "")
 
     def end(self, interrupted: bool = False) -> None:
         took = time.monotonic() - self._begin
         text = f"Sent {self.sent} messages to {self._topic} in {took:.1f} s"
+        if self.spooled:
+            text += f", {self.spooled} of them to the spool"
         if not self._output.machine and not interrupted:
             self._output.item({}, text)
         elif interrupted:

@@ -217,6 +217,13 @@ class Routes:
         except NotSupported:
             return True
 
+    def any_master(self) -> bool:
+        """Whether a master is registered; a Proxy, which does not say, stands for some."""
+        try:
+            return any(broker.master is not None for broker in self.cluster().values())
+        except NotSupported:
+            return True
+
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         """The same error with the nearest existing names, as far as the name server tells them."""
         try:

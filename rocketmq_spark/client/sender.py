@@ -99,6 +99,9 @@ class RemotingSender:
     def any_broker(self) -> bool:
         return self._routes.any_broker()
 
+    def any_master(self) -> bool:
+        return self._routes.any_master()
+
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         return self._routes.missing_topic(error)
 

@@ -4,7 +4,7 @@ Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMess
 (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``, ``faults``,
 ``choice`` and ``under_way``, which has the lock; here is the sending and the waiting. Every request begins in
 ``_sending``, every attempt with an answer ends in ``_judge``, and every request that has one ends in ``_end``, whatever
-the mode: there a spool, transactions or metrics are attached.
+the mode: there transactions or metrics are attached. A spool takes what ``_judge`` gave up, on the way from there to ``_end``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import NamedTuple
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
-from rocketmq_spark.ports import Sender
+from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.attempts import Again, Attempts, report_of
 from rocketmq_spark.producer.choice import Choice
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.hooks import Hooks, SendContext
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spooling import Spooling
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.producer.under_way import Sending, UnderWay, closed
 from rocketmq_spark.timer import Timer
@@ -52,10 +53,16 @@ class Engine:
     """Sends what it is handed, and knows what is under way. ``close`` ends its timer too.
 
     Without ``faults`` it has a fault table of its own. ``in_flight`` tells how much was submitted and has no outcome yet.
+    What fails for passing reasons, and what is left at the close, goes to the ``spool`` if there is one, and counts as sent.
     """
 
     def __init__(
-        self, sender: Sender, settings: ProducerSettings, timer: Timer, faults: FaultTable | None = None
+        self,
+        sender: Sender,
+        settings: ProducerSettings,
+        timer: Timer,
+        faults: FaultTable | None = None,
+        spool: Spool | None = None,
     ) -> None:
         self.topics = Topics(sender, settings)
         self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
@@ -67,6 +74,7 @@ class Engine:
         self._aside = timer.beside("route")
         self._choice = Choice(self.topics, self.faults, timer)
         self._rng = random.Random()
+        self._spooling = None if spool is None else Spooling(spool, sender, timer)
         self._under_way = UnderWay(settings, timer)
         self.in_flight = self._under_way.in_flight
 
@@ -133,18 +141,28 @@ class Engine:
         """Whether everything under way has its answer by then."""
         return self._under_way.idle(deadline)
 
-    def close(self, deadline: Deadline, wait_s: float = 5.0) -> list[Unsent]:
+    def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait until everything under way has its answer; what has none by then is failed and returned.
 
-        A call of the timer is waited for ``wait_s`` seconds.
+        With a spool that is where it goes, unless it is not to be kept because somebody sends it again anyway. A call of
+        the timer is waited for ``wait_s`` seconds.
         """
         self.idle(deadline)
+        if self._spooling is not None:
+            self._spooling.drain()
         left, blocking = self._under_way.close()
         self._aside.close(wait_s=0)
-        for sending in left:
-            self._end(sending, closed())
+        outcomes: Sequence[Outcome] = [closed() for _ in left]
+        if self._spooling is not None:
+            outcomes = self._spooling.keep([(sending.outgoing, None) for sending in left]) if keep else outcomes
+            self._spooling.close()
+        lost = list(blocking)
+        for sending, outcome in zip(left, outcomes, strict=True):
+            self._end(sending, outcome)
+            if isinstance(outcome, RocketMQError):
+                lost.append(sending)
         self.timer.close(wait_s)
-        return [Unsent(each.outgoing.topic, each.outgoing.queue, each.outgoing.msg_ids) for each in left + blocking]
+        return [Unsent(each.outgoing.topic, each.outgoing.queue, each.outgoing.msg_ids) for each in lost]
 
     def _sending(self, outgoing: Outgoing) -> Sending:
         """Every request begins here."""
@@ -156,33 +174,33 @@ class Engine:
         sending.outgoing.done(Ended(sending.outgoing, outcome, attempts.count, attempts.brokers))
 
     def _attempt_all(self, sending: Sending) -> Outcome:
+        spooling = self._spooling
+        if spooling is not None and spooling.overtakes(sending.outgoing):
+            return spooling.keep([(sending.outgoing, None)])[0]
         while True:
             queue: MessageQueue | None = None
             try:
                 queue = self._choose(sending)
                 attempt = self._begin(sending, queue, "sync")
-                outcome = self._try(sending, queue)
+                outcome = _sent(self._sender, queue, sending.outgoing, self._share(sending))
                 self._report(attempt, outcome)
             except RocketMQError as e:
                 outcome = e
             verdict = self._judge(sending, queue, outcome)
             if not isinstance(verdict, Again):
-                return verdict
+                return verdict if spooling is None else spooling.settled(sending.outgoing, verdict)
             sending.refresh = verdict.refresh
             if verdict.pause_s:
                 self.timer.pause(verdict.pause_s)
-
-    def _try(self, sending: Sending, queue: MessageQueue) -> Outcome:
-        try:
-            return self._sender.send(queue, sending.outgoing.request, self._share(sending))
-        except RocketMQError as e:
-            return e
 
     def _launch(self, sending: Sending) -> None:
         """An attempt whose answer comes later."""
         number = sending.attempts.count
         if not number:
             sending.deadline = sending.outgoing.deadline
+            if self._spooling is not None and self._spooling.overtakes(sending.outgoing):
+                self._spooling.later(sending.outgoing, None, functools.partial(self._over, sending))
+                return
         try:
             queue = self._choose(sending)
             attempt = self._begin(sending, queue, "async")
@@ -209,6 +227,15 @@ class Engine:
         except Exception as e:
             logger.exception("the outcome of an attempt could not be judged")
             verdict = _unexpected(e, sending.outgoing)
+        if self._spooling is not None and isinstance(verdict, RocketMQError):
+            self._spooling.later(sending.outgoing, verdict, functools.partial(self._over, sending))
+            return
+        if self._spooling is not None and isinstance(verdict, SendResult):
+            self._spooling.answered(verdict)
+        self._over(sending, verdict)
+
+    def _over(self, sending: Sending, verdict: Outcome | Again) -> None:
+        """An attempt is over, and so is its request unless there is another one."""
         landing = self._under_way.landed(sending, verdict)
         if landing is None:
             return
@@ -260,6 +287,14 @@ class Engine:
         if anywhere and queue is not None and isinstance(outcome, RocketMQError):
             brokers = self.topics.brokers_of(outgoing.topic)
         return sending.attempts.judge(queue, outcome, brokers, sending.deadline.remaining())
+
+
+def _sent(sender: Sender, queue: MessageQueue, outgoing: Outgoing, deadline: Deadline) -> Outcome:
+    """One attempt on the calling thread."""
+    try:
+        return sender.send(queue, outgoing.request, deadline)
+    except RocketMQError as e:
+        return e
 
 
 def _behind(outgoing: Outgoing, cause: RocketMQError) -> SendFailed:

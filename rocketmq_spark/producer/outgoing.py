@@ -6,7 +6,7 @@ Tuples, because there is one for every message that travels alone: a frozen data
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
@@ -37,7 +37,8 @@ class Outgoing(NamedTuple):
 
     ``queue`` is the one that the caller or a selector chose; without it each attempt chooses, at random among the
     ``candidates`` of the topic's queues if that is given. Those that are ``ordered`` go one after the other to their
-    queue. ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which earlier ones of its
+    queue. ``selection``, a selector's name and argument, is what a spool keeps of a choice that could not be made yet.
+    ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which earlier ones of its
     queue are sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown
     ``message`` and ``msg_ids``.
     """
@@ -51,6 +52,7 @@ class Outgoing(NamedTuple):
     done: Callable[[Ended], None] = nobody
     message: Message | None = None
     msg_ids: Sequence[str] = ()
+    selection: tuple[str, Any] | None = None
 
     @property
     def ordered_queue(self) -> MessageQueue | None:

@@ -20,12 +20,12 @@ from datetime import datetime, timedelta
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
 from rocketmq_spark.errors import ClosedError, MessageRefused, RocketMQError
-from rocketmq_spark.model import Message, MessageQueue, SendResult
-from rocketmq_spark.ports import Sender
+from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
+from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding
 from rocketmq_spark.producer.accumulator import Batch
 from rocketmq_spark.producer.batching import Membership
-from rocketmq_spark.producer.destination import Destinations
+from rocketmq_spark.producer.destination import Destinations, Later, Place
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
@@ -35,6 +35,7 @@ from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, nobody
 from rocketmq_spark.producer.pending import Callback, Pending
 from rocketmq_spark.producer.results import with_ids
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
@@ -48,7 +49,7 @@ _numbers = itertools.count()
 class Producer(Closing):
     """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
 
-    Producers with the same ``shared_as`` fill one accumulator together.
+    Producers with the same ``shared_as`` fill one accumulator together. Its ``spool`` is its own to close.
     """
 
     def __init__(
@@ -57,17 +58,20 @@ class Producer(Closing):
         settings: ProducerSettings,
         shared_as: str | None = None,
         make_timer: Callable[[str], Timer] = Timer,
+        spool: Spool | None = None,
     ) -> None:
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self.settings = settings
         self.client_id = sender.client_id
         self._sender = sender
         self._pid = os.getpid()
-        self._engine = Engine(sender, settings, make_timer(f"{name}-send"))
+        self._spool = spool
+        self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
         self._pending = Pending(make_timer(f"{name}-callback"))
         self._housekeeping_timer = make_timer(f"{name}-housekeeping")
         self._closing = threading.Lock()
-        self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment)
+        later = None if spool is None else Later(spool, sender)
+        self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
         self._membership: Membership | None = None
         if settings.auto_batch:
             self._shared_as = shared_as or name
@@ -81,6 +85,10 @@ class Producer(Closing):
     def faults(self) -> FaultTable:
         """The latency fault table; ``enabled``, ``detecting`` and ``tables`` may be changed while sending."""
         return self._engine.faults
+
+    def spool_metrics(self) -> SpoolMetrics | None:
+        """How the spool stands; None without one."""
+        return None if self._spool is None else self._spool.metrics()
 
     def add_hook(self, before: Hook | None = None, after: Hook | None = None) -> None:
         """Call ``before`` and ``after`` round every attempt."""
@@ -123,7 +131,8 @@ class Producer(Closing):
                 automatically, as in Java.
 
         Returns:
-            Where the message is, and how safely it is stored.
+            Where the message is, and how safely it is stored. ``SPOOLED`` with option ``onSendFailure=spool``, when it could
+            not be sent for passing reasons: it is in the spool then, and sent later.
 
         Raises:
             MessageRefused: No broker would take this message.
@@ -133,12 +142,12 @@ class Producer(Closing):
             ClosedError: The producer was closed.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, pinned, deadline = self._admitted(message, how)
-        if self._membership is not None and self._membership.takes(prepared, how):
-            result, batch = self._membership.add(prepared, pinned, waits=True)
+        prepared, place, deadline = self._admitted(message, how)
+        if self._membership is not None and place.known and self._membership.takes(prepared, how):
+            result, batch = self._membership.add(prepared, place.queue, waits=True)
             if batch is not None:
                 return self._membership.result(batch, result)
-        return with_ids(self._engine.send(self._outgoing(prepared, pinned, deadline)), (prepared.msg_id,))
+        return with_ids(self._engine.send(self._outgoing(prepared, place, deadline)), (prepared.msg_id,))
 
     def send_async(
         self,
@@ -163,9 +172,9 @@ class Producer(Closing):
             CallTimeout: There was no room for one more message within the timeout.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, pinned, deadline = self._admitted(message, how)
-        if self._membership is not None and self._membership.takes(prepared, how):
-            result, batch = self._membership.add(prepared, pinned, waits=False, callback=callback)
+        prepared, place, deadline = self._admitted(message, how)
+        if self._membership is not None and place.known and self._membership.takes(prepared, how):
+            result, batch = self._membership.add(prepared, place.queue, waits=False, callback=callback)
             if batch is not None:
                 return result
         result, completion = self._pending.expect(callback, prepared.msg_id)
@@ -174,7 +183,7 @@ class Producer(Closing):
             completion(_identified(ended.outcome, (prepared.msg_id,)))
 
         try:
-            self._engine.submit(self._outgoing(prepared, pinned, deadline, done))
+            self._engine.submit(self._outgoing(prepared, place, deadline, done))
         except RocketMQError:  # there was no room in time: nothing is promised
             self._pending.forget()
             raise
@@ -194,10 +203,10 @@ class Producer(Closing):
     ) -> None:
         """Send and do not wait; whether it arrived is never known. All arguments are those of ``send``."""
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, pinned, deadline = self._admitted(message, how)
-        if pinned is None:
+        prepared, place, deadline = self._admitted(message, how)
+        if place.queue is None:
             self._destinations.queues(message.topic, deadline)
-        self._engine.oneway(self._outgoing(prepared, pinned, deadline))
+        self._engine.oneway(self._outgoing(prepared, place, deadline))
 
     def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
@@ -244,8 +253,8 @@ class Producer(Closing):
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Take no more messages, wait for what is under way, and return what has no answer by then.
 
-        Waits for ``timeout_s`` seconds, the send timeout by default. A second call does nothing, nor does one in a forked
-        process.
+        Waits for ``timeout_s`` seconds, the send timeout by default. With a spool what has no answer is kept there, what is
+        due there is sent while time is left, and the rest stays. A second call does nothing, nor does one in a forked process.
         """
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return []
@@ -257,6 +266,8 @@ class Producer(Closing):
         if unsent:
             group, count = self.settings.group, len(unsent)
             logger.warning("producer of %s closed: %d sends have no answer, among them %s", group, count, unsent[:10])
+        if self._spool is not None:
+            self._spool.close(deadline)
         self._housekeeping_timer.close()
         self._pending.close()
         self._leave(Deadline.after(self.settings.send_timeout_s))
@@ -271,6 +282,8 @@ class Producer(Closing):
             self._membership.batcher.send_all()
         self._pending.none_left(deadline)
         self._engine.close(deadline, wait_s=0.0)
+        if self._spool is not None:
+            self._spool.close(Deadline.after(0))
         return lost
 
     def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
@@ -305,7 +318,7 @@ class Producer(Closing):
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self.settings.send_timeout_s if timeout_s is None else timeout_s)
 
-    def _admitted(self, message: Message, how: How) -> tuple[Prepared, MessageQueue | None, Deadline]:
+    def _admitted(self, message: Message, how: How) -> tuple[Prepared, Place, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
         self._check_open()
         deadline = self._deadline(how.timeout_s)
@@ -314,11 +327,21 @@ class Producer(Closing):
         return prepared, self._destinations.of(message, how, deadline), deadline
 
     def _outgoing(
-        self, prepared: Prepared, queue: MessageQueue | None, deadline: Deadline, done: Callable[[Ended], None] = nobody
+        self, prepared: Prepared, place: Place, deadline: Deadline, done: Callable[[Ended], None] = nobody
     ) -> Outgoing:
-        message = prepared.message
+        message, selection = prepared.message, place.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())
-        return Outgoing(message.topic, request, deadline, queue, done=done, message=message, msg_ids=(prepared.msg_id,))
+        return Outgoing(
+            message.topic,
+            request,
+            deadline,
+            place.queue,
+            candidates=None if selection is None else chooser(message.topic, *selection),
+            done=done,
+            message=message,
+            msg_ids=(prepared.msg_id,),
+            selection=selection,
+        )
 
 
 # Those that nobody closed so far. What they hold keeps them alive.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from rocketmq_spark.errors import SendFailed
-from rocketmq_spark.model import SendResult
+from rocketmq_spark.model import SendResult, SendStatus
 
 _SEPARATOR = ","
 
@@ -31,12 +31,14 @@ def split(result: SendResult, count: int) -> list[SendResult]:
     if _SEPARATOR not in result.msg_id:
         return [result] * count
     ids = result.msg_id.split(_SEPARATOR)
+    if result.status is SendStatus.SPOOLED:
+        return [dataclasses.replace(result, msg_id=msg_id) for msg_id in ids]
     offset_ids = (result.offset_msg_id or "").split(_SEPARATOR)
     if len(ids) != count or len(offset_ids) != count:
         raise SendFailed(
             f"sendResult is illegal: {len(ids)} ids and {len(offset_ids)} offset ids for {count} messages; the batch "
             "was acknowledged, its messages' places are unknown",
-            topic=result.queue.topic,
+            topic=result.queue.topic if result.queue is not None else None,
             queue=str(result.queue),
         )
     return [

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
-from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Again, Attempts
 from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.ordered_queues import OrderedQueues
@@ -148,7 +148,8 @@ class UnderWay:
             each.finished = True
             self.in_flight.remove(each.outgoing.size)
         if isinstance(outcome, SendResult):
-            self.in_flight.answered(sending.outgoing.size, clean=sending.attempts.count == 1)
+            clean = sending.attempts.count == 1 and outcome.status is not SendStatus.SPOOLED
+            self.in_flight.answered(sending.outgoing.size, clean)
             self._queues.max_out = self.in_flight.max_out
         self._changed.notify_all()
         return behind

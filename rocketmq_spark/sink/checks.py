@@ -16,8 +16,10 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.sink import columns
+from rocketmq_spark.spool.settings import problems as spool_problems
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ def _option_problems(options: Options) -> list[str]:
     if callable(selector) or ":" in selector:
         problems += _problems_of(lambda: resolve(selector, "queueSelector"))
     problems += _problems_of(lambda: settings(options))
+    problems += spool_problems(options)
     if options.topic is not None:
         try:
             check_topic_name(options.topic)
@@ -185,7 +188,8 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
             check_topic(sender, options.topic, options)
         check_timers(sender, options.topic, options, names)
     except RocketMQError as e:
-        if not once or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _known(sender)):
+        waits = once or (options.on_send_failure == "spool" and passing(e, sender))
+        if not waits or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _known(sender)):
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return

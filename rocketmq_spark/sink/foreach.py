@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_COUNTS = ("rows", "bytes", "batches", "retries")
+_COUNTS = ("rows", "bytes", "batches", "retries", "spooled")
 _SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
 
 
@@ -68,7 +68,7 @@ def _write(df: DataFrame, options: Options, what: str, once: bool) -> Written:
     written = Written()
     for row in _map_in_arrow(df, send).collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
-        written += Written(row["rows"], row["bytes"], row["batches"], row["retries"], brokers)
+        written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
     logger.info("%s: %s", what, written)
     return written
 

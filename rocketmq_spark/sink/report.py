@@ -31,7 +31,8 @@ class AtBroker:
 class Written(WriterCommitMessage):
     """What was acknowledged: rows, bytes of bodies and properties on the wire, batches, repeated attempts; by broker.
 
-    ``batches`` counts requests: batches, and rows that travelled alone.
+    ``batches`` counts requests: batches, and rows that travelled alone. ``spooled`` rows are not among ``rows``: they are
+    in the spool of their worker.
     """
 
     rows: int = 0
@@ -39,6 +40,7 @@ class Written(WriterCommitMessage):
     batches: int = 0
     retries: int = 0
     brokers: Mapping[str, AtBroker] = field(default_factory=dict)
+    spooled: int = 0
 
     def __add__(self, other: Written) -> Written:
         nothing = AtBroker()
@@ -49,10 +51,13 @@ class Written(WriterCommitMessage):
             self.batches + other.batches,
             self.retries + other.retries,
             {name: self.brokers.get(name, nothing) + other.brokers.get(name, nothing) for name in names},
+            self.spooled + other.spooled,
         )
 
     def __str__(self) -> str:
         text = f"{self.rows} rows in {self.batches} batches, {self.bytes} bytes, {self.retries} retries"
+        if self.spooled:
+            text += f", and {self.spooled} rows spooled"
         parts = [
             f"{name} {part.rows} rows in {part.batches} batches"
             + (f" and {part.failures} failed attempts" if part.failures else "")
@@ -74,7 +79,7 @@ class Tally:
     """Counts of a running task; changed in place, since there may be many batches."""
 
     def __init__(self) -> None:
-        self._rows = self._bytes = self._batches = self._retries = 0
+        self._rows = self._bytes = self._batches = self._retries = self._spooled = 0
         self._brokers: dict[str, list[int]] = {}
 
     def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
@@ -90,9 +95,13 @@ class Tally:
         for name in failed:
             self._at(name)[3] += 1
 
+    def spooled(self, rows: int) -> None:
+        """Rows that the spool has."""
+        self._spooled += rows
+
     def written(self) -> Written:
         brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
-        return Written(self._rows, self._bytes, self._batches, self._retries, brokers)
+        return Written(self._rows, self._bytes, self._batches, self._retries, brokers, self._spooled)
 
     def _at(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

@@ -27,6 +27,7 @@ from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.report import Tally, Written
 from rocketmq_spark.timer import Timer
@@ -55,7 +56,8 @@ class TaskWriter:
         self._partition = partition
         self._sender = session.sender(options)
         self._settings = checks.settings(options)
-        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options))
+        self._spool = session.worker_spool(options, self._settings)
+        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
@@ -85,7 +87,7 @@ class TaskWriter:
             e.add_note(f"Acknowledged before that: {self._tally.written()}")
             raise
         finally:
-            self._engine.close(Deadline.after(0))
+            self._engine.close(Deadline.after(0), keep=False)  # Spark repeats what is left
 
     def _write(self, batch: pa.RecordBatch) -> None:
         """All rows are checked before any of them is sent."""
@@ -120,9 +122,13 @@ class TaskWriter:
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics_seen:
-            checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
-            self._topics.queues(topic, Deadline.after(self._options.send_timeout))
-            self._check_timers(topic)
+            try:
+                checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
+                self._topics.queues(topic, Deadline.after(self._options.send_timeout))
+                self._check_timers(topic)
+            except RocketMQError as e:  # a topic that cannot be looked up now is the spool's to look up
+                if self._spool is None or not passing(e, self._sender):
+                    raise
             self._topics_seen.add(topic)
 
     def _check_timers(self, topic: str) -> None:
@@ -188,7 +194,7 @@ class TaskWriter:
         outcome = ended.outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
-        if self._options.require_store_ok == "ok" and outcome.status is not SendStatus.SEND_OK:
+        if self._options.require_store_ok == "ok" and outcome.status not in (SendStatus.SEND_OK, SendStatus.SPOOLED):
             raise SendFailed(
                 f"a batch was stored with {outcome.status.value} in all {ended.attempts} attempts, and option "
                 "'requireStoreOk' is ok",
@@ -196,5 +202,8 @@ class TaskWriter:
                 queue=str(outcome.queue),
                 remedy="See whether the broker's disk and slaves keep up",
             )
+        if outcome.queue is None or outcome.status is SendStatus.SPOOLED:
+            self._tally.spooled(rows)
+            return
         failed = ended.brokers[:-1]
         self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)

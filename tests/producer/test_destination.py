@@ -26,7 +26,9 @@ def destinations(bench: Bench, environment: Environment | None = None) -> Destin
 
 
 def of(found: Destinations, message: Message = M, **how: Any) -> MessageQueue | None:
-    return found.of(message, How(**how), Deadline.after(3.0))
+    place = found.of(message, How(**how), Deadline.after(3.0))
+    assert place.known
+    return place.queue
 
 
 def test_a_message_without_a_wish_goes_anywhere_and_nobody_is_asked(bench: Bench) -> None:

@@ -35,6 +35,10 @@ SINK = {
     "compress_above": "test_task::test_what_travels_alone_is_compressed",
     "compression": "test_task::test_compression_none_and_batches_are_not_compressed",
     "require_store_ok": "test_outage::test_require_store_ok_asks_again_and_does_not_take_less",
+    "on_send_failure": "test_spooling::test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives",
+    "spool_dir": "test_spooling::test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives",
+    "spool_sync": "test_spooling::test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives",
+    "spool_max_bytes": "test_spooling::test_beyond_spool_max_bytes_the_task_fails_as_without_a_spool",
     "message_id": "test_task::test_flags_keys_tags_and_row_ids_are_stored",
 }
 # A consumer's rows become settings (tests/consumer/test_settings.py), whose effects are tested in memory.

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import SendStatus
 from rocketmq_spark.wire.messages import decode_batch
 from tests.live.producer.recording import RecordingSender
-from tests.mockbroker import Call, Command, MockBroker, never, ok, route
+from tests.mockbroker import Call, Command, MockBroker, never, ok, refuse, route
 
 STORED = ok(msgId="x", queueId="0", queueOffset="0")
 Make = Callable[..., tuple[Producer, RecordingSender]]
@@ -198,3 +199,22 @@ def test_require_store_ok__asks_again_when_a_message_is_stored_less_safely(
     producer, sender = made(scripted.address, **given)
     assert producer.send(Message("t", b"x")).status is SendStatus.FLUSH_DISK_TIMEOUT
     assert len(sender.sends) == attempts
+
+
+@pytest.mark.parametrize(("sync", "syncs"), [("always", 1), ("batch", 1), ("never", 0)])
+def test_on_send_failure__and_spool_dir_and_spool_sync_and_spool_max_bytes_keep_what_fails(
+    scripted: MockBroker, made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, syncs: int
+) -> None:
+    scripted.on(Request.SEND_MESSAGE_V2, refuse(Response.SYSTEM_BUSY, "busy"))
+    calls: list[int] = []
+    monkeypatch.setattr("rocketmq_spark.spool.database._sync_file", calls.append)
+    folder = {"spool_dir": str(tmp_path / "s"), "spool_sync": sync, "spool_max_bytes": "1k"}
+    producer, _ = made(scripted.address, on_send_failure="spool", **folder)
+    assert producer.send(Message("t", b"x")).status is SendStatus.SPOOLED
+    assert len(calls) == syncs
+    assert (tmp_path / "s" / "CURRENT").exists()
+    with pytest.raises(RocketMQError, match="busy"):
+        producer.send(Message("t", b"x" * 1000))
+    plain, _ = made(scripted.address, on_send_failure="fail")
+    with pytest.raises(RocketMQError, match="busy"):
+        plain.send(Message("t", b"x"))

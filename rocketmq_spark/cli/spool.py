@@ -1,0 +1,184 @@
+"""``rocketmq-spark spool``: what producers and sinks could not send, in the folders where they keep it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.connection import GROUP, Target, connected
+from rocketmq_spark.cli.output import Output
+from rocketmq_spark.errors import SpoolError
+
+if TYPE_CHECKING:
+    from rocketmq_spark.spool.reading import Entry
+
+_FOLDER = click.argument("folder", type=click.Path(path_type=Path))
+_SUMMARY = {
+    "path": "SPOOL",
+    "depth": "WAITING",
+    "bytes": "BYTES",
+    "oldestDueAge": "OVERDUE S",
+    "dead": "DEAD",
+    "giveUps": "GIVEN UP",
+}
+
+
+@click.group(cls=Group)
+def spool() -> None:
+    """Look into the spool of a producer, or into those of a sink's workers, and send or export what is there."""
+
+
+@spool.command()
+@_FOLDER
+@click.option("--records", is_flag=True, help="Each record, too: when it is due, how often it failed, and why.")
+@click.pass_obj
+def show(output: Output, folder: Path, records: bool) -> None:
+    """How the spools of FOLDER stand. A process that uses them goes on meanwhile."""
+    from rocketmq_spark.spool.reading import Reading
+
+    rows = []
+    for path in _paths(folder):
+        reading = Reading(path)
+        totals, first_ms = reading.totals, reading.first_due_ms
+        age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
+        rows.append(
+            {
+                "path": str(path),
+                "depth": totals.depth,
+                "bytes": totals.all_bytes,
+                "oldestDueAge": None if age_ms is None or age_ms < 0 else age_ms // 1000,
+                "dead": totals.dead,
+                "giveUps": totals.give_ups,
+            }
+        )
+        if records:
+            for entry in reading.entries():
+                told = _told(path, entry)
+                output.item(told, _line(told))
+        reading.close()
+    output.rows(_SUMMARY, rows)
+
+
+@spool.command()
+@_FOLDER
+@click.pass_obj
+def export(output: Output, folder: Path) -> None:
+    """Every record of FOLDER with its body (base64) and properties, one JSON object a line."""
+    from rocketmq_spark.spool.reading import Reading
+
+    count = 0
+    for path in _paths(folder):
+        reading = Reading(path)
+        for entry in reading.entries():
+            told = {**_told(path, entry), **_content(entry)}
+            output.item(told, json.dumps(told, ensure_ascii=False))
+            count += 1
+        reading.close()
+    output.note(f"{count} records of {folder}")
+
+
+@spool.command()
+@_FOLDER
+@click.option("--dead", is_flag=True, help="Those that were given up, too.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds.")
+@connected
+@click.pass_obj
+def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
+    """Send what lies in FOLDER now, whenever it is due. What fails stays, due as its schedule says.
+
+    A record of several messages counts as one. No other process may use the folder.
+    """
+    from rocketmq_spark import options, session
+
+    parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
+    for path in _paths(folder):
+        one = session.drainer(path, parsed)
+        try:
+            left = one.send_all(timeout_s, dead)
+        finally:
+            delivered = one.finish()
+        told = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
+        output.item(told, f"{path}: {delivered} sent, {left} left, {told['dead']} dead")
+
+
+def _paths(folder: Path) -> list[Path]:
+    from rocketmq_spark.spool.folders import spools
+
+    found = spools(folder)
+    if not found:
+        raise SpoolError(f"there is no spool in {folder}", remedy="Name the folder of option 'spoolDir'")
+    return found
+
+
+def _told(path: Path, entry: Entry) -> dict[str, object]:
+    """What is known of a record, with null for what is not."""
+    from rocketmq_spark.errors import DecodeError
+    from rocketmq_spark.spool import sends
+
+    record, state = entry.record, entry.state
+    told: dict[str, object] = {
+        "path": str(path),
+        "record": entry.sequence,
+        "standing": entry.standing,
+        "due": None if entry.due_ms is None else _time(entry.due_ms),
+        "tries": None if state is None else state.tries,
+        "reason": (state.reason or None) if state is not None else None,
+        "kind": None,
+    }
+    if isinstance(record, DecodeError):
+        return {**told, "error": record.message}
+    told |= {"kind": record.kind, "stored": _time(record.stored_ms)}
+    if record.kind == sends.KIND:
+        try:
+            send = sends.send_of(record)
+        except DecodeError as e:
+            return {**told, "error": e.message}
+        told |= {
+            "topic": send.topic,
+            "queue": None if send.queue is None else str(send.queue),
+            "msgIds": list(send.msg_ids),
+        }
+    return told
+
+
+def _content(entry: Entry) -> dict[str, object]:
+    from rocketmq_spark.errors import DecodeError
+    from rocketmq_spark.spool import sends
+    from rocketmq_spark.wire.properties import decode_properties
+
+    record = entry.record
+    if isinstance(record, DecodeError):
+        return {}
+    try:
+        request = sends.send_of(record).request
+    except DecodeError:
+        return {"payload": base64.b64encode(record.payload).decode()}
+    return {
+        "group": request.group,
+        "batch": request.batch,
+        "flag": request.flag,
+        "sysFlag": request.sys_flag,
+        "bornTimestamp": request.born_timestamp_ms,
+        "properties": decode_properties(request.properties),
+        "body": base64.b64encode(request.body).decode(),
+    }
+
+
+def _line(told: dict[str, object]) -> str:
+    parts = [f"{told['record']} {told['standing']}"]
+    parts += [
+        f"{name} {told[name]}" for name in ("due", "tries", "topic", "queue", "reason", "error") if told.get(name)
+    ]
+    ids = told.get("msgIds")
+    return "  ".join([*parts, *(ids if isinstance(ids, list) else [])])
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,176 @@
+"""What an engine asks of its spool: which failures may pass, and what becomes of a send then.
+
+A driver in so far as asynchronous sends are kept on a thread of their own: an outcome may come on the thread that reads
+answers, which must not wait for a disk. All that wait there are kept by one call.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import (
+    BrokerBusy,
+    BrokerNotFound,
+    CallTimeout,
+    ClosedError,
+    ConnectionLost,
+    GoAway,
+    RocketMQError,
+    RouteNotFound,
+    SendFailed,
+    ServiceNotAvailable,
+)
+from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.ports import Sender, Spool
+from rocketmq_spark.producer.outgoing import Outcome, Outgoing, Queues
+from rocketmq_spark.queues.selection import Select, select
+from rocketmq_spark.timer import Timer
+
+logger = logging.getLogger(__name__)
+
+_PASSING = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
+_DRAIN_S = 60.0
+# For one question about a topic that seems to be missing.
+ASK_S = 3.0
+
+
+def passing(error: RocketMQError, sender: Sender) -> bool:
+    """Whether the same send may succeed later: time-out, lost connection, busy, no name server, no master.
+
+    A topic without a route is missing while masters live. That is asked, and not known while nobody answers.
+    """
+    error = cause_of(error)
+    if not isinstance(error, RouteNotFound):
+        return isinstance(error, _PASSING) and error.retriable
+    if error.broker_code is None:
+        return False
+    try:
+        if not sender.any_master():
+            return True
+        sender.publish_queues(error.topic or "", Deadline.after(ASK_S), refresh=True)  # it may have come in between
+    except RouteNotFound:
+        return False
+    except RocketMQError:
+        pass
+    return True
+
+
+def cause_of(error: RocketMQError) -> RocketMQError:
+    """What the last attempt of a send said."""
+    while isinstance(error, SendFailed) and isinstance(error.__cause__, RocketMQError):
+        error = error.__cause__
+    return error
+
+
+def storable(selector: str | Select | None, arg: object) -> bool:
+    """Whether a choice can be made from what a spool keeps: a selector with a name, and an argument that JSON knows."""
+    try:
+        return isinstance(selector, str) and bool(json.loads(json.dumps(arg)) == arg)
+    except (TypeError, ValueError):
+        return False
+
+
+def chooser(topic: str, selector: str, arg: Any) -> Callable[[Queues], Queues]:
+    """The one queue that a selector gives, when there are queues."""
+    message = Message(topic, b"")
+    return lambda queues: (select(selector, queues, message, arg),)
+
+
+class Spooling:
+    """The spool of an engine."""
+
+    def __init__(self, spool: Spool, sender: Sender, timer: Timer) -> None:
+        self._spool = spool
+        self._sender = sender
+        self._timer = timer.beside("spool")
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Outgoing, RocketMQError | None, Callable[[Outcome], None]]] = deque()
+
+    def overtakes(self, outgoing: Outgoing) -> bool:
+        """Whether something waits for its queue that it must not overtake."""
+        if outgoing.queue is None and outgoing.selection is None:
+            return False
+        return self._spool.holds(_send(outgoing))
+
+    def settled(self, outgoing: Outgoing, outcome: Outcome) -> Outcome:
+        """What the outcome of the last attempt is to the caller; waits for the disk."""
+        if isinstance(outcome, SendResult):
+            if self._spool.listens:
+                self.answered(outcome)
+            return outcome
+        return self.keep([(outgoing, outcome)])[0]
+
+    def answered(self, result: SendResult) -> None:
+        """A broker took something."""
+        if self._spool.listens and result.queue is not None:
+            self._spool.answered(result.queue)
+
+    def keep(self, failed: Sequence[tuple[Outgoing, RocketMQError | None]]) -> list[Outcome]:
+        """The outcome of each, with its error or without an attempt: spooled if that may pass and the spool takes it."""
+        outcomes: list[Outcome | None] = [
+            error if error is not None and not passing(error, self._sender) else None for _, error in failed
+        ]
+        wanted = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        together = self._kept(failed, wanted)
+        for i in wanted:  # if not all of them fit, perhaps some do
+            why = together if together is None or len(wanted) == 1 else self._kept(failed, [i])
+            outcomes[i] = _outcome(*failed[i], why)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def later(self, outgoing: Outgoing, error: RocketMQError | None, done: Callable[[Outcome], None]) -> None:
+        """The same without waiting."""
+        with self._lock:
+            self._waiting.append((outgoing, error, done))
+        self._timer.later(0, self._keep_all)
+
+    def drain(self) -> None:
+        """Until all that was handed over is kept."""
+        self._timer.drain(_DRAIN_S)
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def _keep_all(self) -> None:
+        with self._lock:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        outcomes = self.keep([(outgoing, error) for outgoing, error, _ in waiting])
+        for (_, _, done), outcome in zip(waiting, outcomes, strict=True):
+            done(outcome)
+
+    def _kept(
+        self, failed: Sequence[tuple[Outgoing, RocketMQError | None]], which: Sequence[int]
+    ) -> RocketMQError | None:
+        """Why these are not kept."""
+        try:
+            if which:
+                self._spool.keep([_send(failed[i][0]) for i in which])
+        except RocketMQError as e:
+            return e
+        return None
+
+
+def _send(outgoing: Outgoing) -> SpooledSend:
+    selector, arg = outgoing.selection or (None, None)
+    return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
+
+
+def spooled(queue: MessageQueue | None) -> SendResult:
+    return SendResult(SendStatus.SPOOLED, "", queue, None)
+
+
+def _outcome(outgoing: Outgoing, error: RocketMQError | None, why: RocketMQError | None) -> Outcome:
+    if why is None:
+        return spooled(outgoing.queue)
+    if not isinstance(why, ClosedError):
+        logger.error("a send to %s could not be spooled: %s", outgoing.topic, why)
+    if error is None:
+        return why
+    error.add_note(f"The spool could not keep it: {why}")
+    return error

@@ -1,0 +1,76 @@
+"""One folder below ``spoolDir`` for each process that writes, and those of dead processes for who comes next. A driver.
+
+A process that ends leaves its folder as it is. RocksDB's lock says who lives: it ends with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.spool.database import in_use, is_database
+from rocketmq_spark.spool.store import Done, Store
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "worker-"
+_PAGE = 500
+_ENDLESS_MS = 2**63
+
+
+def spools(folder: Path) -> list[Path]:
+    """The spools of a folder: itself, or those of workers below it."""
+    if is_database(folder):
+        return [folder]
+    if not folder.is_dir():
+        return []
+    return sorted(each for each in folder.iterdir() if each.name.startswith(_PREFIX) and is_database(each))
+
+
+def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
+    """A store of this process's own: that of a dead process, or a new one."""
+    for path in spools(folder):
+        if in_use(path):
+            continue
+        with contextlib.suppress(SpoolError):  # somebody was quicker, or it is in trouble
+            return make(path)
+    return make(folder / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
+
+
+def adopt(folder: Path, into: Store, make: Callable[[Path], Store]) -> int:
+    """Move what other dead processes left into a store of this one; how many records.
+
+    A portion is added to the one before it leaves the other, so that a kill may double some and loses none. The dead
+    letters stay, with their folder.
+    """
+    moved = 0
+    for path in spools(folder):
+        if in_use(path):
+            continue
+        try:
+            store = make(path)
+        except SpoolError as e:
+            logger.debug("the spool in %s is left alone: %s", path, e)
+            continue
+        try:
+            for count in _move(store, into):
+                moved += count
+            empty = store.totals.all_bytes == 0
+        finally:
+            store.close()
+        if empty:
+            shutil.rmtree(path, ignore_errors=True)
+    return moved
+
+
+def _move(store: Store, into: Store) -> Iterator[int]:
+    while taken := store.take(_ENDLESS_MS, _PAGE):
+        into.add([(work.record, work.due.due_ms) for work in taken])
+        store.settle([(work, Done()) for work in taken], 0)
+        yield len(taken)

@@ -1,0 +1,136 @@
+"""What the store's values look like: versioned binary envelopes. Pure; ``DecodeError`` says what cannot be read.
+
+A ``Record`` is what was stored and never changes; it carries a checksum of its own, so that one that was damaged is found
+and named. A ``State`` is how it fared. ``Totals`` are counted in every write, so that nobody counts at a start.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocketmq_spark.errors import DecodeError
+
+VERSION = 1
+
+_HEAD = struct.Struct(">BI")  # version, checksum of the rest
+_REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
+_STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
+_TOTALS = struct.Struct(">B7Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is due later.
+
+    Args:
+        kind: Who handles it.
+        payload: What the handler gets.
+        stored_ms: When it was stored, ms since 1970.
+        target: What it waits for, such as a broker's name; empty for nothing in particular.
+        lane: Records of a lane are handled one after the other, in the order in which they were stored; empty for none.
+    """
+
+    kind: str
+    payload: bytes
+    stored_ms: int
+    target: str = ""
+    lane: bytes = b""
+
+    def encode(self) -> bytes:
+        kind, target = self.kind.encode(), self.target.encode()
+        rest = _REST.pack(self.stored_ms, len(kind), len(target), len(self.lane)) + kind + target + self.lane
+        crc = zlib.crc32(self.payload, zlib.crc32(rest))
+        return b"".join((_HEAD.pack(VERSION, crc), rest, self.payload))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Record:
+        try:
+            version, crc = _HEAD.unpack_from(data)
+            if version != VERSION:
+                raise DecodeError(f"a record of version {version}; this release reads version {VERSION}")
+            if zlib.crc32(data[_HEAD.size :]) != crc:
+                raise DecodeError("a record does not fit its checksum: it was damaged")
+            stored_ms, *lengths = _REST.unpack_from(data, _HEAD.size)
+            at, parts = _HEAD.size + _REST.size, []
+            for length in lengths:
+                parts.append(data[at : at + length])
+                at += length
+            return cls(parts[0].decode(), data[at:], stored_ms, parts[1].decode(), parts[2])
+        except (struct.error, UnicodeDecodeError) as e:
+            raise DecodeError(f"a record of {len(data)} bytes cannot be read: {e}") from e
+
+
+class State(NamedTuple):
+    """How a record fared: how often it failed, since when this holds (ms since 1970), what it waits for, and why."""
+
+    tries: int
+    since_ms: int
+    target: str = ""
+    reason: str = ""
+
+    def encode(self) -> bytes:
+        target = self.target.encode()
+        return _STATE.pack(VERSION, self.tries, self.since_ms, len(target)) + target + self.reason.encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> State:
+        try:
+            version, tries, since_ms, length = _STATE.unpack_from(data)
+            if version != VERSION:
+                raise DecodeError(f"a state of version {version}; this release reads version {VERSION}")
+            at = _STATE.size + length
+            return cls(tries, since_ms, data[_STATE.size : at].decode(), data[at:].decode(errors="replace"))
+        except (struct.error, UnicodeDecodeError) as e:
+            raise DecodeError(f"a state of {len(data)} bytes cannot be read: {e}") from e
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of a store: the next sequence, records that are kept and their bytes, dead ones and theirs, all that were given up
+    so far, and the latest moment that was written (ms since 1970).
+    """
+
+    next_sequence: int = 1
+    depth: int = 0
+    size: int = 0
+    dead: int = 0
+    dead_bytes: int = 0
+    give_ups: int = 0
+    last_ms: int = 0
+
+    def copy(self) -> Totals:
+        return Totals(
+            self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
+        )
+
+    @property
+    def all_bytes(self) -> int:
+        """What counts against the bound: dead letters lie on the same disk."""
+        return self.size + self.dead_bytes
+
+    def encode(self) -> bytes:
+        return _TOTALS.pack(VERSION, self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes,
+                            self.give_ups, self.last_ms)  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> Totals:
+        try:
+            version, *numbers = _TOTALS.unpack(data)
+        except struct.error as e:
+            raise DecodeError(f"totals of {len(data)} bytes cannot be read: {e}") from e
+        if version != VERSION:
+            raise DecodeError(f"totals of version {version}; this release reads version {VERSION}")
+        return cls(*numbers)
+
+
+def decoded(data: bytes | None) -> Record | DecodeError:
+    """A record as it is stored, or what is wrong with it."""
+    if data is None:
+        return DecodeError("the record is missing")
+    try:
+        return Record.decode(data)
+    except DecodeError as e:
+        return e

@@ -1,0 +1,247 @@
+"""What is due is handed to its handler, and what comes of it is settled.
+
+A driver: a thread of a ``Timer``, and the clock as an argument. It holds no more than it hands out, reads a page at a time,
+and keeps no snapshot. While tries fail it hands out one record after the other, so that an outage costs each record no more
+tries than its schedule has and a broker that is back is found with the next one; with each success it hands out twice as many.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import ClosedError, RocketMQError
+from rocketmq_spark.spool.keys import Due
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.schedule import Schedule
+from rocketmq_spark.spool.silence import Silences
+from rocketmq_spark.spool.store import Again, Dead, Done, Store, Verdict, Work
+from rocketmq_spark.timer import Timer
+
+logger = logging.getLogger(__name__)
+
+MAX_OUT = 64
+PAGE = 1000
+# After a failure of the store, such as a full disk.
+TROUBLE_S = 1.0
+
+
+class Handled(NamedTuple):
+    """What came of one try: nothing wrong, a reason to try again, or a ``final`` one."""
+
+    reason: str | None = None
+    final: bool = False
+
+
+Handler = Callable[[Record, Callable[[Handled], None]], None]
+
+
+class Redelivery:
+    """Hands out the records of a store by their kind.
+
+    A handler may be called on its thread only, and calls back once, on any thread. An exception counts as a failure. A
+    record that nobody handles goes to the dead.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        handlers: Mapping[str, Handler],
+        clock: Callable[[], int],
+        timer: Timer,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self.delivered = 0
+        self.listens = False  # whether ``answered`` may mean something
+        self._store = store
+        self._handlers = handlers
+        self._clock = clock
+        self._timer = timer
+        self._schedule = schedule or Schedule()
+        self._silences = Silences()
+        self._called: dict[str, Due | None] = {}
+        self._out: dict[int, Work] = {}
+        self._ended: deque[tuple[Work, Handled]] = deque()
+        self._window = MAX_OUT
+        self._alarm_ms: int | None = None
+        self._asked = False
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def wake(self) -> None:
+        """Look soon what there is to do: something was added, or at a start."""
+        with self._changed:
+            if not self._asked and not self._closed:
+                self._asked = True
+                self._timer.later(0, self._turn)
+
+    def begin(self) -> None:
+        """The store has records of an earlier process: whatever answers from now on may be what they wait for."""
+        with self._changed:
+            self._silences.assume(self._clock())
+            self.listens = True
+        self.wake()
+
+    def failed(self, target: str) -> None:
+        """Something for ``target`` was added because it could not be sent."""
+        with self._changed:
+            self._silences.failed(target, self._clock())
+            self.listens = True
+
+    def answered(self, targets: Iterable[str]) -> None:
+        """What was silent answers: what waits for it falls due."""
+        with self._changed:
+            called = self._silences.answered(targets, self._clock())
+            self._called.update(dict.fromkeys(called))
+        if called:
+            self.wake()
+
+    def drain(self, deadline: Deadline) -> bool:
+        """Wait until nothing is due and nothing is out; False when ``deadline`` comes first."""
+        self.wake()
+        with self._changed:
+            while self._busy():
+                if deadline.expired:
+                    return False
+                self._timer.hold(self._changed, deadline.remaining())
+            return True
+
+    def close(self, deadline: Deadline) -> None:
+        """Hand out nothing more, and wait for what is out; what has not ended then is due for the next process."""
+        with self._changed:
+            self._closed = True
+            while len(self._out) > len(self._ended) and not deadline.expired:
+                self._timer.hold(self._changed, deadline.remaining())
+        self._timer.close()
+        self._settle()
+
+    def _busy(self) -> bool:
+        if self._asked or self._called or self._out:
+            return True
+        due_ms = self._store.next_due_ms()
+        return due_ms is not None and due_ms <= self._clock()
+
+    def _turn(self) -> None:
+        with self._changed:
+            self._asked = False
+        pause_s = None
+        try:
+            self._settle()
+            self._hasten()
+            pause_s = self._hand_out()
+        except ClosedError:
+            return
+        except RocketMQError as e:
+            logger.error("the spool in %s is in trouble: %s", self._store.path, e)
+            pause_s = TROUBLE_S
+        with self._changed:
+            self._changed.notify_all()
+        if pause_s is not None:
+            self._alarm(pause_s)
+
+    def _alarm(self, pause_s: float) -> None:
+        """Another turn then; one that is set for later is left to find nothing to do."""
+        at_ms = self._clock() + round(1000 * pause_s)
+        with self._changed:
+            if self._closed or (self._alarm_ms is not None and self._alarm_ms <= at_ms):
+                return
+            self._alarm_ms = at_ms
+        self._timer.later(pause_s, functools.partial(self._rung, at_ms))
+
+    def _rung(self, at_ms: int) -> None:
+        with self._changed:
+            if self._alarm_ms == at_ms:
+                self._alarm_ms = None
+        self._turn()
+
+    def _hand_out(self) -> float | None:
+        """Seconds until more is due; None when something else will say it."""
+        now_ms = self._clock()
+        with self._changed:
+            room = 0 if self._closed else self._window - len(self._out)
+        if room > 0:
+            for work in self._store.take(now_ms, room):
+                self._try(work)
+        with self._changed:
+            if self._called:
+                return 0.0
+            if len(self._out) >= self._window:  # what ends calls the next turn
+                return None
+        due_ms = self._store.next_due_ms()
+        return None if due_ms is None else max(0.0, (due_ms - now_ms) / 1000)
+
+    def _try(self, work: Work) -> None:
+        with self._changed:
+            self._out[work.due.sequence] = work
+        handler = self._handlers.get(work.record.kind)
+        if handler is None:
+            self._end(work, Handled(f"nobody handles records of kind {work.record.kind!r}", final=True))
+            return
+        try:
+            handler(work.record, functools.partial(self._end, work))
+        except Exception as e:  # a handler's bug must not lose a record, nor stop the others
+            logger.exception("a record of kind %s failed", work.record.kind)
+            self._end(work, Handled(f"{type(e).__name__}: {e}"))
+
+    def _end(self, work: Work, handled: Handled) -> None:
+        with self._changed:
+            if self._out.get(work.due.sequence) is not work or any(each is work for each, _ in self._ended):
+                return  # a second answer
+            self._ended.append((work, handled))
+            self._changed.notify_all()
+        self.wake()
+
+    def _settle(self) -> None:
+        with self._changed:
+            ended = list(self._ended)
+        if not ended:
+            return
+        now_ms = self._clock()
+        self._store.settle([(work, self._verdict(work, handled, now_ms)) for work, handled in ended], now_ms)
+        with self._changed:
+            for work, handled in ended:
+                self._ended.popleft()
+                del self._out[work.due.sequence]
+                self._note(work, handled, now_ms)
+            if not len(self._store):
+                self._silences.forget()
+            self.listens = bool(self._silences)
+
+    def _verdict(self, work: Work, handled: Handled, now_ms: int) -> Verdict:
+        if handled.reason is None:
+            return Done()
+        due_ms = None if handled.final else self._schedule.due_ms(work.state.tries + 1, now_ms)
+        if due_ms is not None:
+            return Again(due_ms, handled.reason)
+        logger.error(
+            "record %d of the spool in %s is given up: %s", work.due.sequence, self._store.path, handled.reason
+        )
+        return Dead(handled.reason)
+
+    def _note(self, work: Work, handled: Handled, now_ms: int) -> None:
+        if handled.reason is None:
+            self.delivered += 1
+            self._window = min(MAX_OUT, 2 * self._window)
+        elif not handled.final:
+            self._window = 1
+            self._silences.failed(work.state.target, now_ms)
+
+    def _hasten(self) -> None:
+        with self._changed:
+            called = dict(self._called)
+        if not called:
+            return
+        start = next(iter(called.values()))
+        same = {target for target, at in called.items() if at == start}
+        goes_on = self._store.hasten(same, start, PAGE, self._clock())
+        with self._changed:
+            for target in same:
+                if goes_on is None:
+                    del self._called[target]
+                else:
+                    self._called[target] = goes_on

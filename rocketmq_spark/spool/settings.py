@@ -1,0 +1,50 @@
+"""What the options say of a spool; checked at the start, and that RocksDB is there."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options, option_name
+
+_OF_SPOOL = ("spool_dir", "spool_sync", "spool_max_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolSettings:
+    """Where a spool is, how safe ``add`` is when it returns, and how many bytes it may hold."""
+
+    folder: Path
+    sync: str
+    max_bytes: int
+
+    @classmethod
+    def of(cls, options: Options) -> SpoolSettings | None:
+        """None where sends may fail. One ``OptionError`` lists what is wrong."""
+        found = problems(options)
+        if found:
+            raise OptionError.of(found)
+        if options.on_send_failure != "spool":
+            return None
+        assert options.spool_dir is not None
+        return cls(Path(options.spool_dir).expanduser(), options.spool_sync, options.spool_max_bytes)
+
+
+def problems(options: Options) -> list[str]:
+    """What is wrong with them, each a sentence without its full stop."""
+    if options.on_send_failure != "spool":
+        return [
+            f"option {option_name(field)!r} means nothing without 'onSendFailure' spool"
+            for field in _OF_SPOOL
+            if field in options.given
+        ]
+    found = []
+    if options.spool_dir is None:
+        found.append("option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays")
+    if importlib.util.find_spec("rocksdict") is None:
+        found.append(
+            "option 'onSendFailure' is 'spool', which needs the package rocksdict: pip install 'rocketmq-spark[spool]'"
+        )
+    return found

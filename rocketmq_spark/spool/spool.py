@@ -1,0 +1,128 @@
+"""The ``Spool`` port: sends that failed for passing reasons, in a folder, and the thread that sends them again."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.model import MessageQueue, Resent, SpooledSend, SpoolMetrics
+from rocketmq_spark.ports import Resender
+from rocketmq_spark.spool import sends
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.redelivery import PAGE, Handled, Redelivery
+from rocketmq_spark.spool.schedule import Schedule, SteadyClock
+from rocketmq_spark.spool.store import Store
+from rocketmq_spark.timer import Timer
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class SendSpool:
+    """Implements ``ports.Spool`` over a ``Store``. It closes both of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        resender: Resender,
+        timer: Timer,
+        wall_ms: Callable[[], int] = _now_ms,
+        monotonic_ms: Callable[[], int] = _monotonic_ms,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self.store = store
+        self._resender = resender
+        self._schedule = schedule or Schedule()
+        self._clock = SteadyClock(wall_ms, monotonic_ms, store.totals.last_ms)
+        self.redelivery = Redelivery(store, {sends.KIND: self._handle}, self._clock, timer, self._schedule)
+        if len(store):
+            self.redelivery.begin()
+
+    @property
+    def path(self) -> Path:
+        return self.store.path
+
+    @property
+    def listens(self) -> bool:
+        return self.redelivery.listens
+
+    def holds(self, send: SpooledSend) -> bool:
+        lane = sends.lane_of(send)
+        return bool(lane) and self.store.holds(lane)
+
+    def keep(self, sends_: Sequence[SpooledSend]) -> None:
+        now_ms = self._clock()
+        due_ms = self._schedule.due_ms(0, now_ms)
+        assert due_ms is not None
+        self.store.add([(sends.record_of(send, now_ms), due_ms) for send in sends_])
+        for target in {sends.target_of(send) for send in sends_}:
+            self.redelivery.failed(target)
+        self.redelivery.wake()
+
+    def answered(self, queue: MessageQueue) -> None:
+        self.redelivery.answered((sends.broker_target(queue), sends.topic_target(queue.topic)))
+
+    def metrics(self) -> SpoolMetrics:
+        totals, first = self.store.totals, self.store.next_due_ms()
+        now_ms = self._clock()
+        return SpoolMetrics(
+            depth=totals.depth,
+            bytes=totals.size,
+            oldest_due_age_s=None if first is None or first > now_ms else (now_ms - first) / 1000,
+            dead=totals.dead,
+            dead_bytes=totals.dead_bytes,
+            give_ups=totals.give_ups,
+            delivered=self.redelivery.delivered,
+        )
+
+    def send_all(self, timeout_s: float, dead: bool = False) -> int:
+        """Send everything now, whenever it is due, the dead too if they are wanted; how many are left.
+
+        What fails is tried once, or as often as its schedule says within ``timeout_s`` seconds.
+        """
+        deadline = Deadline.after(timeout_s)
+        if dead:
+            self.store.revive(self._clock())
+        start = self.store.hasten(None, None, PAGE, self._clock())
+        while start is not None:
+            start = self.store.hasten(None, start, PAGE, self._clock())
+        self.redelivery.drain(deadline)
+        return len(self.store)
+
+    def finish(self) -> int:
+        """Close at once; how many were sent."""
+        self.close(Deadline.after(0))
+        return self.redelivery.delivered
+
+    def close(self, deadline: Deadline) -> None:
+        try:
+            self.redelivery.drain(deadline)
+            self._resender.close(deadline)
+            self.redelivery.close(deadline)
+        finally:
+            self.store.close()
+
+    def _handle(self, record: Record, done: Callable[[Handled], None]) -> None:
+        try:
+            send = sends.send_of(record)
+        except DecodeError as e:
+            done(Handled(e.message, final=True))
+            return
+        self._resender.resend(send, functools.partial(self._resent, done))
+
+    def _resent(self, done: Callable[[Handled], None], resent: Resent) -> None:
+        if resent.error is not None:
+            done(Handled(resent.error, final=not resent.passing))
+            return
+        done(Handled())
+        if resent.queue is not None:
+            self.answered(resent.queue)

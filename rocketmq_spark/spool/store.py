@@ -1,0 +1,291 @@
+"""Records that are due later, kept until they are settled. It knows nothing of what they are.
+
+A driver: one lock, one ``Database``. Every step is one write that happens or does not, so that a process may be killed at
+any point. Who takes a record *leases* it: the lease is in memory, so it ends with its process, and the record is still due.
+Only what is added waits for the disk (``sync``); a settlement that a power cut undoes is made again, and that is at least once.
+
+Of a *lane* only the first record is pending. The next one follows when the first is settled for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolFull
+from rocketmq_spark.spool import keys, mending
+from rocketmq_spark.spool.changes import Change
+from rocketmq_spark.spool.database import Damaged, Database
+from rocketmq_spark.spool.group import Group, Ticket
+from rocketmq_spark.spool.keys import ORDER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.records import Record, State, Totals, decoded
+
+logger = logging.getLogger(__name__)
+
+
+class Work(NamedTuple):
+    """A record that was taken; ``size`` is what it counts against the bound."""
+
+    due: Due
+    state: State
+    record: Record
+    size: int
+
+
+class Done(NamedTuple):
+    """It is over."""
+
+
+class Again(NamedTuple):
+    """It failed, and is due once more."""
+
+    due_ms: int
+    reason: str
+
+
+class Dead(NamedTuple):
+    """It is given up, and kept among the dead."""
+
+    reason: str
+
+
+Verdict = Done | Again | Dead
+
+
+class Store:
+    """The records of one folder.
+
+    ``sync`` is ``always`` (each call of ``add`` waits for the disk by itself), ``batch`` (those of several threads wait
+    together) or ``never``. ``max_bytes`` bounds what is kept, dead or not.
+    """
+
+    def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None) -> None:
+        self.path = path
+        self._sync = sync != "never"
+        self._max_bytes = max_bytes
+        self._lock = threading.RLock()
+        self._group = Group(self._lock, self._add, together=sync == "batch")
+        self._leased: set[int] = set()
+        self._floor = Due(0, 0)
+        self._failed = False
+        self._open()
+
+    def __len__(self) -> int:
+        """Records that are neither settled nor dead."""
+        return self.totals.depth
+
+    def holds(self, lane: bytes) -> bool:
+        """Whether a record of the lane is not settled yet."""
+        return lane in self._lanes
+
+    def add(self, records: Sequence[tuple[Record, int]]) -> None:
+        """Keep records, each due at its moment (ms since 1970): when it returns they are as safe as ``sync`` says.
+
+        All or none. Raises ``SpoolFull`` beyond ``max_bytes``, ``SpoolError`` when they cannot be written.
+        """
+        self._group.put(Ticket(records))
+
+    def take(self, now_ms: int, limit: int) -> list[Work]:
+        """The first records that are due and that nobody has, at most ``limit``; each is to be settled or given back.
+
+        One that cannot be read goes to the dead with the reason, as it is.
+        """
+        with self._ready():
+            first, found = None, []
+            for key, value in self._db.scan(self._floor.key, Due(now_ms + 1, 0).key):
+                due = Due.parse(key)
+                first = first or due
+                if due.sequence not in self._leased:
+                    found.append((due, value))
+                    if len(found) >= limit:
+                        break
+            self._floor = first or Due(now_ms + 1, 0)
+            taken = [work for due, value in found if (work := self._read(due, value, now_ms)) is not None]
+            self._leased.update(work.due.sequence for work in taken)
+            return taken
+
+    def settle(self, outcomes: Sequence[tuple[Work, Verdict]], now_ms: int) -> None:
+        """What came of records that were taken: one write for all of them."""
+        with self._ready():
+            change = Change(self.totals)
+            change.totals.last_ms = max(now_ms, self.totals.last_ms)
+            left = []
+            for work, verdict in outcomes:
+                sequence, tries = work.due.sequence, work.state.tries + 1
+                change.deletes.append(work.due.key)
+                if isinstance(verdict, Again):
+                    state = State(tries, now_ms, work.state.target, verdict.reason)
+                    change.pend(Due(verdict.due_ms, sequence), state)
+                    continue
+                if isinstance(verdict, Dead):
+                    change.bury(sequence, work.size, State(tries, now_ms, "", verdict.reason))
+                else:
+                    change.finish(sequence, work.size)
+                if not self._leave(change, work.record.lane, sequence, now_ms):
+                    left.append(work.record.lane)
+            self._write(change)
+            self._lanes.difference_update(left)
+            self._leased.difference_update(work.due.sequence for work, _ in outcomes)
+
+    def give_back(self, works: Sequence[Work]) -> None:
+        """They were taken and not tried."""
+        with self._lock:
+            self._leased.difference_update(work.due.sequence for work in works)
+
+    def hasten(self, targets: Collection[str] | None, start: Due | None, limit: int, now_ms: int) -> Due | None:
+        """Let what waits for ``targets``, or for anything, fall due now: looks at ``limit`` records from ``start`` on.
+
+        Gives where to go on, None when it has seen all.
+        """
+        with self._ready():
+            change, goes_on = Change(self.totals), None
+            first = start or Due(now_ms + 1, 0)
+            for seen, (key, value) in enumerate(self._db.scan(first.key, behind(PENDING))):
+                due = Due.parse(key)
+                if seen >= limit:
+                    goes_on = due
+                    break
+                state = State.decode(value)
+                if (targets is None or state.target in targets) and due.sequence not in self._leased:
+                    change.deletes.append(key)
+                    change.pend(Due(now_ms, due.sequence), state)
+            if change.puts:
+                self._write(change)
+            return goes_on
+
+    def next_due_ms(self) -> int | None:
+        """When the first record is due that nobody has."""
+        with self._ready():
+            for key, _ in self._db.scan(self._floor.key, behind(PENDING)):
+                due = Due.parse(key)
+                if due.sequence not in self._leased:
+                    return due.due_ms
+            return None
+
+    def revive(self, now_ms: int) -> int:
+        """Let dead records that can be read be pending again, from their first try on and in no order; how many."""
+        with self._ready():
+            change = Change(self.totals)
+            for sequence, record, size in mending.dead_ones(self._db):
+                if isinstance(record, Record):
+                    change.revive(sequence, size)
+                    change.pend(Due(now_ms, sequence), State(0, now_ms, record.target))
+            count = change.totals.depth - len(self)
+            self._write(change)
+            return count
+
+    def close(self) -> None:
+        """Give the folder free; what is leased is due for the next one."""
+        with self._lock:
+            self._db.close()
+
+    def _open(self) -> None:
+        self._db = Database(self.path)
+        data = self._db.get(TOTALS)
+        if self._db.damage or (data is None and next(self._db.scan(RECORD, behind(RECORD)), None) is not None):
+            mending.mend(self._db)
+            data = self._db.get(TOTALS)
+        self.totals = Totals() if data is None else Totals.decode(data)
+        self._lanes = set(_lanes(self._db))
+        self._floor = Due(0, 0)
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Under the lock, with a database that works. After a failure, such as a full disk, RocksDB takes no writes until
+        it is opened again, and more may be on the disk than was said. Of one that is damaged what can be read is kept.
+        """
+        with self._lock:
+            if self._failed:
+                self._db.close()
+                self._open()
+                self._failed = False
+            try:
+                yield
+            except Damaged:
+                self._db.close()
+                mending.repair(self.path)
+                self._open()
+                raise
+
+    def _add(self, tickets: Sequence[Ticket]) -> None:
+        try:
+            with self._ready():
+                change, lanes = Change(self.totals), set(self._lanes) if any(t.laned for t in tickets) else self._lanes
+                for ticket in tickets:
+                    held = change.totals.all_bytes
+                    if self._max_bytes is not None and held + ticket.size > self._max_bytes:
+                        ticket.error = _full(self.path, held, ticket.size, self._max_bytes)
+                        continue
+                    for record, due_ms, data in ticket.items:
+                        sequence = change.add(record, data)
+                        if not record.lane or record.lane not in lanes:
+                            change.pend(Due(due_ms, sequence), State(0, record.stored_ms, record.target))
+                        if record.lane:
+                            lanes.add(record.lane)
+                if change.puts:
+                    self._write(change, self._sync)
+                    self._lanes = lanes
+        except RocketMQError as e:
+            for ticket in tickets:
+                ticket.error = ticket.error or e
+
+    def _leave(self, change: Change, lane: bytes, sequence: int, now_ms: int) -> bool:
+        """A record leaves its lane, and the next one is due. False when the lane is empty then.
+
+        One that came back from the dead has no place in it.
+        """
+        place = ordered(lane, sequence)
+        if not lane or self._db.get(place) is None:
+            return True
+        change.deletes.append(place)
+        for key, _ in self._db.scan(ordered(lane, sequence + 1), ordered(lane, keys.LAST)):
+            following = keys.sequence_of(key)
+            record = decoded(self._db.get(numbered(RECORD, following)))
+            target = record.target if isinstance(record, Record) else ""
+            change.pend(Due(now_ms, following), State(0, now_ms, target))
+            return True
+        return False
+
+    def _read(self, due: Due, value: bytes, now_ms: int) -> Work | None:
+        data = self._db.get(numbered(RECORD, due.sequence)) or b""
+        try:
+            return Work(due, State.decode(value), Record.decode(data), len(data))
+        except DecodeError as e:
+            logger.error("record %d of the spool in %s goes to its dead: %s", due.sequence, self.path, e)
+            change = Change(self.totals)
+            change.deletes.append(due.key)
+            change.bury(due.sequence, len(data), State(0, now_ms, "", f"it cannot be read: {e.message}"))
+            lane = mending.lane_with(self._db, due.sequence) if self._lanes else None
+            if lane is not None and not self._leave(change, lane, due.sequence, now_ms):
+                self._lanes.discard(lane)
+            self._write(change)
+            return None
+
+    def _write(self, change: Change, sync: bool = False) -> None:
+        try:
+            self._db.write(change.all_puts, change.deletes, sync)
+        except RocketMQError:
+            self._failed = True
+            raise
+        self.totals = change.totals
+        self._floor = min(self._floor, change.earliest)
+
+
+def _full(path: Path, held: int, more: int, max_bytes: int) -> SpoolFull:
+    return SpoolFull(
+        f"the spool in {path} holds {held} bytes, and {more} more exceed the {max_bytes} of option 'spoolMaxBytes'",
+        remedy="Raise it, or see why brokers take nothing; dead letters count, too",
+    )
+
+
+def _lanes(db: Database) -> Iterator[bytes]:
+    """The lanes that there are: one look for each, however many records it has."""
+    start = ORDER
+    while (found := next(db.scan(start, behind(ORDER)), None)) is not None:
+        lane = keys.lane_of(found[0])
+        yield lane
+        start = ordered(lane, keys.LAST)

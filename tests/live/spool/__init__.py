@@ -1,0 +1,1 @@
+"""The spool on real brokers that are killed and come back."""

@@ -1,0 +1,162 @@
+"""Rows 3-11, 3-12, 3-21, 3-24, 3-25: a producer whose broker dies and comes back; every id that was given out arrives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import LocalBroker, Message, Producer, session
+from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
+from tests.live.writes import stored
+from tests.mockbroker import eventually
+from tests.scale import scaled
+from tests.witness import JavaPeer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def mq(make_cluster: Callable[..., LocalBroker]) -> LocalBroker:
+    cluster = make_cluster(conf={"autoCreateTopicEnable": False})
+    cluster.create_topic("t", queues=4)
+    return cluster
+
+
+def producer(mq: LocalBroker, folder: Path, **options: Any) -> Producer:
+    given = {"on_send_failure": "spool", "spool_dir": str(folder), "send_timeout": "1s", "group": "g_spool", **options}
+    return Producer(name_server=mq.name_server, **given)
+
+
+def depth(one: Producer) -> int:
+    metrics = one.spool_metrics()
+    assert metrics is not None
+    return metrics.depth
+
+
+def drain(one: Producer, timeout_s: float = 60) -> None:
+    eventually(lambda: depth(one) == 0, timeout_s)
+
+
+def ids_of(mq: LocalBroker, topic: str, count: int) -> Counter[str]:
+    return Counter(message.msg_id for message in stored(mq, topic, count))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("sync", ["always", "batch", "never"])
+def test_3_24_every_id_arrives_after_the_broker_was_killed_and_came_back(
+    mq: LocalBroker, tmp_path: Path, sync: str
+) -> None:
+    count = scaled(100_000 if sync == "batch" else 20_000, 1000)
+    with producer(mq, tmp_path / "s", spool_sync=sync, max_message_size="1m") as one:
+        results = [one.send(Message("t", b"before"))]
+        mq.kill("broker-a")
+        results.append(one.send(Message("t", b"down")))
+        assert results[1].status is SendStatus.SPOOLED
+        futures: list[Future[SendResult]] = [one.send_async(Message("t", b"%06d" % i)) for i in range(count)]
+        results += [future.result(120) for future in futures]
+        assert Counter(result.status for result in results)[SendStatus.SPOOLED] == count + 1
+        mq.restart("broker-a")
+        drain(one, 120)
+        assert one.spool_metrics().give_ups == 0
+    given = Counter(result.msg_id for result in results)
+    assert max(given.values()) == 1
+    arrived = ids_of(mq, "t", len(given))
+    assert given.keys() <= arrived.keys()
+    assert arrived.keys() <= given.keys()
+
+
+@pytest.mark.timeout(240)
+def test_a_queue_chosen_by_key_keeps_its_order_over_an_outage(mq: LocalBroker, tmp_path: Path) -> None:
+    queue = MessageQueue("t", "broker-a", 2)
+    with producer(mq, tmp_path / "s", send_timeout="500ms") as one:
+        bodies = [b"%03d" % i for i in range(60)]
+        for body in bodies[:10]:
+            assert one.send(Message("t", body), queue=queue).status is SendStatus.SEND_OK
+        mq.kill("broker-a")
+        for body in bodies[10:20]:
+            assert one.send(Message("t", body), queue=queue).status is SendStatus.SPOOLED
+        mq.restart("broker-a")
+        for body in bodies[20:]:  # behind them at first, directly when none waits any more
+            one.send(Message("t", body), queue=queue)
+        drain(one)
+        assert one.send(Message("t", b"end"), queue=queue).status is SendStatus.SEND_OK
+    found = [message.body for message in stored(mq, "t", 61) if message.queue_id == 2]
+    assert list(dict.fromkeys(found)) == [*bodies, b"end"]
+
+
+@pytest.mark.timeout(240)
+def test_3_11_the_very_first_send_while_no_master_lives_is_kept_and_chooses_its_queue_later(
+    mq: LocalBroker, tmp_path: Path
+) -> None:
+    mq.kill("broker-a")
+    session.close_all()
+    with producer(mq, tmp_path / "s") as one:
+        first = one.send(Message("t", b"first"))
+        assert (first.status, first.queue) == (SendStatus.SPOOLED, None)
+        hashed = one.send(Message("t", b"hashed"), selector="hash", arg="customer-7")
+        assert (hashed.status, hashed.queue) == (SendStatus.SPOOLED, None)
+        mq.restart("broker-a")
+        drain(one)
+    messages = stored(mq, "t", 2)
+    assert {message.body for message in messages} == {b"first", b"hashed"}
+    session.close_all()
+    with producer(mq, tmp_path / "s") as one:
+        direct = one.send(Message("t", b"again"), selector="hash", arg="customer-7")
+    assert direct.queue is not None
+    (place,) = {message.queue_id for message in messages if message.body == b"hashed"}
+    assert place == direct.queue.queue_id
+
+
+@pytest.mark.timeout(120)
+def test_no_name_server_is_a_passing_reason_and_a_missing_topic_is_none(mq: LocalBroker, tmp_path: Path) -> None:
+    with Producer(
+        name_server="127.0.0.1:1",
+        group="g",
+        on_send_failure="spool",
+        spool_dir=str(tmp_path / "s"),
+        send_timeout="300ms",
+    ) as one:
+        assert one.send(Message("t", b"x")).status is SendStatus.SPOOLED
+        assert one.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 1)).status is SendStatus.SPOOLED
+    with producer(mq, tmp_path / "other") as one:
+        with pytest.raises(RouteNotFound):
+            one.send(Message("missing-topic", b"x"), selector="hash", arg="7")
+        with pytest.raises(RocketMQError):
+            one.send(Message("t", b""))
+        assert depth(one) == 0
+
+
+CHILD = """
+import os, sys
+from rocketmq_spark import Message, Producer
+server, folder, topic = sys.argv[1:]
+one = Producer(name_server=server, group="g", on_send_failure="spool", spool_dir=folder, send_timeout="500ms")
+result = one.send(Message(topic, b"kept"))
+os.write(1, f"{result.status.name} {result.msg_id}".encode())
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_3_12_3_25_a_process_that_is_killed_right_after_the_answer_has_lost_nothing(
+    mq: LocalBroker, tmp_path: Path
+) -> None:
+    mq.kill("broker-a")
+    command = [sys.executable, "-c", CHILD, mq.name_server, str(tmp_path / "s"), "t"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
+    status, msg_id = done.stdout.split()
+    assert (done.returncode, status) == (-9, "SPOOLED"), done.stderr
+    mq.restart("broker-a")
+    with producer(mq, tmp_path / "s") as one:
+        drain(one)
+    assert [message.msg_id for message in stored(mq, "t", 1)] == [msg_id]
+    (java,) = JavaPeer(mq.name_server).read("t", 1)
+    assert java.id == msg_id

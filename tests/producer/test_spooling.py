@@ -1,0 +1,338 @@
+"""Which failures go to the spool, and what becomes of order; the spool is a list that the test looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Response
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    CertificateRefused,
+    ConnectionLost,
+    InvalidParameter,
+    MessageIllegal,
+    RocketMQError,
+    RouteNotFound,
+    SendFailed,
+    SpoolFull,
+)
+from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus, SpooledSend, SpoolMetrics
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spooling import chooser, passing, storable
+from rocketmq_spark.spool.sends import lane_of
+from rocketmq_spark.wire.properties import decode_properties
+from tests.producer.scripted import Bench, ScriptedSender, refused
+from tests.queues import q, qs
+
+M = Message("T", b"x")
+MISSING = RouteNotFound("the name server knows no such topic", "ns:9876", Response.TOPIC_NOT_EXIST, "T")
+
+
+class FakeSpool:
+    """Implements ``ports.Spool``; ``room`` is how many sends it takes."""
+
+    listens = True
+
+    def __init__(self) -> None:
+        self.kept: list[SpooledSend] = []
+        self.calls = 0
+        self.room = 10**6
+        self.answers: list[MessageQueue] = []
+        self.closed = False
+
+    def holds(self, send: SpooledSend) -> bool:
+        return lane_of(send) in {lane_of(each) for each in self.kept} - {b""}
+
+    def keep(self, sends: Sequence[SpooledSend]) -> None:
+        self.calls += 1
+        if len(self.kept) + len(sends) > self.room:
+            raise SpoolFull("it is full")
+        self.kept += sends
+
+    def answered(self, queue: MessageQueue) -> None:
+        self.answers.append(queue)
+
+    def metrics(self) -> SpoolMetrics:
+        return SpoolMetrics(len(self.kept), 0, None, 0, 0, 0, 0)
+
+    def close(self, deadline: Deadline) -> None:
+        self.closed = True
+
+
+class Sender(ScriptedSender):
+    """Knows whether masters live."""
+
+    masters: bool | RocketMQError = True
+
+    def any_master(self) -> bool:
+        if isinstance(self.masters, RocketMQError):
+            raise self.masters
+        return self.masters
+
+
+@pytest.fixture
+def spool(bench: Bench) -> FakeSpool:
+    bench.sender = Sender(bench.time)
+    return FakeSpool()
+
+
+def producer(bench: Bench, spool: FakeSpool, **settings: Any) -> Producer:
+    chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
+    made = Producer(bench.sender, ProducerSettings(**chosen), None, bench.timer, spool)
+    bench.producers.append(made)
+    return made
+
+
+def down(*_: object) -> RocketMQError:
+    return ConnectionLost("down")
+
+
+def spool_timer(bench: Bench) -> None:
+    bench.time.run_due()
+
+
+def caused(cause: RocketMQError) -> SendFailed:
+    error = SendFailed("all retries failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (CallTimeout("no answer"), True),
+        (ConnectionLost("broke"), True),
+        (refused(Response.SYSTEM_BUSY), True),
+        (refused(Response.FLOW_CONTROL), True),
+        (refused(Response.SERVICE_NOT_AVAILABLE), True),
+        (refused(Response.GO_AWAY), True),
+        (BrokerNotFound("no master"), True),
+        (caused(caused(refused(Response.SYSTEM_BUSY))), True),
+        (CertificateRefused("another name"), False),
+        (refused(Response.NO_PERMISSION), False),
+        (refused(Response.MESSAGE_ILLEGAL), False),
+        (refused(Response.TOPIC_NOT_EXIST), False),
+        (refused(Response.SYSTEM_ERROR), False),
+        (InvalidParameter("bad queue"), False),
+        (RouteNotFound("no write permission"), False),
+        (caused(MessageIllegal("too long")), False),
+        (SendFailed("out of room"), False),
+    ],
+    ids=lambda value: value.message if isinstance(value, RocketMQError) else str(value),
+)
+def test_3_11_what_may_pass(bench: Bench, spool: FakeSpool, error: RocketMQError, expected: bool) -> None:
+    assert passing(error, bench.sender) is expected
+
+
+@pytest.mark.parametrize(
+    ("masters", "expected"), [(True, False), (False, True), (ConnectionLost("no name server answers"), True)]
+)
+def test_a_topic_is_missing_while_masters_live(
+    bench: Bench, spool: FakeSpool, masters: bool | RocketMQError, expected: bool
+) -> None:
+    bench.sender.masters = masters
+    bench.sender.routes.clear()
+    assert passing(MISSING, bench.sender) is expected
+
+
+@pytest.mark.parametrize("now", [tuple(qs("a:0")), BrokerNotFound("no master"), ConnectionLost("gone")], ids=str)
+def test_a_topic_that_came_while_it_was_asked_for_masters_is_not_missing(
+    bench: Bench, spool: FakeSpool, now: object
+) -> None:
+    bench.sender.routes["T"] = now
+    assert passing(MISSING, bench.sender)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "batch", "auto_batch"])
+def test_3_11_busy_brokers_are_tried_as_ever_and_then_it_is_spooled_with_its_id(
+    bench: Bench, spool: FakeSpool, mode: str
+) -> None:
+    bench.sender.by_broker = {name: lambda: refused(Response.SYSTEM_BUSY) for name in "ab"}
+    one = producer(bench, spool, auto_batch=mode == "auto_batch")
+    result: SendResult
+    if mode == "sync":
+        result = one.send(M)
+    elif mode == "batch":
+        result = one.send_batch([M, M])
+    else:
+        future = one.send_async(M)
+        bench.time.advance(3)
+        result = future.result(0)
+    assert (result.status, result.queue, result.queue_offset) == (SendStatus.SPOOLED, None, None)
+    assert len(bench.sender.calls) == 3
+    (kept,) = spool.kept
+    assert ",".join(kept.msg_ids) == result.msg_id
+    if mode in ("sync", "async"):
+        assert decode_properties(kept.request.properties)["UNIQ_KEY"] == result.msg_id
+    assert kept.request is bench.sender.requests[0]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_permanent_failure_is_an_error_as_without_a_spool(bench: Bench, spool: FakeSpool, mode: str) -> None:
+    bench.sender.script = [refused(Response.MESSAGE_ILLEGAL)]
+    one = producer(bench, spool)
+
+    def send() -> SendResult:
+        if mode == "sync":
+            return one.send(M)
+        future = one.send_async(M)
+        spool_timer(bench)
+        return future.result(0)
+
+    with pytest.raises(MessageIllegal):
+        send()
+    assert spool.kept == []
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_3_11_the_very_first_send_without_masters_is_kept_without_a_queue(
+    bench: Bench, spool: FakeSpool, mode: str
+) -> None:
+    bench.sender.masters = False
+    bench.sender.routes.clear()
+    one = producer(bench, spool)
+    if mode == "sync":
+        assert one.send(M).status is SendStatus.SPOOLED
+    else:
+        future = one.send_async(M)
+        spool_timer(bench)
+        assert future.result(0).status is SendStatus.SPOOLED
+    assert [(send.topic, send.queue) for send in spool.kept] == [("T", None)]
+
+
+def test_a_missing_topic_while_masters_live_is_an_error(bench: Bench, spool: FakeSpool) -> None:
+    bench.sender.routes.clear()
+    with pytest.raises(RouteNotFound):
+        producer(bench, spool).send(M)
+    assert spool.kept == []
+
+
+def test_a_selector_without_a_route_is_kept_and_chooses_later(bench: Bench, spool: FakeSpool) -> None:
+    bench.sender.routes["T"] = ConnectionLost("no name server answers")
+    one = producer(bench, spool)
+    assert one.send(M, selector="hash", arg="customer-7").status is SendStatus.SPOOLED
+    (kept,) = spool.kept
+    assert (kept.queue, kept.selector, kept.arg) == (None, "hash", "customer-7")
+    bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
+    assert one.send(M, selector="hash", arg="customer-7").status is SendStatus.SPOOLED  # not past the first
+    assert one.send(M, selector="hash", arg="customer-8").status is SendStatus.SEND_OK
+    assert len(spool.kept) == 2
+
+
+def test_a_selector_that_cannot_be_stored_fails_as_without_a_spool(bench: Bench, spool: FakeSpool) -> None:
+    bench.sender.routes["T"] = ConnectionLost("no name server answers")
+    with pytest.raises(ConnectionLost):
+        producer(bench, spool).send(M, selector=lambda queues, message, arg: queues[0])
+    assert not storable("hash", object())
+    assert not storable(None, 1)
+    assert storable("hash", "7")
+    (chosen,) = chooser("T", "hash", "7")(qs("a:0-3"))
+    assert chosen in qs("a:0-3")
+
+
+def test_a_queue_that_is_named_before_there_is_a_route_is_kept_for_that_queue(bench: Bench, spool: FakeSpool) -> None:
+    bench.sender.routes["T"] = ConnectionLost("no name server answers")
+    result = producer(bench, spool).send(M, queue=q("a:1"))
+    assert (result.status, result.queue) == (SendStatus.SPOOLED, q("a:1"))
+    assert spool.kept[0].queue == q("a:1")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_queue_with_spooled_messages_sends_behind_them(bench: Bench, spool: FakeSpool, mode: str) -> None:
+    one = producer(bench, spool)
+    bench.sender.script = [down]
+    assert one.send(M, queue=q("a:0")).status is SendStatus.SPOOLED
+    calls = len(bench.sender.calls)
+    second = Message("T", b"second")
+    if mode == "sync":
+        assert one.send(second, queue=q("a:0")).status is SendStatus.SPOOLED
+    else:
+        future = one.send_async(second, queue=q("a:0"))
+        spool_timer(bench)
+        assert future.result(0).status is SendStatus.SPOOLED
+    assert len(bench.sender.calls) == calls
+    assert [send.request.body for send in spool.kept] == [b"x", b"second"]
+    assert one.send(M, queue=q("a:1")).status is SendStatus.SEND_OK
+    assert one.send(M).status is SendStatus.SEND_OK
+    spool.kept.clear()
+    assert one.send(M, queue=q("a:0")).status is SendStatus.SEND_OK
+
+
+def test_what_waits_behind_a_spooled_batch_of_its_queue_is_spooled_in_order(bench: Bench, spool: FakeSpool) -> None:
+    one = producer(bench, spool, auto_batch=True)
+    bench.sender.script = [None]
+    futures = []
+    for i in range(4):
+        futures.append(one.send_async(Message("T", str(i).encode()), queue=q("a:0")))
+        bench.time.advance(0.02)
+    assert len(bench.sender.calls) == 1
+    bench.sender.answer(outcome=down)
+    bench.time.advance(0)
+    assert [future.result(0).status for future in futures] == [SendStatus.SPOOLED] * 4
+    assert [list(send.msg_ids) for send in spool.kept] == [[future.result(0).msg_id] for future in futures]
+    assert len(bench.sender.calls) == 1
+
+
+def test_asynchronous_failures_of_a_moment_are_kept_by_one_call(bench: Bench, spool: FakeSpool) -> None:
+    one = producer(bench, spool, retries=0)
+    bench.sender.script = [None] * 20
+    futures = [one.send_async(M) for _ in range(20)]
+    while bench.sender.waiting:
+        bench.sender.answer(outcome=down)
+    assert not any(future.done() for future in futures)
+    spool_timer(bench)
+    assert {future.result(0).status for future in futures} == {SendStatus.SPOOLED}
+    assert spool.calls == 1
+
+
+def test_when_it_is_full_sends_fail_as_without_it_and_those_that_fit_are_kept(bench: Bench, spool: FakeSpool) -> None:
+    spool.room = 2
+    one = producer(bench, spool, retries=0)
+    bench.sender.script = [None] * 3
+    futures = [one.send_async(M) for _ in range(3)]
+    while bench.sender.waiting:
+        bench.sender.answer(outcome=down)
+    spool_timer(bench)
+    assert [future.result(0).status for future in futures[:2]] == [SendStatus.SPOOLED] * 2
+    bench.sender.script = [down]
+    for call in (lambda: futures[2].result(0), lambda: one.send(M)):
+        with pytest.raises(ConnectionLost) as caught:
+            call()
+        assert "it is full" in caught.value.__notes__[0]
+
+
+def test_what_must_not_overtake_fails_when_the_spool_is_full(bench: Bench, spool: FakeSpool) -> None:
+    one = producer(bench, spool)
+    bench.sender.script = [down]
+    one.send(M, queue=q("a:0"))
+    spool.room = 1
+    with pytest.raises(SpoolFull):
+        one.send(M, queue=q("a:0"))
+
+
+def test_a_broker_that_takes_something_is_told(bench: Bench, spool: FakeSpool) -> None:
+    one = producer(bench, spool)
+    sync = one.send(M).queue
+    future = one.send_async(M)
+    assert spool.answers == [sync, future.result(0).queue]
+
+
+def test_3_25_what_is_left_at_the_close_is_spooled_and_none_of_it_is_unsent(bench: Bench, spool: FakeSpool) -> None:
+    one = producer(bench, spool)
+    bench.sender.script = [None] * 5
+    futures = [one.send_async(M) for _ in range(5)]
+    assert one.close(0.5) == []
+    assert {future.result(0).status for future in futures} == {SendStatus.SPOOLED}
+    assert [send.msg_ids[0] for send in spool.kept] == [future.result(0).msg_id for future in futures]
+    assert spool.closed
+
+
+def test_metrics_are_the_spools(bench: Bench, spool: FakeSpool) -> None:
+    assert producer(bench, spool).spool_metrics() == spool.metrics()
+    assert bench.producer().spool_metrics() is None

@@ -1,0 +1,132 @@
+"""The sink's spool: rows that are kept by their worker count as spooled, and the next task or a command sends them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark import session
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import MessageIllegal, RocketMQError
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.sink.report import Written
+from rocketmq_spark.spool.folders import spools
+from rocketmq_spark.spool.reading import Reading
+from rocketmq_spark.wire.messages import decode_batch
+from tests.live.writes import Writes, bodies, frame, numbered, stored, writes
+from tests.mockbroker import Call, Command, MockBroker, eventually, ok, refuse, route
+
+__all__ = ["writes"]
+
+BUSY = refuse(Response.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+
+
+class Moody(MockBroker):
+    """Its own name server; keeps what it takes. ``mood`` answers batches when it is not None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mood: Command | None = BUSY
+        self.kept: list[bytes] = []
+        self.on(Request.SEND_BATCH_MESSAGE, self._send)
+
+    def __enter__(self) -> Moody:
+        super().__enter__()
+        self.on(Request.GET_ROUTEINFO_BY_TOPIC, route(4, {"broker-a": self.address}))
+        return self
+
+    def _send(self, call: Call) -> Command:
+        if self.mood is not None:
+            return self.mood(call) if callable(self.mood) else self.mood
+        at = len(self.kept)
+        self.kept += [bytes(item.body) for item in decode_batch(call.command.body)]
+        return ok(msgId="x", queueId=call.ext("e"), queueOffset=at)
+
+
+@pytest.fixture
+def moody() -> Iterator[Moody]:
+    with Moody() as broker:
+        yield broker
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """A spool lives as long as its process; the next test begins with none."""
+    yield
+    session.close_all()
+
+
+def test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives(
+    moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = Writes(moody.address, monkeypatch)
+    done = write(
+        frame(body=numbered(300)), topic="t", batchMaxBytes=1_000, sendTimeout="600ms",
+        onSendFailure="spool", spoolDir=str(tmp_path), spoolSync="batch",
+    )  # fmt: skip
+    assert (done.rows, done.spooled, done.batches) == (0, 300, 0)
+    assert str(done).endswith("and 300 rows spooled")
+    assert len(spools(tmp_path)) == 1
+    moody.mood = None
+    eventually(lambda: len(moody.kept) >= 300, 60)
+    assert Counter(moody.kept) == Counter(body.encode() for body in numbered(300))
+
+
+def test_counts_add_up_over_tasks() -> None:
+    assert (Written(rows=1, spooled=2) + Written(rows=3, spooled=4)).spooled == 6
+
+
+def test_keyed_rows_keep_their_order_through_the_spool(
+    moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = Writes(moody.address, monkeypatch)
+    given = {
+        "topic": "t", "queueSelector": "hash", "batchMaxBytes": 400, "sendTimeout": "500ms",
+        "onSendFailure": "spool", "spoolDir": str(tmp_path), "spoolSync": "never",
+    }  # fmt: skip
+    done = write(frame(body=numbered(100), shardingKey=["k"] * 100), **given)
+    assert done.spooled == 100
+    moody.mood = None
+    done = write(frame(body=numbered(100, 100), shardingKey=["k"] * 100), **given)
+    assert done.rows + done.spooled == 100
+    eventually(lambda: len(moody.kept) >= 200, 60)
+    assert moody.kept == [body.encode() for body in numbered(200)]
+
+
+def test_what_may_not_pass_fails_the_task_and_nothing_of_it_is_kept(
+    moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    moody.mood = refuse(Response.MESSAGE_ILLEGAL, "no")
+    with pytest.raises(MessageIllegal):
+        Writes(moody.address, monkeypatch)(
+            frame(body=numbered(300)), topic="t", batchMaxBytes=1_000, sendTimeout="2s",
+            onSendFailure="spool", spoolDir=str(tmp_path),
+        )  # fmt: skip
+    (path,) = spools(tmp_path)
+    assert Reading(path).totals.depth == 0
+
+
+def test_beyond_spool_max_bytes_the_task_fails_as_without_a_spool(
+    moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(RocketMQError) as caught:
+        Writes(moody.address, monkeypatch)(
+            frame(body=numbered(300)), topic="t", batchMaxBytes=1_000, sendTimeout="500ms",
+            onSendFailure="spool", spoolDir=str(tmp_path), spoolMaxBytes="2k",
+        )  # fmt: skip
+    assert "option 'spoolMaxBytes'" in "".join(caught.value.__notes__)
+
+
+def test_without_any_master_rows_are_kept_without_a_queue_and_a_later_task_sends_them(
+    rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = {"topic": topic, "sendTimeout": "500ms", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
+    done = Writes("127.0.0.1:1", monkeypatch)(frame(body=["kept"]), **given)
+    assert (done.rows, done.spooled) == (0, 1)
+    session.close_all()  # as if the worker had died
+    done = Writes(rocketmq.name_server, monkeypatch)(frame(body=["sent"]), **{**given, "sendTimeout": "20s"})
+    assert (done.rows, done.spooled) == (1, 0)
+    assert sorted(bodies(stored(rocketmq, topic, 2))) == ["kept", "sent"]

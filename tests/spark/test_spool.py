@@ -1,0 +1,61 @@
+"""The sink's spool under Spark: rows that a dead broker does not take live with the worker, and arrive."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from rocketmq_spark import LocalBroker, write_rocketmq
+from rocketmq_spark.cli.app import app
+from rocketmq_spark.spool.folders import spools
+from rocketmq_spark.spool.reading import Reading
+from tests.live.writes import bodies, numbered, stored
+from tests.mockbroker import eventually
+
+ROWS = 400
+
+
+@pytest.mark.timeout(240)
+def test_3_25_rows_that_were_spooled_count_apart_and_arrive_from_the_worker_or_the_command(
+    spark: SparkSession, make_cluster: Callable[..., LocalBroker], tmp_path: Path
+) -> None:
+    mq = make_cluster()
+    mq.create_topic("t", queues=4)
+    given = {
+        "name_server": mq.name_server, "topic": "t", "batch_max_bytes": 2000, "send_timeout": "1s",
+        "on_send_failure": "spool", "spool_dir": str(tmp_path / "spools"),
+    }  # fmt: skip
+
+    def write(first: int) -> tuple[int, int]:
+        df = spark.createDataFrame([(body,) for body in numbered(ROWS, first)], "body string").repartition(2)
+        done = write_rocketmq(df, **given)
+        return done.rows, done.spooled
+
+    assert write(0) == (ROWS, 0)
+    mq.kill("broker-a")
+    assert write(ROWS) == (0, ROWS)
+    assert 1 <= len(spools(tmp_path / "spools")) <= 2
+    mq.restart("broker-a")
+
+    def arrived() -> bool:
+        return Counter(bodies(stored(mq, "t", 2 * ROWS, timeout_s=0))).keys() >= set(numbered(2 * ROWS))
+
+    eventually(arrived, 100)  # the workers live on between jobs, and send meanwhile
+    found = Counter(bodies(stored(mq, "t", 2 * ROWS)))
+    assert found.keys() == set(numbered(2 * ROWS))
+    assert sum(_depth(path) for path in spools(tmp_path / "spools")) == 0
+    done = CliRunner().invoke(app, ["spool", "show", str(tmp_path / "spools")])
+    assert done.exit_code == 0, done.output
+
+
+def _depth(path: Path) -> int:
+    reading = Reading(path)
+    try:
+        return reading.totals.depth
+    finally:
+        reading.close()

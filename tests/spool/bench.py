@@ -1,0 +1,53 @@
+"""Time that a test moves, and a store with a handler that fails when it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.redelivery import Handled, Redelivery
+from rocketmq_spark.spool.schedule import Schedule
+from rocketmq_spark.spool.store import Store
+from tests.producer.scripted import ManualTimer, Time
+
+BASE_MS = 1_700_000_000_000
+
+
+def record(payload: bytes, kind: str = "k", target: str = "", lane: bytes = b"", at_ms: int = BASE_MS) -> Record:
+    return Record(kind, payload, at_ms, target, lane)
+
+
+class Bench:
+    """A redelivery of one kind, ``k``. ``works`` says whether a try succeeds; ``tried`` are seconds and payloads."""
+
+    def __init__(self, path: Path, schedule: Schedule | None = None) -> None:
+        self.time = Time()
+        self.start = self.time.now
+        self.store = Store(path, sync="never")
+        self.tried: list[tuple[float, bytes]] = []
+        self.works: Callable[[Record], Handled] = lambda one: Handled()
+        self.waiting: list[Callable[[Handled], None]] | None = None  # a list holds answers back
+        self.redelivery = Redelivery(self.store, {"k": self._handle}, self.now_ms, ManualTimer(self.time), schedule)
+
+    def now_ms(self) -> int:
+        return BASE_MS + round(1000 * (self.time.now - self.start))
+
+    def add(self, *records: Record, after_s: float = 3) -> None:
+        self.store.add([(each, self.now_ms() + round(1000 * after_s)) for each in records])
+        self.redelivery.wake()
+
+    def _handle(self, one: Record, done: Callable[[Handled], None]) -> None:
+        self.tried.append((round(self.time.now - self.start, 3), one.payload))
+        if self.waiting is not None:
+            self.waiting.append(done)
+        else:
+            done(self.works(one))
+
+    @property
+    def seconds(self) -> list[float]:
+        return [second for second, _ in self.tried]
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [payload for _, payload in self.tried]

@@ -1,0 +1,239 @@
+"""RocksDB's ways to fail, and what a fork inherits."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import ClosedError, SpoolError
+from rocketmq_spark.spool import database
+from rocketmq_spark.spool.database import Database, in_use, is_database
+
+
+def test_3_12_a_new_folder_is_made_and_its_parents_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(database, "sync_folder", synced.append)
+    db = Database(tmp_path / "a" / "b")
+    assert synced == [tmp_path / "a", tmp_path]
+    assert is_database(tmp_path / "a" / "b")
+    db.close()
+
+
+def test_a_range_is_read_in_order_to_before_its_end(tmp_path: Path) -> None:
+    db = Database(tmp_path)
+    db.write([(b"b1", b"1"), (b"a1", b"2"), (b"a2", b"3")])
+    assert list(db.scan(b"a", b"b")) == [(b"a1", b"2"), (b"a2", b"3")]
+    db.write([(b"a3", b"4")], [b"a1"])
+    assert [key for key, _ in db.scan(b"a", b"b")] == [b"a2", b"a3"]
+    assert db.get(b"a1") is None
+    db.close()
+
+
+def test_3_16_what_is_synced_is_every_log_file_that_may_have_unsynced_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recovery ends at the first gap, so an older file must not lack what a younger one builds on."""
+    synced: list[str] = []
+    monkeypatch.setattr(database, "_sync_file", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")[-10:]))
+    monkeypatch.setattr(database, "WRITE_BUFFER_BYTES", 64 << 10)
+    db = Database(tmp_path)
+    db.write([(b"k", b"v")], sync=True)
+    first = synced[-1]
+    db.write([(b"k", b"v")], sync=True)
+    assert synced == [first, first]
+    for i in range(40):
+        db.write([(b"%d" % i, os.urandom(4096))])
+    synced.clear()
+    db.write([(b"k", b"v")], sync=True)
+    logs = sorted(path.name for path in tmp_path.glob("*.log"))
+    assert synced == logs
+    assert logs[-1] > first
+    db.close()
+
+
+def test_g2_10_a_folder_in_use_is_said_to_be(tmp_path: Path) -> None:
+    db = Database(tmp_path)
+    code = f"from pathlib import Path\nfrom rocketmq_spark.spool.database import Database\nDatabase(Path({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode != 0
+    assert f"[ROCKETMQ_SPOOL] the spool in {tmp_path} is in use by another process" in done.stderr
+    assert "Give each process a 'spoolDir' of its own" in done.stderr
+    assert [key for key, _ in Database(tmp_path, read_only=True).scan(b"\0", b"\xff")] == []
+    db.close()
+
+
+def test_whether_somebody_lives_in_a_folder_is_seen_without_touching_it(tmp_path: Path) -> None:
+    db = Database(tmp_path)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    code = f"from pathlib import Path\nfrom rocketmq_spark.spool.database import in_use\nprint(in_use(Path({str(tmp_path)!r})))"
+
+    def another_sees() -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout.strip()
+
+    assert in_use(tmp_path)
+    assert another_sees() == "True"  # also after this process has asked: that did not drop its lock
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    db.close()
+    assert not in_use(tmp_path)
+    assert another_sees() == "False"
+    assert not in_use(tmp_path / "nowhere")
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SpoolError, match=r"cannot open the spool in .*file/s"):
+        Database(tmp_path / "file" / "s")
+    with pytest.raises(SpoolError, match="there is no spool in"):
+        Database(tmp_path / "nowhere", read_only=True)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = builtins.__import__
+
+    def blocked(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("rocksdict"):
+            raise ImportError("No module named 'rocksdict'")
+        return load(name, *args, **kwargs)
+
+    def no_module(name: str) -> Any:
+        return blocked(name)
+
+    monkeypatch.setattr(importlib, "import_module", no_module)
+    with pytest.raises(SpoolError, match=r"pip install 'rocketmq-spark\[spool\]'"):
+        Database(tmp_path)
+
+
+def test_a_closed_one_says_so(tmp_path: Path) -> None:
+    db = Database(tmp_path)
+    db.close()
+    db.close()
+    with pytest.raises(ClosedError, match="is closed"):
+        db.get(b"k")
+
+
+def test_a_forked_child_neither_uses_nor_closes_it(tmp_path: Path) -> None:
+    db = Database(tmp_path)
+    db.write([(b"k", b"1")])
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            db.write([(b"k", b"2")])
+        except ClosedError as e:
+            db.close()
+            code = 0 if "belongs to process" in str(e) else 2
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    db.write([(b"l", b"3")])
+    assert (db.get(b"k"), db.get(b"l")) == (b"1", b"3")
+    db.close()
+    again = Database(tmp_path)
+    assert again.get(b"l") == b"3"
+    again.close()
+
+
+def test_a_child_of_a_process_with_a_spool_is_told_that_it_cannot_have_one(tmp_path: Path) -> None:
+    """RocksDB would wait for threads that are not there."""
+    Database(tmp_path / "parent").close()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            Database(tmp_path / "child")
+        except SpoolError as e:
+            code = 0 if "forked from one that had used RocksDB" in str(e) else 2
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_may_end_as_any_program_does(tmp_path: Path) -> None:
+    """Python's end finalizes what is left; what was inherited must be left out, or it writes to the parent's files."""
+    code = textwrap.dedent(
+        """
+        import os, sys
+        from pathlib import Path
+        from rocketmq_spark.spool.database import Database
+        db = Database(Path(sys.argv[1]))
+        db.write([(b"k", b"1")])
+        if os.fork() == 0:
+            del db
+            sys.exit(0)
+        _, status = os.wait()
+        assert status == 0, status
+        db.write([(b"l", b"2")])
+        db.close()
+        again = Database(Path(sys.argv[1]))
+        print(again.get(b"k"), again.get(b"l"))
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "b'1' b'2'\n"), done.stderr
+
+
+def test_g2_10_a_disk_that_is_full_is_an_error_and_nothing_that_was_kept_is_lost(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: writes fail in the same place."""
+    code = textwrap.dedent(
+        """
+        import resource, sys
+        from pathlib import Path
+        from rocketmq_spark.errors import SpoolError
+        from rocketmq_spark.spool.records import Record
+        from rocketmq_spark.spool.store import Store
+        store = Store(Path(sys.argv[1]))
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+        kept, errors = [], 0
+        for i in range(90):
+            try:
+                store.add([(Record("k", b"%d" % i + b"x" * 10_000, 1), 1)])
+                kept.append(i)
+            except SpoolError as e:
+                errors += 1
+                if errors == 3:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        print(errors, len(kept))
+        found = []
+        while works := store.take(10, 100):
+            found += [int(work.record.payload.rstrip(b"x")) for work in works]
+        missing = set(kept) - set(found)
+        print(sorted(missing), len(found) - len(set(found)), len(store) == len(found))
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    errors, kept = map(int, first.split())
+    assert errors >= 3
+    assert kept == 90 - errors
+    assert second == "[] 0 True"
+
+
+def test_files_are_not_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    db = Database(tmp_path)
+    db.write([(b"k", b"v")], sync=True)
+    db.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > before

@@ -1,0 +1,48 @@
+"""Additions of several threads: who waits goes with who writes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rocketmq_spark.errors import SpoolFull
+from rocketmq_spark.spool.group import Group, Ticket
+from tests.spool.bench import record
+
+
+def ticket(payload: bytes = b"x") -> Ticket:
+    return Ticket([(record(payload), 1)])
+
+
+@pytest.mark.parametrize(("together", "sizes"), [(True, [1, 3]), (False, [1, 1, 1, 1])])
+def test_3_16_those_that_wait_are_written_together_or_one_by_one(together: bool, sizes: list[int]) -> None:
+    written: list[int] = []
+    writing, go = threading.Event(), threading.Event()
+
+    def write(tickets: list[Ticket]) -> None:
+        written.append(len(tickets))
+        writing.set()
+        assert go.wait(20)
+
+    lock = threading.RLock()
+    group = Group(lock, write, together)
+    threads = [threading.Thread(target=group.put, args=(ticket(),)) for _ in range(4)]
+    threads[0].start()
+    assert writing.wait(20)
+    for each in threads[1:]:
+        each.start()
+    while together and len(group._waiting) < 3:
+        threading.Event().wait(0.001)
+    go.set()
+    for each in threads:
+        each.join(20)
+    assert written == sizes
+
+
+def test_each_caller_gets_its_own_error() -> None:
+    def write(tickets: list[Ticket]) -> None:
+        tickets[0].error = SpoolFull("no")
+
+    with pytest.raises(SpoolFull):
+        Group(threading.RLock(), write, together=True).put(ticket())

@@ -1,0 +1,133 @@
+"""G2.10: bytes that fell over on the disk. What can be read is kept, the rest is named."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.spool.keys import PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.mending import lane_with, mend
+from rocketmq_spark.spool.store import Dead, Done, Store
+from tests.spool.bench import record
+
+COUNT = 300
+ROOT = Path(__file__).parents[2]
+
+
+def filled(path: Path, flush: bool = False) -> None:
+    """By a process that ends without a word, so that a log is left, unless its content is flushed to a table."""
+    command = [sys.executable, "-m", "tests.spool.filler", str(path), str(COUNT), "close" if flush else "die"]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=60)
+
+
+def drained(path: Path) -> list[int]:
+    """Everything that can be had, in its order."""
+    store = Store(path, sync="never")
+    found: list[int] = []
+    for _ in range(20 * COUNT):
+        works = store.take(10**9, 50)
+        if not works and store.next_due_ms() is None:
+            break
+        found += [int(work.record.payload.rstrip(b"x")) for work in works]
+        store.settle([(work, Done()) for work in works], 10**9)
+    assert len(store) == 0
+    assert not store.holds(b"l")
+    store.close()
+    return found
+
+
+def damage(file: Path, at: int, count: int = 40) -> None:
+    data = bytearray(file.read_bytes())
+    for i in range(at, at + count):
+        data[i] ^= 0xFF
+    file.write_bytes(data)
+
+
+def test_g2_10_a_log_that_was_damaged_in_the_middle_loses_what_was_there_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(tmp_path)
+    (log,) = (path for path in tmp_path.glob("*.log") if path.stat().st_size > 1000)
+    damage(log, log.stat().st_size // 2)
+    found = drained(tmp_path)
+    assert len(found) == len(set(found))
+    assert COUNT // 4 < len(found) < COUNT
+    assert {0, COUNT - 1} <= set(found) or 0 in found
+    assert "is damaged and opened with what can be read" in caplog.text
+    assert "was mended" in caplog.text
+
+
+def test_g2_10_a_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(tmp_path)
+    (log,) = (path for path in tmp_path.glob("*.log") if path.stat().st_size > 1000)
+    log.write_bytes(log.read_bytes().rstrip(b"\0")[:-50])
+    assert sorted(drained(tmp_path)) == list(range(COUNT - 1))
+    assert "damaged" not in caplog.text
+
+
+def test_g2_10_a_table_that_was_damaged_is_repaired_while_it_is_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(tmp_path, flush=True)
+    (table,) = tmp_path.glob("*.sst")
+    damage(table, table.stat().st_size // 2)
+    store = Store(tmp_path, sync="never")
+    found: list[int] = []
+    errors = 0
+    for _ in range(20 * COUNT):
+        try:
+            works = store.take(10**9, 50)
+            store.settle([(work, Done()) for work in works], 10**9)
+        except SpoolError:
+            errors += 1
+            assert errors < 5
+            continue
+        found += [int(work.record.payload.rstrip(b"x")) for work in works]
+        if not works and store.next_due_ms() is None:
+            break
+    assert errors
+    assert found
+    assert set(found) <= set(range(COUNT))
+    assert "was mended" in caplog.text
+    store.close()
+
+
+def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path)
+    store.add([(record(b"%d" % i, lane=b"l" if i in (4, 5) else b""), i) for i in range(1, 7)])
+    store.settle([(work, Dead("no")) for work in store.take(1, 1)], 1)
+    db = store._db
+    lost = [numbered(RECORD, 2), numbered(RECORD, 4), Due(3, 3).key, TOTALS]
+    db.write([], lost)
+    with caplog.at_level(logging.ERROR):
+        mend(db)
+    assert "4 records are there, 2 are lost, among them those with the numbers 2, 4" in caplog.text
+    store.close()
+    again = Store(tmp_path)
+    assert (len(again), again.totals.dead, again.totals.next_sequence) == (3, 1, 7)
+    assert sorted(work.record.payload for work in again.take(100, 10)) == [b"3", b"5", b"6"]
+    assert lane_with(again._db, 5) == b"l"
+    assert lane_with(again._db, 4) is None
+    assert again._db.get(ordered(b"l", 4)) is None
+    assert len(list(again._db.scan(PENDING, behind(PENDING)))) == 3
+    again.close()
+
+
+def test_a_store_without_totals_is_mended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path)
+    store.add([(record(b"x"), 1)] * 3)
+    store._db.write([], [TOTALS])
+    store.close()
+    again = Store(tmp_path)
+    assert (len(again), again.totals.next_sequence) == (3, 4)
+    assert "was mended" in caplog.text
+    again.close()

@@ -1,0 +1,60 @@
+"""Envelopes come back, and what is damaged says so."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.spool.records import Record, State, Totals, decoded
+
+numbers = st.integers(0, 2**64 - 1)
+records = st.builds(
+    Record, st.text(max_size=30), st.binary(max_size=100), numbers, st.text(max_size=30), st.binary(max_size=30)
+)
+states = st.builds(State, st.integers(0, 65535), numbers, st.text(max_size=30), st.text(max_size=60))
+
+
+@given(records)
+def test_3_13_g2_7_a_record_comes_back_whatever_its_names_contain(one: Record) -> None:
+    assert Record.decode(one.encode()) == one
+
+
+@given(states)
+def test_a_state_comes_back(one: State) -> None:
+    assert State.decode(one.encode()) == one
+
+
+@given(st.builds(Totals, *[numbers] * 7))
+def test_totals_come_back(one: Totals) -> None:
+    assert Totals.decode(one.encode()) == one
+
+
+@given(records, st.data())
+def test_g2_10_a_bit_that_fell_over_is_found(one: Record, data: st.DataObject) -> None:
+    encoded = bytearray(one.encode())
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[at] ^= 1 << data.draw(st.integers(0, 7))
+    assert isinstance(decoded(bytes(encoded)), DecodeError)
+
+
+@given(st.binary(max_size=80))
+def test_garbage_is_a_value_or_a_decode_error(data: bytes) -> None:
+    for kind in (Record, State, Totals):
+        with contextlib.suppress(DecodeError):
+            assert isinstance(kind.decode(data), kind)
+
+
+def test_a_later_version_is_named() -> None:
+    for one in (Record("k", b"x", 1), State(0, 1), Totals()):
+        data = bytearray(one.encode())
+        data[0] = 9
+        with pytest.raises(DecodeError, match="version 9; this release reads version 1"):
+            type(one).decode(bytes(data))
+
+
+def test_a_missing_record_is_said_to_be_missing() -> None:
+    assert "missing" in str(decoded(None))

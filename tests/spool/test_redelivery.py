@@ -1,0 +1,163 @@
+"""Who is handed out when, with a clock that the test moves and real RocksDB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.spool.redelivery import MAX_OUT, Handled
+from rocketmq_spark.spool.schedule import STEPS_S, Schedule
+from tests.spool.bench import Bench, record
+
+DOWN = Handled("down")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "s")
+
+
+def test_3_21_g2_2_an_outage_of_10_seconds_costs_tries_after_3_8_and_38_and_one_delivery(bench: Bench) -> None:
+    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Handled()
+    bench.add(record(b"x"))
+    bench.time.advance(5000)
+    assert bench.seconds == [3, 8, 38]
+    assert bench.redelivery.delivered == 1
+    assert len(bench.store) == 0
+    assert bench.store.next_due_ms() is None
+
+
+def test_3_15_3_22_the_tenth_failure_is_the_last_and_leaves_the_payload_with_the_dead(bench: Bench) -> None:
+    bench.works = lambda one: DOWN
+    bench.add(record(b"x"))
+    bench.time.advance(10_000)
+    assert bench.seconds == [3, 8, 38, 98, 218, 518, 998, 1598, 2498, 4298]
+    assert (bench.store.totals.dead, bench.store.totals.give_ups, len(bench.store)) == (1, 1, 0)
+
+
+def test_3_22_a_limit_of_three(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "s", Schedule(STEPS_S[:3]))
+    bench.works = lambda one: DOWN
+    bench.add(record(b"x"))
+    bench.time.advance(10_000)
+    assert bench.seconds == [3, 8, 38]
+    assert bench.store.totals.dead == 1
+
+
+def test_3_20_g2_5_a_record_that_nobody_handles_is_parked_with_its_payload(bench: Bench) -> None:
+    bench.add(record(b"x", kind="a:b"))
+    bench.time.advance(5)
+    assert bench.tried == []
+    assert bench.store.totals.dead == 1
+    assert bench.store.revive(bench.now_ms()) == 1
+
+
+def test_3_23_g2_5_an_exception_counts_as_a_failure(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    def works(one: object) -> Handled:
+        if len(bench.tried) == 1:
+            raise ZeroDivisionError("a bug")
+        return Handled()
+
+    bench.works = works
+    bench.add(record(b"x"))
+    bench.time.advance(60)
+    assert bench.seconds == [3, 8]
+    assert "ZeroDivisionError" in caplog.text
+    assert len(bench.store) == 0
+
+
+def test_a_final_failure_is_not_repeated(bench: Bench) -> None:
+    bench.works = lambda one: Handled("no permission", final=True)
+    bench.add(record(b"x"))
+    bench.time.advance(5000)
+    assert bench.seconds == [3]
+    assert bench.store.totals.dead == 1
+
+
+def test_3_19_g2_6_no_more_is_taken_than_is_handed_out_and_no_iterator_stays_open(bench: Bench) -> None:
+    bench.waiting = []
+    bench.add(*(record(str(i).encode()) for i in range(3 * MAX_OUT)), after_s=0)
+    bench.time.advance(1)
+    assert len(bench.waiting) == MAX_OUT
+    bench.waiting.pop(0)(Handled())
+    bench.time.advance(0)
+    assert len(bench.waiting) == MAX_OUT
+    while bench.waiting:
+        bench.waiting.pop(0)(Handled())
+        bench.time.advance(0)
+    assert bench.payloads == [str(i).encode() for i in range(3 * MAX_OUT)]
+    assert len(bench.store) == 0
+
+
+def test_while_tries_fail_one_record_is_out_and_the_others_keep_their_tries(bench: Bench) -> None:
+    bench.waiting = []
+    bench.add(*(record(str(i).encode()) for i in range(200)), after_s=0)
+    bench.time.advance(0)
+    for _ in range(MAX_OUT):
+        bench.waiting.pop(0)(DOWN)
+    bench.time.advance(0)
+    assert len(bench.waiting) == 1
+    bench.waiting.pop(0)(Handled())
+    bench.time.advance(0)
+    assert len(bench.waiting) == 2
+
+
+def test_a_second_answer_changes_nothing(bench: Bench) -> None:
+    bench.waiting = []
+    bench.add(record(b"x"), after_s=0)
+    bench.time.advance(0)
+    done = bench.waiting.pop()
+    done(Handled())
+    done(DOWN)
+    bench.time.advance(5000)
+    done(DOWN)
+    bench.time.advance(5000)
+    assert len(bench.tried) == 1
+    assert bench.store.totals.depth == 0
+
+
+def test_what_answers_again_makes_what_waits_for_it_due_at_once(bench: Bench) -> None:
+    down = {"a", "b"}
+    bench.works = lambda one: DOWN if one.target in down else Handled()
+    bench.add(record(b"a", target="a"), record(b"b", target="b"))
+    bench.time.advance(100)
+    down.clear()
+    tried = len(bench.tried)
+    bench.redelivery.answered(["a", "c"])
+    bench.time.advance(0)
+    assert bench.tried[tried:] == [(100, b"a")]
+    bench.time.advance(118)
+    assert bench.tried[tried + 1 :] == [(218, b"b")]
+
+
+def test_more_than_a_page_is_hastened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.spool.redelivery.PAGE", 3)
+    bench.add(*(record(str(i).encode(), target="a") for i in range(20)), after_s=1800)
+    bench.redelivery.failed("a")
+    bench.redelivery.answered(["a"])
+    bench.time.advance(0)
+    assert sorted(bench.payloads) == sorted(str(i).encode() for i in range(20))
+
+
+def test_of_a_lane_one_is_out_and_a_failure_holds_the_others_up(bench: Bench) -> None:
+    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Handled()
+    for i in range(5):
+        bench.add(record(str(i).encode(), lane=b"l"))
+    bench.time.advance(100)
+    assert bench.tried == [(3, b"0"), (8, b"0"), *((38, str(i).encode()) for i in range(5))]
+
+
+def test_a_dead_one_lets_its_lane_go_on(bench: Bench) -> None:
+    bench.works = lambda one: Handled("no", final=True) if one.payload == b"0" else Handled()
+    bench.add(record(b"0", lane=b"l"), record(b"1", lane=b"l"))
+    bench.time.advance(3)
+    assert bench.payloads == [b"0", b"1"]
+
+
+def test_an_alarm_is_set_once_however_often_somebody_wakes_it(bench: Bench) -> None:
+    bench.add(record(b"x"), after_s=1000)
+    for _ in range(50):
+        bench.redelivery.wake()
+        bench.time.advance(0)
+    assert len(bench.time.due) == 1

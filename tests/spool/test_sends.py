@@ -1,0 +1,66 @@
+"""Sends as records: everything comes back, UNIQ_KEY included (3-13, G2.11)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.model import SendRequest, SpooledSend
+from rocketmq_spark.spool import sends
+from rocketmq_spark.spool.records import Record
+from tests.queues import q
+from tests.strategies import queues
+
+ints = st.integers(-(2**31), 2**31 - 1)
+requests = st.builds(
+    SendRequest,
+    group=st.text(),
+    body=st.binary(),
+    properties=st.text(),
+    sys_flag=ints,
+    flag=ints,
+    born_timestamp_ms=st.integers(0, 2**62),
+    batch=st.booleans(),
+    reconsume_times=ints,
+    max_reconsume_times=st.none() | ints,
+    default_topic_queues=ints,
+)
+
+
+@given(requests, st.none() | queues, st.lists(st.text()))
+def test_g2_11_a_send_comes_back_with_its_ids(request: SendRequest, queue: object, ids: list[str]) -> None:
+    send = SpooledSend(queue.topic if queue else "T", request, queue, tuple(ids))
+    assert sends.send_of(sends.record_of(send, 7)) == send
+
+
+def test_a_selector_comes_back_with_its_argument() -> None:
+    send = SpooledSend("T", SendRequest("g", b"x"), None, ("id",), "hash", {"room": [1, "a"]})
+    assert sends.send_of(sends.record_of(send, 7)) == send
+
+
+def test_a_batch_in_a_buffer_is_copied() -> None:
+    send = SpooledSend("T", SendRequest("g", memoryview(b"items"), batch=True))
+    assert sends.send_of(sends.record_of(send, 7)).request.body == b"items"
+
+
+def test_lanes_are_queues_or_what_a_selector_was_given() -> None:
+    request = SendRequest("g", b"x")
+    assert sends.lane_of(SpooledSend("T", request)) == b""
+    assert sends.lane_of(SpooledSend("T", request, q("a:1"))) == b"T/a/1"
+    first = sends.lane_of(SpooledSend("T", request, None, (), "hash", "7"))
+    assert first == sends.lane_of(SpooledSend("T", request, None, (), "hash", "7"))
+    assert first != sends.lane_of(SpooledSend("T", request, None, (), "hash", 7))
+
+
+def test_it_waits_for_the_broker_of_its_queue_or_for_its_topic() -> None:
+    request = SendRequest("g", b"x")
+    assert sends.target_of(SpooledSend("T", request)) == "topic T"
+    assert sends.target_of(SpooledSend("T", request, q("a:1"))) == "broker a"
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x01\0\0\0\x02{}", b"\x02\0\0\0\x00", b"\x01\0\0\0\x09{"])
+def test_what_is_no_send_says_so(payload: bytes) -> None:
+    with pytest.raises(DecodeError):
+        sends.send_of(Record(sends.KIND, payload, 1))

@@ -1,0 +1,42 @@
+"""What the options of a spool must say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import options
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.spool.settings import SpoolSettings
+
+
+def of(**given: Any) -> SpoolSettings | None:
+    return SpoolSettings.of(options.parse({"name_server": "h:1", **given}).for_role("producer"))
+
+
+def test_without_a_word_sends_fail() -> None:
+    assert of() is None
+    assert of(on_send_failure="fail") is None
+
+
+def test_a_spool_needs_a_folder_and_has_defaults() -> None:
+    assert of(on_send_failure="spool", spool_dir="/s") == SpoolSettings(Path("/s"), "always", 1 << 30)
+    chosen = of(on_send_failure="spool", spool_dir="~/s", spool_sync="batch", spool_max_bytes="5m")
+    assert chosen == SpoolSettings(Path.home() / "s", "batch", 5 << 20)
+    with pytest.raises(OptionError, match="which needs option 'spoolDir'"):
+        of(on_send_failure="spool")
+
+
+@pytest.mark.parametrize("given", [{"spool_dir": "/s"}, {"spool_sync": "never"}, {"spool_max_bytes": "1m"}])
+def test_its_options_alone_are_refused(given: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match="means nothing without 'onSendFailure' spool"):
+        of(**given)
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=r"pip install 'rocketmq-spark\[spool\]'"):
+        of(on_send_failure="spool", spool_dir="/s")

@@ -1,0 +1,163 @@
+"""The port: what is kept comes out of a resender, in memory and on real RocksDB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.model import Resent, SendRequest, SpooledSend
+from rocketmq_spark.spool import sends
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.spool import SendSpool
+from rocketmq_spark.spool.store import Store
+from tests.producer.scripted import ManualTimer, Time
+from tests.queues import q
+
+
+class FakeResender:
+    """Implements ``ports.Resender``: answers as it is told."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[SpooledSend], Resent] = lambda send: Resent(send.queue or q("a:0", send.topic))
+        self.sent: list[SpooledSend] = []
+        self.closed = False
+
+    def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        self.sent.append(send)
+        done(self.answer(send))
+
+    def close(self, deadline: Deadline) -> None:
+        self.closed = True
+
+
+class Fixture:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.time = Time()
+        self.wall_step_ms = 0
+        self.open()
+
+    def open(self) -> None:
+        self.resender = FakeResender()
+        self.spool = SendSpool(
+            Store(self.path, sync="never"), self.resender, ManualTimer(self.time), self.wall_ms, self.monotonic_ms
+        )
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + self.monotonic_ms() + self.wall_step_ms
+
+    def monotonic_ms(self) -> int:
+        return round(1000 * self.time.now)
+
+
+def send(body: bytes, queue: str | None = None, topic: str = "T") -> SpooledSend:
+    return SpooledSend(topic, SendRequest("g", body, "UNIQ_KEY\x01ID\x02"), q(queue, topic) if queue else None, ("ID",))
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> Fixture:
+    return Fixture(tmp_path / "s")
+
+
+def test_g2_11_it_is_sent_again_as_it_was(fixture: Fixture) -> None:
+    fixture.spool.keep([send(b"x", "a:1"), send(b"y")])
+    fixture.time.advance(2.9)
+    assert fixture.resender.sent == []
+    fixture.time.advance(0.1)
+    assert fixture.resender.sent == [send(b"x", "a:1"), send(b"y")]
+    assert fixture.spool.metrics().depth == 0
+    assert fixture.spool.metrics().delivered == 2
+
+
+def test_it_holds_back_what_goes_to_a_queue_of_something_that_waits(fixture: Fixture) -> None:
+    fixture.spool.keep([send(b"x", "a:1"), send(b"y")])
+    assert fixture.spool.holds(send(b"z", "a:1"))
+    assert not fixture.spool.holds(send(b"z", "a:2"))
+    assert not fixture.spool.holds(send(b"z"))
+    fixture.time.advance(3)
+    assert not fixture.spool.holds(send(b"z", "a:1"))
+
+
+def test_when_a_broker_answers_again_what_it_holds_falls_due_at_once(fixture: Fixture) -> None:
+    fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
+    fixture.spool.keep([send(b"x", "a:1"), send(b"y", "b:1"), send(b"z", topic="U")])
+    fixture.time.advance(40)
+    fixture.resender.answer = lambda one: Resent(one.queue or q("a:0", one.topic))
+    fixture.resender.sent.clear()
+    fixture.spool.answered(q("a:7"))
+    fixture.time.advance(0)
+    assert [one.request.body for one in fixture.resender.sent] == [b"x"]
+    fixture.spool.answered(q("c:7", "U"))
+    fixture.time.advance(0)
+    assert [one.request.body for one in fixture.resender.sent] == [b"x", b"z"]
+
+
+def test_after_a_restart_whatever_answers_may_be_what_was_waited_for(fixture: Fixture) -> None:
+    fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
+    fixture.spool.keep([send(b"x", "a:1")])
+    fixture.time.advance(40)
+    fixture.spool.close(Deadline.after(0))
+    fixture.open()
+    fixture.time.advance(1)
+    assert fixture.resender.sent == []
+    fixture.spool.answered(q("b:0", "U"))
+    fixture.spool.answered(q("a:0"))
+    fixture.time.advance(0)
+    assert [one.request.body for one in fixture.resender.sent] == [b"x"]
+
+
+@pytest.mark.parametrize("step_ms", [-60_000, -86_400_000, 60_000])
+def test_3_18_g2_8_a_clock_that_steps_changes_no_pause(fixture: Fixture, step_ms: int) -> None:
+    fixture.spool.keep([send(b"x")])
+    fixture.wall_step_ms = step_ms
+    fixture.time.advance(2.9)
+    assert fixture.resender.sent == []
+    fixture.time.advance(0.1)
+    assert fixture.resender.sent == [send(b"x")]
+
+
+def test_3_18_g2_8_a_clock_that_was_put_back_between_two_processes_holds_nothing_up(fixture: Fixture) -> None:
+    fixture.spool.keep([send(b"x")])
+    fixture.spool.close(Deadline.after(0))
+    fixture.wall_step_ms = -3_600_000
+    fixture.open()
+    fixture.time.advance(3)
+    assert fixture.resender.sent == [send(b"x")]
+
+
+def test_a_permanent_refusal_goes_to_the_dead_at_once(fixture: Fixture) -> None:
+    fixture.resender.answer = lambda one: Resent(None, "no permission", passing=False)
+    fixture.spool.keep([send(b"x")])
+    fixture.time.advance(1000)
+    assert len(fixture.resender.sent) == 1
+    assert (fixture.spool.metrics().dead, fixture.spool.metrics().give_ups) == (1, 1)
+
+
+def test_a_record_that_is_no_send_goes_to_the_dead(fixture: Fixture) -> None:
+    fixture.spool.store.add([(Record(sends.KIND, b"?", 1), 1)])
+    fixture.spool.redelivery.wake()
+    fixture.time.advance(1)
+    assert fixture.spool.metrics().dead == 1
+
+
+def test_metrics_say_nothing_of_an_age_while_nothing_is_due(fixture: Fixture) -> None:
+    assert fixture.spool.metrics().oldest_due_age_s is None
+    fixture.spool.keep([send(b"x")])
+    assert (fixture.spool.metrics().depth, fixture.spool.metrics().oldest_due_age_s) == (1, None)
+    fixture.time.now += 5  # and its thread had no time
+    assert fixture.spool.metrics().oldest_due_age_s == 2.0
+
+
+def test_3_25_the_close_sends_what_is_due_and_leaves_the_rest(fixture: Fixture) -> None:
+    fixture.spool.keep([send(b"due")])
+    fixture.time.now += 2
+    fixture.spool.keep([send(b"later", topic="U")])
+    fixture.time.now += 1
+    fixture.spool.close(Deadline.after(5))
+    assert [one.request.body for one in fixture.resender.sent] == [b"due"]
+    assert fixture.resender.closed
+    fixture.open()
+    assert fixture.spool.metrics().depth == 1

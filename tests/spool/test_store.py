@@ -1,0 +1,257 @@
+"""The store against a model of ten lines, and the cases that the model does not have. Real RocksDB."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rocketmq_spark.errors import SpoolError, SpoolFull
+from rocketmq_spark.spool.keys import RECORD, numbered
+from rocketmq_spark.spool.mending import dead_ones
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.store import Again, Dead, Done, Store, Verdict, Work
+from tests.spool.bench import record
+
+LANES = (b"", b"l", b"ll")
+
+
+class Model:
+    """What is there, as lists: pending ``(due, number, lane)`` in the order of their numbers, and the dead."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[int, bytes]] = {}
+        self.dead: set[int] = set()
+
+    def heads(self) -> dict[int, int]:
+        """Due times of what is pending: of a lane the first only."""
+        seen: set[bytes] = set()
+        return {
+            number: due
+            for number, (due, lane) in sorted(self.kept.items())
+            if not (lane and lane in seen) and not seen.add(lane)
+        }
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store and its model do the same, through restarts and kills (which drop leases)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.store = Store(self.folder / "s", sync="never")
+        self.model = Model()
+        self.numbers = 0
+        self.now = 1000
+        self.out: dict[int, Work] = {}
+
+    def teardown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.folder)
+
+    @rule(delays=st.lists(st.tuples(st.integers(-50, 50), st.sampled_from(LANES)), min_size=1, max_size=4))
+    def add(self, delays: list[tuple[int, bytes]]) -> None:
+        records = []
+        for delay, lane in delays:
+            self.numbers += 1
+            due = self.now + delay
+            records.append((record(str(self.numbers).encode(), lane=lane, at_ms=self.now), due))
+            self.model.kept[self.numbers] = (due, lane)
+        self.store.add(records)
+
+    @rule(seconds=st.integers(0, 60))
+    def pass_time(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule(limit=st.integers(1, 5))
+    def take(self, limit: int) -> None:
+        due = sorted((at, n) for n, at in self.model.heads().items() if at <= self.now and n not in self.out)[:limit]
+        taken = self.store.take(self.now, limit)
+        assert [int(work.record.payload) for work in taken] == [number for _, number in due]
+        self.out |= {int(work.record.payload): work for work in taken}
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.out)), min_size=1, unique=True))
+        outcomes: list[tuple[Work, Verdict]] = []
+        for number in numbers:
+            verdict = data.draw(st.sampled_from([Done(), Dead("why"), Again(self.now + 30, "why")]))
+            outcomes.append((self.out.pop(number), verdict))
+            lane = self.model.kept[number][1]
+            if isinstance(verdict, Again):
+                self.model.kept[number] = (verdict.due_ms, lane)
+                continue
+            del self.model.kept[number]
+            if isinstance(verdict, Dead):
+                self.model.dead.add(number)
+            following = min((n for n, (_, other) in self.model.kept.items() if lane and other == lane), default=None)
+            if following is not None:
+                self.model.kept[following] = (self.now, lane)
+        self.store.settle(outcomes, self.now)
+
+    @precondition(lambda self: self.out)
+    @rule()
+    def give_back(self) -> None:
+        self.store.give_back(list(self.out.values()))
+        self.out.clear()
+
+    @rule(limit=st.integers(1, 3))
+    def hasten(self, limit: int) -> None:
+        start, first = None, True
+        while first or start is not None:
+            start, first = self.store.hasten(None, start, limit, self.now), False
+        for number, due in self.model.heads().items():
+            if number not in self.out and due > self.now:
+                self.model.kept[number] = (self.now, self.model.kept[number][1])
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = Store(self.folder / "s", sync="never")
+        self.out.clear()
+
+    @invariant()
+    def the_same(self) -> None:
+        free = [due for number, due in self.model.heads().items() if number not in self.out]
+        assert self.store.next_due_ms() == min(free, default=None)
+        assert len(self.store) == len(self.model.kept)
+        assert self.store.totals.dead == len(self.model.dead)
+        held = {lane for _, lane in self.model.kept.values() if lane}
+        assert {lane for lane in LANES if self.store.holds(lane)} == held
+
+
+StoreMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+test_g2_a_store_and_its_model_do_the_same = StoreMachine.TestCase
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "not" / "yet" / "there"
+
+
+def payloads(works: list[Work]) -> list[bytes]:
+    return [work.record.payload for work in works]
+
+
+def test_3_12_what_is_added_is_there_after_a_restart_in_a_new_folder(path: Path) -> None:
+    store = Store(path)
+    store.add([(record(b"x"), 5)])
+    store.close()
+    again = Store(path)
+    assert payloads(again.take(5, 10)) == [b"x"]
+    again.close()
+
+
+def test_3_19_g2_1_what_is_due_in_60_seconds_is_not_taken_before(path: Path) -> None:
+    store = Store(path)
+    store.add([(record(b"later"), 60_000), (record(b"now"), 0)])
+    assert payloads(store.take(59_999, 10)) == [b"now"]
+    assert payloads(store.take(60_000, 10)) == [b"later"]
+    store.close()
+
+
+def test_g2_2_what_was_settled_is_not_on_the_disk_any_more(path: Path) -> None:
+    store = Store(path)
+    store.add([(record(b"x", lane=b"l"), 0)])
+    store.settle([(work, Done()) for work in store.take(0, 10)], 0)
+    store.close()
+    assert [key for key, _ in _all(path)] == [b"m"]
+
+
+def test_3_17_g2_3_overdue_records_of_an_earlier_process_come_first_from_the_smallest_key(path: Path) -> None:
+    store = Store(path)
+    store.add([(record(b"b"), 2), (record(b"c"), 10**13), (record(b"a"), 1)])
+    store.take(10**12, 1)
+    store.close()
+    again = Store(path)
+    assert payloads(again.take(10**12, 10)) == [b"a", b"b"]
+    again.close()
+
+
+def test_g2_4_a_record_that_is_due_before_what_was_read_is_seen(path: Path) -> None:
+    store = Store(path)
+    store.add([(record(b"x"), 100)])
+    store.settle([(work, Done()) for work in store.take(200, 10)], 200)
+    store.add([(record(b"late"), 7)])
+    assert payloads(store.take(200, 10)) == [b"late"]
+    store.close()
+
+
+def test_3_21_g2_9_a_failure_is_one_atomic_replacement_and_a_lease_ends_with_its_store(path: Path) -> None:
+    store = Store(path)
+    store.add([(record(b"x"), 0)])
+    (work,) = store.take(0, 10)
+    assert store.take(0, 10) == []
+    store.settle([(work, Again(50, "down"))], 0)
+    assert store.take(49, 10) == []
+    (again,) = store.take(50, 10)
+    assert (again.state.tries, again.state.reason, again.record) == (1, "down", work.record)
+    store.close()
+    other = Store(path)
+    assert payloads(other.take(50, 10)) == [b"x"]
+    other.close()
+
+
+def test_3_22_g2_10_the_dead_keep_their_payload_and_come_back_when_they_are_told(path: Path) -> None:
+    store = Store(path)
+    store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])
+    store.settle([(work, Dead("no")) for work in store.take(0, 10)], 0)
+    assert [one.payload for _, one, _ in dead_ones(store._db) if isinstance(one, Record)] == [b"first"]
+    assert (store.totals.give_ups, store.totals.dead, len(store)) == (1, 1, 1)
+    assert store.revive(9) == 1
+    works = store.take(9, 10)
+    assert payloads(works) == [b"second", b"first"]
+    store.settle([(work, Done()) for work in works], 9)
+    assert not store.holds(b"l")
+    assert (len(store), store.totals.dead, store.totals.all_bytes) == (0, 0, 0)
+    store.close()
+
+
+def test_g2_10_the_bound_counts_the_dead_and_an_addition_is_taken_whole_or_not(path: Path) -> None:
+    size = len(record(b"x" * 100).encode())
+    store = Store(path, max_bytes=3 * size)
+    store.add([(record(b"x" * 100), 0)])
+    store.settle([(work, Dead("no")) for work in store.take(0, 10)], 0)
+    store.add([(record(b"x" * 100), 0)])
+    with pytest.raises(
+        SpoolFull, match=rf"holds {2 * size} bytes, and {2 * size} more exceed the {3 * size} of option"
+    ):
+        store.add([(record(b"x" * 100), 0)] * 2)
+    store.add([(record(b"x" * 100), 0)])
+    store.settle([(work, Done()) for work in store.take(0, 10)], 0)
+    store.add([(record(b"x" * 100), 0)])
+    assert len(store) == 1
+    store.close()
+
+
+def test_g2_10_a_second_store_on_a_folder_is_refused_by_name(path: Path) -> None:
+    store = Store(path)
+    with pytest.raises(SpoolError, match="is in use by another process"):
+        Store(path)
+    store.close()
+    Store(path).close()
+
+
+def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_lane_goes_on(path: Path) -> None:
+    store = Store(path)
+    store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])
+    damaged = bytearray(record(b"first", lane=b"l").encode())
+    damaged[-1] ^= 1
+    store._db.write([(numbered(RECORD, 1), bytes(damaged))])
+    assert store.take(0, 10) == []
+    assert payloads(store.take(0, 10)) == [b"second"]
+    assert store.totals.dead == 1
+    store.close()
+
+
+def _all(path: Path) -> list[tuple[bytes, bytes]]:
+    store = Store(path)
+    found = list(store._db.scan(b"\0", b"\xff"))
+    store.close()
+    return found
