@@ -177,15 +177,16 @@ def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
 
 @pytest.mark.timeout(300 + 60 * KILLS)
 @pytest.mark.parametrize(
-    ("conf", "attributes"),
+    "case",
     [({}, None), (low_latency_conf(), {"queue.type": "BatchCQ"})],
     ids=["defaults", "low_latency_conf, batch topic"],
 )
 def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
-    rocketmq, make_topic, sending, start_script, tmp_path, conf, attributes
+    rocketmq, make_topic, sending, start_script, tmp_path, case
 ):
     """Micro-batches of a batch topic end in the middle of its batches, which have 500 messages."""
     rng = random.Random(KILLS)
+    conf, attributes = case
     conf = json.dumps({name.replace(".", "_"): value for name, value in conf.items()})
     topic = make_topic(queues=4, attributes=attributes)
     early = feed(rocketmq, topic, MESSAGES)
