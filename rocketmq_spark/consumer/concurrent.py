@@ -86,14 +86,16 @@ class Concurrent:
         finally:
             with self._held.lock:
                 del self.busy[id(messages)]
-        verdict, now_ms = concurrent(outcome, context, len(messages)), self._timer.now_ms()
-        with self._held.lock:
-            failed = len(messages) - verdict.done
-            self._held.figures.consumed(queue.queue.topic, verdict.done, failed, now_ms - began_ms, now_ms)
-        self._settle(queue, messages, verdict, outcome)
+        spent_ms = self._timer.now_ms() - began_ms
+        self._settle(queue, messages, concurrent(outcome, context, len(messages)), outcome, spent_ms)
 
     def _settle(
-        self, queue: ProcessQueue, messages: Sequence[ReceivedMessage], verdict: Verdict, outcome: object
+        self,
+        queue: ProcessQueue,
+        messages: Sequence[ReceivedMessage],
+        verdict: Verdict,
+        outcome: object,
+        spent_ms: int,
     ) -> None:
         if verdict.why:
             trace = outcome.error if isinstance(outcome, Raised) else None
@@ -107,7 +109,8 @@ class Concurrent:
             self._held.counts["failed"] += len(failed)
             finished = [m for m in messages if m not in left] if left else messages
             self._held.finished(queue, queue.remove(finished))
-            queue.last_consume_ms = self._timer.now_ms()
+            queue.last_consume_ms = now_ms = self._timer.now_ms()
+            self._held.figures.consumed(queue.queue.topic, verdict.done, len(failed), spent_ms, now_ms)
             again = [once_more(message) for message in left]
             for message in again:
                 queue.replace(message)

@@ -70,11 +70,12 @@ class Figures:
         return {topic: self.of(topic, now_ms) for topic in sorted({*topics, *self._topics})}
 
     def _now(self, topic: str, now_ms: int) -> _Sums:
-        steps = self._topics.setdefault(topic, deque(maxlen=HOUR_MS // STEP_MS))
-        self._since_ms.setdefault(topic, now_ms)
-        at_ms = now_ms - now_ms % STEP_MS
-        if not steps or steps[-1].at_ms < at_ms:
-            steps.append(_Sums(at_ms))
+        steps = self._topics.get(topic)
+        if steps is None:
+            steps = self._topics[topic] = deque(maxlen=HOUR_MS // STEP_MS)
+            self._since_ms[topic] = now_ms
+        if not steps or now_ms >= steps[-1].at_ms + STEP_MS:
+            steps.append(_Sums(now_ms - now_ms % STEP_MS))
         return steps[-1]
 
 
