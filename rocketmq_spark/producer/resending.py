@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.errors import ClosedError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.engine import Engine
@@ -45,9 +45,10 @@ class EngineResender:
         def ended(end: Ended) -> None:
             outcome = end.outcome
             if isinstance(outcome, RocketMQError):
-                # A topic that was there may be back, too: while brokers register some are, and some are not yet.
-                may_pass = isinstance(cause_of(outcome), RouteNotFound) or passing(outcome, self._sender)
-                done(Resent(None, str(outcome), may_pass))
+                # A topic that was there may be back, too: while brokers register some are, and some are not yet. And
+                # what the close gave up has not failed.
+                soon = isinstance(cause_of(outcome), RouteNotFound | ClosedError)
+                done(Resent(None, str(outcome), soon or passing(outcome, self._sender)))
             else:
                 done(Resent(outcome.queue))
 

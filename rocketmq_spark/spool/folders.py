@@ -5,7 +5,6 @@ A process that ends leaves its folder as it is. RocksDB's lock says who lives: i
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -38,8 +37,10 @@ def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
     for path in spools(folder):
         if in_use(path):
             continue
-        with contextlib.suppress(SpoolError):  # somebody was quicker, or it is in trouble
+        try:
             return make(path)
+        except SpoolError as e:  # somebody was quicker, or it is in trouble
+            logger.warning("the spool in %s is left alone: %s", path, e)
     return make(folder / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
@@ -56,7 +57,7 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store]) -> int:
         try:
             store = make(path)
         except SpoolError as e:
-            logger.debug("the spool in %s is left alone: %s", path, e)
+            logger.warning("the spool in %s is left alone: %s", path, e)
             continue
         try:
             for count in _move(store, into):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.spool import sends
@@ -17,6 +18,8 @@ from rocketmq_spark.spool.redelivery import PAGE, Handled, Redelivery
 from rocketmq_spark.spool.schedule import Schedule, SteadyClock
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.timer import Timer
+
+logger = logging.getLogger(__name__)
 
 
 def _now_ms() -> int:
@@ -108,6 +111,8 @@ class SendSpool:
             self.redelivery.drain(deadline)
             self._resender.close(deadline)
             self.redelivery.close(deadline)
+        except RocketMQError as e:  # what could not be written is due for the next process
+            logger.error("the spool in %s was closed in trouble: %s", self.path, e)
         finally:
             self.store.close()
 

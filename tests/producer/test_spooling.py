@@ -279,6 +279,17 @@ def test_what_waits_behind_a_spooled_batch_of_its_queue_is_spooled_in_order(benc
     assert len(bench.sender.calls) == 1
 
 
+def test_each_message_of_an_accumulated_batch_is_told_its_own_id(bench: Bench, spool: FakeSpool) -> None:
+    bench.sender.by_broker = {name: lambda: ConnectionLost("down") for name in "ab"}
+    one = producer(bench, spool, auto_batch=True)
+    futures = [one.send_async(M) for _ in range(3)]
+    bench.time.advance(3)
+    results = [future.result(0) for future in futures]
+    assert {result.status for result in results} == {SendStatus.SPOOLED}
+    (kept,) = spool.kept
+    assert [result.msg_id for result in results] == list(kept.msg_ids)
+
+
 def test_asynchronous_failures_of_a_moment_are_kept_by_one_call(bench: Bench, spool: FakeSpool) -> None:
     one = producer(bench, spool, retries=0)
     bench.sender.script = [None] * 20
