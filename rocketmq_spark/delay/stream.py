@@ -50,7 +50,10 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
     whole = (sf.length("body") >= len(MAGIC) + 9) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", len(MAGIC) + 2, 8)), 16, -10).cast("bigint")
     return (
-        messages.select("body", sf.when(whole, due_ms).otherwise(0).alias("due"))
+        messages.select("body")
+        .union(_ticks(messages))
+        .where("body is not null")
+        .select("body", sf.when(whole, due_ms).otherwise(0).alias("due"))
         .select(
             "body",
             sf.pmod(sf.hash("body"), sf.lit(shards)).alias("shard"),
@@ -60,6 +63,14 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
         .groupBy("shard", "second")
         .transformWithState(_Waiting(dead_topic), SCHEMA, "Append", "ProcessingTime")
     )
+
+
+def _ticks(messages: DataFrame) -> DataFrame:
+    """Something new for every micro-batch: one that was restarted looks at timers only once there is new data."""
+    ticks = (
+        messages.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1)
+    )
+    return ticks.load().select(sf.lit(None).cast("binary"))
 
 
 class _Waiting(StatefulProcessor):

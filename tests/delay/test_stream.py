@@ -64,6 +64,42 @@ def test_3_27_originals_come_when_they_are_due_once_and_whole(
     assert "no envelope" in refused.properties[PROBLEM]
 
 
+def test_3_24_what_waited_comes_after_a_restart_though_nothing_new_does(
+    on_rocksdb: SparkSession, rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
+) -> None:
+    """Spark alone would look at timers again when the next message arrives."""
+    inner, target = make_topic(queues=1), make_topic(queues=1)
+
+    def start() -> Any:
+        messages = read_stream(on_rocksdb, rocketmq.name_server, inner, startingOffsets="earliest", columns="body")
+        return (
+            delayed(messages).writeStream.format("rocketmq").option("nameServer", rocketmq.name_server)
+            .option("messageId", "msgId").option("checkpointLocation", str(tmp_path))
+            .trigger(processingTime="1 second").start()
+        )  # fmt: skip
+
+    query = start()
+    try:
+        due_ms = int(time.time() * 1000) + 20_000
+        with Producer(name_server=rocketmq.name_server, group="delays") as producer:
+            producer.send(Message(inner, Envelope(target, due_ms, 1, 0, "", b"x").pack()))
+        wait_until(query, lambda: _held(query) and query.lastProgress["numInputRows"] < 2, 120.0)
+    finally:
+        query.stop()
+    assert _stored(rocketmq, target) == 0
+    query = start()
+    try:
+        wait_until(query, lambda: _stored(rocketmq, target), 120.0)
+    finally:
+        query.stop()
+
+
+def _held(query: Any) -> int:
+    """Lists that wait, as the last micro-batch left them."""
+    progress = query.lastProgress
+    return sum(state["numRowsTotal"] for state in progress["stateOperators"]) if progress else 0
+
+
 def _send(producer: Producer, inner: str, target: str) -> dict[str, int]:
     """300 messages, from five seconds late to fifteen early, and five of those that wait once more."""
     now_ms = int(time.time() * 1000)
