@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rocketmq_spark.consumer.rebalance import Allocate
-from rocketmq_spark.consumer.settings import allocation, isolated
+from rocketmq_spark.consumer.settings import allocation, group_problems, isolated
 from rocketmq_spark.consumer.start_offset import ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.wire.names import group_problem
 
 _MAX_PULL_BATCH = 1024
 
@@ -58,9 +57,7 @@ class PullConsumerSettings:
         )
 
     def __post_init__(self) -> None:
-        problems = []
-        if problem := group_problem(self.group):
-            problems.append(f"option 'group' is {self.group!r}; expected the name of a consumer group ({problem})")
+        problems = group_problems(self.group)
         if not 1 <= self.pull_batch_size <= _MAX_PULL_BATCH:
             problems.append(
                 f"option 'pullBatchSize' is {self.pull_batch_size}; expected a whole number from 1 to {_MAX_PULL_BATCH}"

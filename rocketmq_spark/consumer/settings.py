@@ -102,10 +102,7 @@ class ConsumerSettings:
         return ORDERLY_MAX_RECONSUME_TIMES if self.ordered else MAX_RECONSUME_TIMES
 
     def __post_init__(self) -> None:
-        problem = group_problem(self.group)
-        problems = (
-            [f"option 'group' is {self.group!r}; expected the name of a consumer group ({problem})"] if problem else []
-        )
+        problems = group_problems(self.group)
         problems += [
             f"option {name!r} is {value!r}; expected {low:g} to {high:g}"
             for name, value, low, high in self._ranges()
@@ -121,6 +118,12 @@ class ConsumerSettings:
             ("pullBatchSize", self.pull_batch_size, 1, 1024),
             ("pullInterval", self.pull_interval_s, 0, 65.535),
         )
+
+
+def group_problems(group: str) -> list[str]:
+    """What is wrong with the name of a consumer group, as a sentence about its option; empty for nothing."""
+    problem = group_problem(group)
+    return [f"option 'group' is {group!r}; expected the name of a consumer group ({problem})"] if problem else []
 
 
 def isolated(options: Options) -> tuple[Environment | None, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError
@@ -102,9 +102,7 @@ class Totals:
     last_ms: int = 0
 
     def copy(self) -> Totals:
-        return Totals(
-            self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
-        )
+        return replace(self)
 
     @property
     def all_bytes(self) -> int:
