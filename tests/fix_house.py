@@ -30,6 +30,8 @@ PROCESSES = {
 SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_play.py"}
 # The folder whose tests share one session of Spark.
 SESSION = "tests/spark/"
+# Folders whose single tests take minutes: where files are shared out, they must not be what the last process ends with.
+LONG = {"kill", "chaos", "notebooks", "examples"}
 # Fixtures that start servers, and those that start Spark.
 CLUSTERS = {*SHARED, "make_cluster", "forgetful", "growing", "hasty", "rooms", "proxied"}
 SPARKS = {"spark", "start_script", "run_script"}
@@ -84,7 +86,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """File by file, as ``--dist loadfile``, but all files of one Spark session go to one process."""
+    """File by file, as ``--dist loadfile``, but all files of one Spark session go to one process.
+
+    They go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
@@ -92,7 +97,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file: str = super()._split_scope(nodeid)
             return SESSION if file.startswith(SESSION) else file
 
-    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -103,6 +111,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
+    if items and hasattr(items[0].config, "workerinput"):
+        items.reverse()
+        items.sort(key=lambda item: LONG.isdisjoint(item.path.parts))
 
 
 def marks_of(item: pytest.Item) -> set[str]:
