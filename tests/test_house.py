@@ -61,7 +61,7 @@ ORDER = {
     " pending spooling encoding destination batching engine resending housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
     " listener tasks stream readers",
-    "spool": "keys records schedule silence sends changes group settings database mending store reading redelivery spool folders",
+    "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool folders",
     "sink": "columns report selectors routing checks task writers foreach",
     "delay": "release stream",
     "cli": "output command background connection broker topic orders produce reading tail dlq spool demo demo.accounts"

@@ -82,7 +82,7 @@ def test_3_24_what_waited_comes_after_a_restart_though_nothing_new_does(
     try:
         due_ms = int(time.time() * 1000) + 20_000
         with Producer(name_server=rocketmq.name_server, group="delays") as producer:
-            producer.send(Message(inner, Envelope(target, due_ms, 1, 0, "", b"x").pack()))
+            producer.send(Message(inner, Envelope(target, due_ms, "", 1, 0, "", b"x").pack()))
         wait_until(query, lambda: _held(query) and query.lastProgress["numInputRows"] < 2, 120.0)
     finally:
         query.stop()
@@ -106,7 +106,7 @@ def _send(producer: Producer, inner: str, target: str) -> dict[str, int]:
     due = {f"ID{i}": now_ms + 1000 * (i % 20 - 5) + i for i in range(300)}
     for name in [*due, "ID19", "ID39", "ID59", "ID79", "ID99"]:
         properties = f"UNIQ_KEY\x01{name}\x02TAGS\x01t\x02KEYS\x01{name} k\x02region\x01eu\x02"
-        producer.send(Message(inner, Envelope(target, due[name], now_ms, 3, properties, name.encode()).pack()))
+        producer.send(Message(inner, Envelope(target, due[name], name, now_ms, 3, properties, name.encode()).pack()))
     return due
 
 
