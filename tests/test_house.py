@@ -58,10 +58,11 @@ ORDER = {
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
     " plain",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice under_way"
-    " pending spooling encoding destination batching engine resending housekeeping producer",
+    " pending spooling encoding destination long_delays batching engine resending housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
     " listener tasks stream readers",
-    "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool folders",
+    "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool"
+    " folders",
     "sink": "columns report selectors routing checks task writers foreach",
     "delay": "release stream",
     "cli": "output command background connection broker topic orders produce reading tail dlq spool demo demo.accounts"

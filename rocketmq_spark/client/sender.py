@@ -12,7 +12,15 @@ from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC, FIRST_WITH_TIMERS, SENDABLE_SYS_FLAGS, Perm, Property, Response
+from rocketmq_spark.codes import (
+    AUTO_CREATE_TOPIC,
+    FIRST_WITH_TIMERS,
+    SENDABLE_SYS_FLAGS,
+    TIMER_MAX_DELAY_S,
+    Perm,
+    Property,
+    Response,
+)
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -23,7 +31,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, TopicRoute
-from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
@@ -82,19 +90,44 @@ class RemotingSender:
             logger.info("the route of %s is not fresh: %s", topic, e)
             return self._routes.get(topic, math.inf, deadline)
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, bool]:
+    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         addresses = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
         wire = self._calls.on_wire(topic)
         asked = [
             (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name))
             for name, address in addresses.items()
         ]
-        answers = zip(addresses, self._calls.exchange_each(asked, deadline), strict=True)
-        return {
-            name: answer.version >= FIRST_WITH_TIMERS
-            for name, answer in answers
-            if not isinstance(answer, RocketMQError)
-        }
+        answers = dict(zip(addresses, self._calls.exchange_each(asked, deadline), strict=True))
+        versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
+        found = dict.fromkeys(versions, 0)
+        able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
+        configs = [(addresses[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]
+        for name, config in zip(able, self._calls.exchange_each(configs, deadline), strict=True):
+            found[name] = _longest_timer(config)
+        return found
+
+    def consumed(self, topic: str, deadline: Deadline) -> bool:
+        wire = self._calls.on_wire(topic)
+        masters = [data.master for data in self._route(topic, deadline).brokers.values() if data.master]
+        by_broker = self._calls.exchange_each(
+            [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], deadline
+        )
+        answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
+        groups = [
+            (address, rpc.GET_CONSUMER_CONNECTION_LIST.request(consumerGroup=group))
+            for address, answer in zip(masters, answers, strict=True)
+            if isinstance(answer, Command)
+            for group in bodies.group_list(answer.body)
+        ]
+        for members in self._calls.exchange_each(groups, deadline):
+            if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
+                continue  # nobody of the group is online
+            if wire in bodies.group_filters(members.body):
+                return True
+        for answer in answers:
+            if isinstance(answer, RocketMQError):
+                raise answer
+        return False
 
     def any_broker(self) -> bool:
         return self._routes.any_broker()
@@ -106,7 +139,7 @@ class RemotingSender:
         return self._routes.missing_topic(error)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        command = self._command(queue, request)
+        command = _command(self._calls, queue, request)
         address = self._address(queue, deadline)
         answer = self._calls.exchange(address, command, deadline)
         return _result(queue, request, answer, address)
@@ -119,7 +152,7 @@ class RemotingSender:
         done: Done,
     ) -> None:
         try:
-            command = self._command(queue, request)
+            command = _command(self._calls, queue, request)
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
             if self._at_hand(queue.broker_name):
                 send()
@@ -159,7 +192,7 @@ class RemotingSender:
             done(_no_thread(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
-        command = self._command(queue, request, oneway=True)
+        command = _command(self._calls, queue, request, oneway=True)
         self._calls.tell(self._address(queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
@@ -199,33 +232,6 @@ class RemotingSender:
             except RocketMQError as e:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
-    def _command(self, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
-        # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its
-        # queue is shifted for ever.
-        if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # of a flag, ~ keeps to the bits that have names
-            raise LocalProtocolError(
-                f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
-            )
-        row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
-        make = row.oneway if oneway else row.request
-        return make(
-            request.body,
-            producerGroup=self._calls.on_wire(request.group),
-            topic=self._calls.on_wire(queue.topic),
-            defaultTopic=AUTO_CREATE_TOPIC,
-            defaultTopicQueueNums=request.default_topic_queues,
-            queueId=queue.queue_id,
-            sysFlag=request.sys_flag,
-            bornTimestamp=request.born_timestamp_ms,
-            flag=request.flag,
-            properties=request.properties,
-            reconsumeTimes=request.reconsume_times,
-            unitMode=False,
-            maxReconsumeTimes=request.max_reconsume_times,
-            batch=request.batch,
-            brokerName=queue.broker_name,
-        )
-
     def _address(self, queue: MessageQueue, deadline: Deadline) -> str:
         """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
         try:
@@ -233,6 +239,50 @@ class RemotingSender:
         except BrokerNotFound:
             self._routes.get(queue.topic, ASKED_S, deadline)
             return self._routes.address(queue.broker_name)
+
+
+def _longest_timer(config: Command | RocketMQError) -> int:
+    """In ms, 0 with timers switched off; RocketMQ's default where the broker does not tell its configuration."""
+    told: dict[str, str] = {}
+    if isinstance(config, Command) and config.code == Response.SUCCESS:
+        told = bodies.read_config(config.body)
+    if told.get("timerWheelEnable", "true") != "true":
+        return 0
+    return 1000 * int(told.get("timerMaxDelaySec", TIMER_MAX_DELAY_S))
+
+
+def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:
+    if isinstance(answer, RocketMQError) or answer.code == Response.SUCCESS:
+        return answer
+    return refused(answer, address, topic)
+
+
+def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
+    # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its
+    # queue is shifted for ever.
+    if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # of a flag, ~ keeps to the bits that have names
+        raise LocalProtocolError(
+            f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
+        )
+    row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
+    make = row.oneway if oneway else row.request
+    return make(
+        request.body,
+        producerGroup=calls.on_wire(request.group),
+        topic=calls.on_wire(queue.topic),
+        defaultTopic=AUTO_CREATE_TOPIC,
+        defaultTopicQueueNums=request.default_topic_queues,
+        queueId=queue.queue_id,
+        sysFlag=request.sys_flag,
+        bornTimestamp=request.born_timestamp_ms,
+        flag=request.flag,
+        properties=request.properties,
+        reconsumeTimes=request.reconsume_times,
+        unitMode=False,
+        maxReconsumeTimes=request.max_reconsume_times,
+        batch=request.batch,
+        brokerName=queue.broker_name,
+    )
 
 
 def _writable(route: TopicRoute) -> tuple[MessageQueue, ...]:

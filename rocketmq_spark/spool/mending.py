@@ -13,7 +13,19 @@ from pathlib import Path
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Database, repaired
-from rocketmq_spark.spool.keys import DEAD, MARK, ORDER, PENDING, RECORD, TOTALS, Due, behind, lane_of, numbered, ordered
+from rocketmq_spark.spool.keys import (
+    DEAD,
+    MARK,
+    ORDER,
+    PENDING,
+    RECORD,
+    TOTALS,
+    Due,
+    behind,
+    lane_of,
+    numbered,
+    ordered,
+)
 from rocketmq_spark.spool.keys import sequence_of as number
 from rocketmq_spark.spool.records import Record, State, Totals, decoded
 

@@ -438,7 +438,7 @@ class TestRealBroker:
 def test_whether_brokers_know_timers_and_queues_to_read(real: Parts, broker_cluster: LocalBroker, topic: str) -> None:
     broker_cluster.admin.create_topic(topic, read_queues=8, write_queues=3)
     assert len(real.sender.publish_queues(topic, real.soon)) == 3
-    assert real.sender.timers(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: True}
+    assert real.sender.timers(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: 259_200_000}
     assert [queue.queue_id for queue in real.sender.all_queues(topic, real.soon)] == list(range(8))
 
 
@@ -448,4 +448,4 @@ def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts:
     parts.routes.get("t")
     broker.on(Request.GET_MAX_OFFSET, [mb.never, replace(ok(offset=1), version=409)])
     assert parts.sender.timers("t", ["broker-a", "b", "x"], parts.soon.within(0.05)) == {}
-    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": False}
+    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": 0}
