@@ -64,8 +64,8 @@ ORDER = {
     "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool"
     " folders",
     "sink": "columns report selectors routing checks task writers foreach",
-    "delay": "release stream",
-    "cli": "output command background connection broker topic orders produce reading tail dlq spool demo demo.accounts"
+    "delay": "release stream progress retention waiting service node",
+    "cli": "output command background connection broker topic orders produce reading tail dlq spool delay demo demo.accounts"
     " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
     " __main__",
@@ -106,10 +106,10 @@ OUTSIDE = {
     " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
     " producer.under_way producer.spooling process localbroker cli consumer.held consumer.workers consumer.subscriptions"
     " consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
-    " spool.store spool.redelivery",
+    " spool.store spool.redelivery delay.service",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route"
-    " timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
+    " delay.node timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
     " source.waiting"
     " localbroker cli",
     "asyncio": "",

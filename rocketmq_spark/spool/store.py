@@ -10,6 +10,7 @@ Of a *lane* only the first record is pending. The next one follows when the firs
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -91,15 +92,18 @@ class Store:
         """
         self._group.put(Ticket(records, notes))
 
-    def note(self, name: bytes) -> bytes | None:
-        """What was written down last."""
+    def notes(self) -> dict[bytes, bytes]:
+        """What was written down last, by its name."""
         with self._ready():
-            return self._db.get(NOTE + name)
+            return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, behind(NOTE))}
 
-    def first(self, space: bytes) -> bytes | None:
-        """The first place of a space of marks, of records that are not over."""
+    def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
+        """The first places of a space of marks, of records that are not over; from ``start`` on, if that is given."""
         with self._ready():
-            return self._marks.first(space)
+            if start is None:
+                first = self._marks.first(space)
+                return [] if first is None else [first]
+            return [place for place, _ in itertools.islice(self._marks.all(space, start), limit)]
 
     def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
         """Drop records by one of their marks, unless somebody has them; how many. They have no lane."""

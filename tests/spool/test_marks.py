@@ -28,8 +28,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def first(store: Store) -> int | None:
-    found = store.first(b"q")
-    return None if found is None else int.from_bytes(found, "big")
+    found = store.places(b"q")
+    assert found == store.places(b"q", b"")
+    return int.from_bytes(found[0], "big") if found else None
 
 
 @given(st.binary(max_size=3), st.binary(max_size=3), st.binary(max_size=3))
@@ -65,6 +66,11 @@ def test_the_first_place_is_that_of_the_oldest_that_is_not_over(store: Store) ->
     assert first(store) is None
 
 
+def test_places_come_in_pages(store: Store) -> None:
+    store.add([(marked_record(bytes([i]), i), 10) for i in range(5)])
+    assert [place[-1] for place in store.places(b"q", (2).to_bytes(8, "big"), 2)] == [2, 3]
+
+
 def test_3_h_what_is_forgotten_is_gone_unless_somebody_has_it(store: Store) -> None:
     store.add([(marked_record(name, i), 10) for i, name in enumerate((b"a", b"b", b"c"))])
     (taken,) = store.take(10, 1)
@@ -84,12 +90,12 @@ def test_what_falls_due_early_is_still_found(store: Store) -> None:
 
 
 def test_notes_are_written_with_records_and_kept(store: Store) -> None:
-    assert store.note(b"n") is None
+    assert store.notes() == {}
     store.add([(marked_record(b"a"), 10)], {b"n": b"1"})
     store.add([], {b"n": b"2", b"m": b""})
     store.close()
     again = Store(store.path, sync="never")
-    assert (again.note(b"n"), again.note(b"m"), len(again)) == (b"2", b"", 1)
+    assert (again.notes(), len(again)) == ({b"n": b"2", b"m": b""}, 1)
     assert again.forget([(b"id", b"a")]) == 1
     again.close()
 
