@@ -14,7 +14,6 @@ from rocketmq_spark.delay import waiting
 from rocketmq_spark.delay.release import DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Names, Tools
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.spool import Trade
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
@@ -59,7 +58,7 @@ def open_node(place: Place, **options: object) -> DelayService:
     except BaseException:
         store.close()
         raise
-    trade = Trade({waiting.KIND: waiting.sending(settings, place.dead_topic)}, MAX_OUT)
+    trade = waiting.trade(settings, place.dead_topic, MAX_OUT)
     open_spool = partial(session.resending, store, session.sender(parsed), settings, place.now_ms, trade)
-    tools = Tools(place.now_ms, partial(session.kept_ms, parsed))
+    tools = Tools(place.now_ms, partial(session.kept_ms, parsed), session.committer(parsed).create_group)
     return DelayService(reader, session.member(parsed), Names(parsed.group), store, open_spool, tools)

@@ -20,7 +20,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.delay import waiting
 from rocketmq_spark.delay.progress import Progress, Seen, resumed
 from rocketmq_spark.delay.retention import Retention
-from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SpoolMetrics
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.spool.spool import SendSpool
@@ -58,10 +58,13 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The clock that due times are compared with, and how long a broker keeps messages, None where it does not tell."""
+    """The clock that due times are compared with; how long a broker keeps messages, None where it does not tell; and what
+    makes a group on all brokers.
+    """
 
     now_ms: Callable[[], int]
     kept_ms: Callable[[str], int | None]
+    make_group: Callable[[str], None]
 
 
 class DelayService:
@@ -81,6 +84,7 @@ class DelayService:
         self._names = names
         self._store = store
         self._open_spool = open_spool
+        self._tools = tools
         self._now_ms = tools.now_ms
         self._retention = Retention(tools.kept_ms)
         self._spool: SendSpool | None = None
@@ -264,7 +268,10 @@ class DelayService:
             places = self._store.places(waiting.space_of(queue))
             oldest = min(seen.stored, waiting.offset_and_due(places[0])[0]) if places else seen.stored
             now = seen.told.then(Progress(oldest, seen.stored, done_ms))
-            if now != seen.told:
+            nothing_new = (
+                now.oldest == now.stored == seen.told.oldest == seen.told.stored
+            )  # all is done: since when, nobody asks
+            if now != seen.told and not nothing_new:
                 news[queue] = now
         if not news:
             return
@@ -274,11 +281,18 @@ class DelayService:
         self._store.add([], {_note(queue): self._seen[queue].encode() for queue in news})
 
     def _commit(self, news: dict[MessageQueue, Progress]) -> None:
+        """Drops of ``news`` what brokers did not take."""
         for number, group in enumerate(self._names.all):
             offsets = {queue: progress[number] for queue, progress in news.items()}
-            for queue, error in self._member.commit(group, offsets, Deadline.after(REQUEST_S)).items():
-                logger.warning("how far %s is cannot be told now: %s", queue, error)
-                news.pop(queue, None)
+            errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
+            if any(isinstance(error, GroupNotFound) for error in errors.values()):  # on a broker that is new
+                self._tools.make_group(group)
+                errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
+            for queue in errors:
+                del news[queue]
+            if errors:
+                error = next(iter(errors.values()))
+                logger.warning("how far %d queues are cannot be told as group %s now: %s", len(errors), group, error)
 
 
 def _note(queue: MessageQueue) -> bytes:

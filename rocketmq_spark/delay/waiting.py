@@ -13,7 +13,9 @@ from rocketmq_spark.model import Message, MessageQueue, SpooledSend
 from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.sends import broker_target, topic_target
+from rocketmq_spark.spool.spool import Trade
 from rocketmq_spark.wire.envelope import CANCEL, QUEUE, Opened, digest, unpack
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
@@ -68,6 +70,11 @@ def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arriv
         target = topic_target(opened.topic) if chosen is None else broker_target(chosen)
     marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
     return Arrival(Record(KIND, body, now_ms, target, marks=marks), due_ms)
+
+
+def trade(settings: ProducerSettings, dead_topic: str, max_out: int) -> Trade:
+    """How a spool sends such records. Nothing of them failed before they were due, so the steps count from the first try."""
+    return Trade({KIND: sending(settings, dead_topic)}, max_out, Schedule((0, *STEPS_S)))
 
 
 def sending(settings: ProducerSettings, dead_topic: str) -> Callable[[Record], SpooledSend]:

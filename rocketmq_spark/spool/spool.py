@@ -32,10 +32,11 @@ def _monotonic_ms() -> int:
 
 
 class Trade(NamedTuple):
-    """What makes a send of a record, by its kind, and how many of these may be out at once."""
+    """What makes a send of a record, by its kind, how many of these may be out at once, and when what fails is due again."""
 
     sends: Mapping[str, Callable[[Record], SpooledSend]]
     max_out: int = MAX_OUT
+    schedule: Schedule = Schedule()
 
 
 SENDS = Trade({sends.KIND: sends.send_of})
@@ -55,7 +56,7 @@ class SendSpool:
     ) -> None:
         self.store = store
         self._resender = resender
-        self._schedule = schedule or Schedule()
+        self._schedule = schedule or trade.schedule
         self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
         handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
         self.redelivery = Redelivery(store, handlers, self._clock, timer, self._schedule, trade.max_out)
