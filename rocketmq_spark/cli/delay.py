@@ -34,7 +34,8 @@ def serve(output: Output, target: Target, data: Path, group: str, topic: str, de
     over = threading.Event()
     with on_ctrl_c(over.set, (signal.SIGTERM,)):
         node = open_node(Place(data, topic, dead_topic, dead=dead), **{**target.settings(), "group": group})
-        output.note(f"group {group} holds messages of {topic} in {data}")
+        begun = {"group": group, "topic": topic, "data": str(data), "waiting": node.waiting}
+        output.item(begun, f"group {group} holds messages of {topic} in {data}; {node.waiting} wait now")
         node.run(over)
     told = {"stored": node.stored, "sent": node.sent, "waiting": node.waiting}
     output.item(told, f"{node.stored} messages stored, {node.sent} sent, {node.waiting} wait")

@@ -29,7 +29,9 @@ from rocketmq_spark.spool.store import Store
 logger = logging.getLogger(__name__)
 
 # As many messages are stored by one write, and as often positions are told.
-PAGE, TELL_S, POLL_S = 2000, 1.0, 0.2
+PAGE, TELL_S, POLL_S = 2000, 0.5, 0.2
+# So long the last node of a queue has to hear that it is another's now, and to say how far it came.
+HAND_OVER_S = 2.0
 REQUEST_S = 3.0
 # After so long without a queue there is none for this node.
 JOIN_S = 30.0
@@ -89,6 +91,7 @@ class DelayService:
         self._retention = Retention(tools.kept_ms)
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
+        self._gained: dict[MessageQueue, Deadline | None] = {}
         self._next_tell = Deadline(0.0)
         self._joined = False
         self._patience = Deadline.after(JOIN_S)
@@ -162,9 +165,11 @@ class DelayService:
             for queue in lost:
                 del self._seen[queue]
             self._leave(lost)
-        for queue in sorted(mine - self._seen.keys()):
+        self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
+        for queue in sorted(self._gained):
             self._begin(queue)
-        if not self._joined and (mine or self._patience.expired):
+        begun = bool(mine) and mine <= self._seen.keys()
+        if not self._joined and (begun or self._patience.expired):
             self._joined = True
             self._leave(set(self._noted()) - mine)  # of an earlier process
 
@@ -178,8 +183,12 @@ class DelayService:
         return found
 
     def _begin(self, queue: MessageQueue) -> None:
-        """Raises what questions raise; then the queue is not begun, and tried again."""
+        """One that another node had is left to it for a moment. Raises what questions raise: then it is tried again, too."""
         told, seen = self._told(queue), self._noted().get(queue)
+        if told is not None and (seen is None or seen.told != told):
+            patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
+            if not patience.expired:
+                return
         first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
         found = resumed(seen, told, first)
         if told is not None and (seen is None or seen.told != told):  # somebody else had it, or told brokers more

@@ -31,7 +31,7 @@ class Record:
         kind: Who handles it.
         payload: What the handler gets.
         stored_ms: When it was stored, ms since 1970.
-        target: What it waits for, such as a broker's name; empty for nothing in particular.
+        target: What it waits for when it has failed, such as a broker's name; empty for nothing in particular.
         lane: Records of a lane are handled one after the other, in the order in which they were stored; empty for none.
         marks: By what it is found until it is over, each a space and a place in it. Of two records with the same first mark
             the second one is not kept.

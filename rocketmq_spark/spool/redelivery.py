@@ -230,7 +230,7 @@ class Redelivery:
             self._window = min(self._max_out, 2 * self._window)
         elif not handled.final:
             self._window = 1
-            self._silences.failed(work.state.target, now_ms)
+            self._silences.failed(work.record.target, now_ms)
 
     def _hasten(self) -> None:
         with self._changed:

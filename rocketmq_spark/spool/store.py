@@ -152,7 +152,7 @@ class Store:
                 sequence, tries = work.due.sequence, work.state.tries + 1
                 change.deletes.append(work.due.key)
                 if isinstance(verdict, Again):
-                    state, due = State(tries, now_ms, work.state.target, verdict.reason), Due(verdict.due_ms, sequence)
+                    state, due = State(tries, now_ms, work.record.target, verdict.reason), Due(verdict.due_ms, sequence)
                     change.pend(due, state)
                     change.mark(work.record, due)
                     continue
@@ -266,7 +266,9 @@ class Store:
                             continue
                         sequence = change.add(record, data)
                         if not record.lane or record.lane not in lanes:
-                            change.pend(Due(due_ms, sequence), State(0, record.stored_ms, record.target))
+                            # What is marked was not tried yet: it waits for its time alone.
+                            target = "" if record.marks else record.target
+                            change.pend(Due(due_ms, sequence), State(0, record.stored_ms, target))
                         if record.lane:
                             lanes.add(record.lane)
                         if record.marks:

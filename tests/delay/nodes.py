@@ -163,5 +163,7 @@ def envelope(name: str, due_s: float, topic: str = "orders") -> bytes:
     return Envelope(topic, due_ms, name, START_MS, 0, f"UNIQ_KEY\x01{name}\x02", name.encode()).pack()
 
 
-def tell_each_turn(monkeypatch: Any) -> None:
+def at_once(monkeypatch: Any) -> None:
+    """Positions are told each turn, and queues that change hands are begun without waiting."""
     monkeypatch.setattr(service, "TELL_S", 0.0)
+    monkeypatch.setattr(service, "HAND_OVER_S", 0.0)

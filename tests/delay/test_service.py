@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.delay import service
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import Resent
 from rocketmq_spark.wire.envelope import cancelling
-from tests.delay.nodes import QUEUES, START_MS, Node, Topic, envelope, tell_each_turn
+from tests.delay.nodes import QUEUES, START_MS, Node, Topic, at_once, envelope
 from tests.producer.scripted import Time
 
 ONE, TWO = QUEUES
@@ -37,7 +38,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    tell_each_turn(monkeypatch)
+    at_once(monkeypatch)
     one = World(tmp_path)
     yield one
     for node in one.nodes.values():
@@ -278,6 +279,31 @@ def test_a_node_without_queues_sends_what_only_it_has(world: World, monkeypatch:
     assert node.sends.bodies == [b"m"]
 
 
+def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HAND_OVER_S", 60.0)
+    one, two = world.node("one"), world.node("two")
+    for i in range(3):
+        world.topic.put(envelope(f"m{i}", i + 1))
+    for _ in range(3):
+        one.turn(ONE)
+    for _ in range(3):
+        two.turn(ONE)  # nothing of it is read yet
+    world.time.advance(2)
+    one.turn()  # it hears of it now
+    assert one.sends.bodies == [b"m0", b"m1"]
+    two.service._gained[ONE] = Deadline(0.0)
+    for _ in range(3):
+        two.turn(ONE)
+    world.time.advance(2)
+    assert two.sends.bodies == [b"m2"]
+    two.turn(ONE)
+    two.kill()
+    two.turn(ONE)
+    assert two.service._seen, "its own queue it has at once"
+
+
 def test_3_h_what_is_taken_back_is_not_sent(world: World) -> None:
     node = world.node("a")
     for name in ("m", "n"):
@@ -350,6 +376,27 @@ def test_3_k_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) 
     node.sends.answer = lambda send: Resent(ONE)
     world.time.advance(150)
     assert len(node.store) == 0
+
+
+def test_3_27_g2_1_what_is_not_due_is_not_sent_because_its_topic_answers(world: World) -> None:
+    """Only what failed waits for an answer; after a restart anything might have failed."""
+    node = world.node("a")
+    for name, seconds in (("m", 5), ("n", 100), ("o", 200)):
+        world.topic.put(envelope(name, seconds))
+    for _ in range(2):
+        node.turn(ONE)
+    node.kill()
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(6)
+    assert node.sends.bodies == [b"m"]
+    works, node.sends.answer = node.sends.answer, lambda send: DOWN
+    world.time.advance(94)
+    node.sends.answer = works
+    world.topic.put(envelope("now", 0))
+    node.turn(ONE)  # its topic answers: what failed is sent soon, and the rest waits
+    world.time.advance(3)
+    assert node.sends.bodies == [b"m", b"n", b"now", b"n"]
 
 
 def test_3_k_g2_10_what_is_refused_for_good_is_kept_with_its_content(world: World) -> None:

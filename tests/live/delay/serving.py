@@ -69,8 +69,9 @@ class Command:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> str:
         """What it says at its end."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+        assert self.process.stdout is not None
+        begun = self.process.stdout.readline()  # before that a signal ends it as any program
+        self.process.send_signal(number)
         told: str = self.process.communicate(timeout=60)[0]
         assert self.process.returncode == 0, self._log.read_text()[-3000:]
-        return told
+        return begun + told
