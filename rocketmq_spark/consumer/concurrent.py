@@ -36,7 +36,8 @@ class _Result(NamedTuple):
     finished: Sequence[ReceivedMessage]
     done: int
     failed: int
-    spent_ms: int
+    began_ms: int
+    ended_ms: int
 
 
 class Concurrent:
@@ -113,10 +114,10 @@ class Concurrent:
             logger.warning("messages of %s come again: %s", queue.queue, verdict.why, exc_info=trace)
         if queue.dropped:
             return
-        spent_ms = self._timer.now_ms() - call.began_ms
-        left = self._handed_back(queue, messages[verdict.done :], verdict.level) if verdict.done < len(messages) else []
+        ended_ms, done, failed = self._timer.now_ms(), verdict.done, len(messages) - verdict.done
+        left = self._handed_back(queue, messages[done:], verdict.level) if failed else []
         finished = [message for message in messages if message not in left] if left else messages
-        self._results.append(_Result(queue, finished, verdict.done, len(messages) - verdict.done, spent_ms))
+        self._results.append(_Result(queue, finished, done, failed, call.began_ms, ended_ms))
         self._note_results()
         if left:
             self._again(queue, left)
@@ -130,19 +131,20 @@ class Concurrent:
         while self._results and self._noting.acquire(blocking=False):
             try:
                 with self._held.lock:
-                    now_ms = self._timer.now_ms()
                     while self._results:
-                        self._note(self._results.popleft(), now_ms)
+                        self._note(self._results.popleft())
             finally:
                 self._noting.release()
 
-    def _note(self, result: _Result, now_ms: int) -> None:
+    def _note(self, result: _Result) -> None:
         queue, held = result.queue, self._held
         held.counts["consumed"] += result.done
-        held.counts["failed"] += result.failed
+        if result.failed:
+            held.counts["failed"] += result.failed
         held.finished(queue, queue.remove(result.finished))
-        queue.last_consume_ms = now_ms
-        held.figures.consumed(queue.queue.topic, result.done, result.failed, result.spent_ms, now_ms)
+        queue.last_consume_ms = result.ended_ms
+        spent_ms = result.ended_ms - result.began_ms
+        held.figures.consumed(queue.queue.topic, result.done, result.failed, spent_ms, result.ended_ms)
 
     def _again(self, queue: ProcessQueue, left: Sequence[ReceivedMessage]) -> None:
         """Nobody took them, so the listener gets them once more."""

@@ -33,14 +33,14 @@ _FIXED = {
     int(SysFlag.STOREHOST_V6): struct.Struct(_HEAD.format + "4siq16siiqi"),
     int(_V6): struct.Struct(_HEAD.format + "16siq16siiqi"),
 }
-_V6_BITS, _COMPRESSED_BIT = int(_V6), int(SysFlag.COMPRESSED)  # an enumeration's own take a microsecond
 _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
-_TOPIC_LENGTHS = {MESSAGE_MAGIC_V1: struct.Struct(">B"), MESSAGE_MAGIC_V2: struct.Struct(">h")}
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
 _MIN_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
-_INNER_BATCH = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
+# Numbers, for those of an enumeration take a microsecond.
+_V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
+_INNER_BATCH = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC that nobody reads, flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 
@@ -186,50 +186,42 @@ def _all(data: bytes, start: int, end: int, how: _How) -> list[ReceivedMessage]:
 def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
     """The message in ``data[start:end]``, which is no shorter than the shortest one.
 
-    A consumer gets all of its messages through here, so no object is made on the way that it does not keep.
+    A consumer gets all of its messages through here, so nothing is called or made on the way that can be done without.
     """
     fixed = _FIXED[data[start + _SYS_FLAG_AT] & _V6_BITS]
     (
         size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms,
         born_ip, born_port, store_ms, store_ip, store_port, reconsumed, prepared, length,
     ) = fixed.unpack_from(data, start)  # fmt: skip
-    topic_length = _TOPIC_LENGTHS.get(magic)
-    if topic_length is None:
+    body_at = start + fixed.size
+    body_end = body_at + length
+    if length < 0 or body_end >= end:
+        raise DecodeError(f"a body of {length} bytes does not fit a message of {end - start} bytes")
+    if magic == MESSAGE_MAGIC_V1:
+        topic_at = body_end + 1
+        topic_end = topic_at + data[topic_at - 1]
+    elif magic == MESSAGE_MAGIC_V2:
+        topic_at = body_end + 2
+        topic_end = topic_at + _SHORT.unpack_from(data, body_end)[0]
+    else:
         raise DecodeError(f"unknown magic {magic:#010x}")
-    if size != end - start:
-        raise DecodeError(f"its size is {size}, but it has {end - start} bytes")
-    stored = _end(start + fixed.size, length, start, end)
-    (length,) = topic_length.unpack_from(data, stored)
-    topic = _end(stored + topic_length.size, length, start, end)
-    (length,) = _SHORT.unpack_from(data, topic)
-    properties = _end(topic + _SHORT.size, length, start, end)
-    if properties != end:
-        raise DecodeError(f"{end - properties} bytes are left over")
-    content = data[start + fixed.size : stored]
-    if how.check_crc and body_crc(content) != crc:
+    text_at = topic_end + 2
+    # Parts that follow each other and end where the message does lie within it.
+    fits = size == end - start and topic_at <= topic_end and text_at <= end
+    if not fits or text_at + _SHORT.unpack_from(data, topic_end)[0] != end:
+        raise DecodeError(f"the parts of a message of {size} bytes do not fit the {end - start} bytes that it has")
+    body = data[body_at:body_end]
+    if how.check_crc and body_crc(body) != crc:
         raise DecodeError("its body does not match its CRC")
-    queue = how.queue or MessageQueue(_text(data[stored + topic_length.size : topic]), how.broker_name, queue_id)
-    if sys_flag & _COMPRESSED_BIT and content and how.max_body_bytes is not None:
-        content = decompress(content, sys_flag, how.max_body_bytes)
-        sys_flag &= ~_COMPRESSED_BIT
+    queue = how.queue or MessageQueue(_text(data[topic_at:topic_end]), how.broker_name, queue_id)
+    if sys_flag & _COMPRESSED and body and how.max_body_bytes is not None:
+        body = decompress(body, sys_flag, how.max_body_bytes)
+        sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
-        queue.topic,
-        queue,
-        queue_offset,
-        log_offset,
-        content,
-        decode_properties(_text(data[topic + _SHORT.size : end])),
-        flag,
-        sys_flag,
-        born_ms,
-        store_ms,
-        host_text(born_ip, born_port),
-        host_text(store_ip, store_port),
-        reconsumed,
-        prepared,
-        size,
+        queue.topic, queue, queue_offset, log_offset, body, decode_properties(_text(data[text_at:end])), flag, sys_flag,
+        born_ms, store_ms, host_text(born_ip, born_port), host_text(store_ip, store_port), reconsumed, prepared, size,
         offset_msg_id(store_ip, store_port, log_offset),
-    )
+    )  # fmt: skip
 
 
 def _unwrap(outer: ReceivedMessage) -> list[ReceivedMessage]:
