@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rocketmq_spark import codes, options
+from rocketmq_spark import codes, options, options_page
 from rocketmq_spark.wire import rpc
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ RANKS = """
     session
     source sink
     datasource delay localbroker
-    registration
+    registration options_page
     cli testing
     __main__
 """
@@ -393,7 +393,7 @@ def test_every_request_has_one_row():
 
 def test_the_documented_options_are_the_table():
     page = (ROOT / "docs" / "options.md").read_text("utf-8")
-    assert page[page.index("## Connection") :] == options.markdown(), "run: make docs"
+    assert page[page.index("## Connection") :] == options_page.markdown(), "run: make docs"
 
 
 def test_what_is_called_an_option_is_one():
