@@ -45,8 +45,8 @@ ORDER = {
     " bodies member_bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint channel connection bulk pool",
-    "client": "credentials calls aside route questions broker instance sender admin committer pulls asked long_polls send_back"
-    " member",
+    "client": "credentials calls aside route questions broker instance sender admin readers committer pulls asked long_polls "
+    " send_back member",
     "columnar": "arrow slices",
     "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
     " decoder polled",
@@ -64,8 +64,8 @@ ORDER = {
     "spool": "keys records schedule silence sends changes group settings database mending store reading redelivery spool folders",
     "sink": "columns report selectors routing checks task writers foreach",
     "delay": "release stream",
-    "cli": "output command background connection broker topic orders produce reading tail dlq spool demo demo.accounts"
-    " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
+    "cli": "output command background connection broker topic orders produce reading tail dlq spool environment demo"
+    " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
     " __main__",
 }

@@ -29,6 +29,7 @@ from rocketmq_spark.model import MessageQueue
 
 _LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
 ANY_BROKER = ""
+_OF_GROUP = "_env_"
 
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Environment:
         Each environment has one of its own, and with it a retry topic and dead letters: those of a group are shared by all
         its members, whatever queues they own.
         """
-        return f"{group}_env_{self.name}"
+        return f"{group}{_OF_GROUP}{self.name}"
 
     @property
     def by_position(self) -> bool:
@@ -147,6 +148,19 @@ class Environment:
             f"option 'environment' is {self.number}; expected a whole number from 1 to {len(queues)}, "
             f"the number of queues of topic {topic!r}"
         )
+
+
+def environment_of_group(group: str) -> str | None:
+    """The environment whose members a group has, by its name."""
+    _, found, name = group.rpartition(_OF_GROUP)
+    return name if found else None
+
+
+def owners(queues: Iterable[MessageQueue], environments: object = None) -> dict[MessageQueue, str]:
+    """The name of the environment that each queue of a topic belongs to; what belongs to none is missing."""
+    ordered, layout = sorted(queues, key=queue_order), _layout(environments)
+    names = layout if isinstance(layout, Mapping) else map(str, range(1, (layout or len(ordered)) + 1))
+    return {queue: name for name in names for queue in Environment.of(name, environments)._of_topic(ordered)}
 
 
 class Own:

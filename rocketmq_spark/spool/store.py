@@ -187,7 +187,7 @@ class Store:
             if self.totals.all_bytes:
                 raise SpoolError(
                     f"the spool in {self.path} holds sends of {held or 'no environment'}, not of {owner or 'no environment'}",
-                    remedy="Give each environment a 'spoolDir' of its own; what is there goes out with option 'environment' as it was",
+                    remedy="Give each environment a 'spoolDir' of its own; what is there is sent with that environment",
                 )
             self._db.write([(OWNER, owner.encode())], sync=True)
 

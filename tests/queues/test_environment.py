@@ -13,6 +13,8 @@ from rocketmq_spark.queues.environment import (
     _warn_of_position,
     check_chosen,
     environment_of,
+    environment_of_group,
+    owners,
     suffix_of,
 )
 from tests.queues import names, qs
@@ -157,6 +159,19 @@ def test_queues_that_members_had_by_position_stay_theirs() -> None:
     assert names(own(EIGHT)) == "a:0"
     assert own(qs("b:0-3")) == []
     assert names(own(EIGHT)) == "a:0"
+
+
+@pytest.mark.parametrize("environments", [None, "2", "3", '{"dev": [0, 2], "test": {"b": [1]}}'])
+def test_owners_are_those_that_own_the_queues(environments: str | None) -> None:
+    found = owners(reversed(EIGHT), environments)
+    for name in set(found.values()):
+        assert [q for q in sorted(EIGHT) if found.get(q) == name] == Environment.of(name, environments).owned(EIGHT)
+    assert len(found) == (5 if environments and "dev" in environments else 8)
+
+
+def test_a_group_tells_its_environment() -> None:
+    assert environment_of_group(Environment.of(2).group("g_env_x")) == "2"
+    assert environment_of_group("billing") is None
 
 
 SUFFIX = {"environmentMode": "suffix"}
