@@ -123,6 +123,13 @@ def test_3_1_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFi
     assert (of().group, of().environment) == ("g", None)
 
 
+def test_3_2_with_a_suffix_the_group_is_named_on_the_wire_alone() -> None:
+    made = of(environment="dev", environmentMode="suffix")
+    assert (made.group, made.environment) == ("g", None)
+    with pytest.raises(OptionError, match="'allocationStrategy' is 'environment', which chooses among queues"):
+        of(environment="dev", environmentMode="suffix", allocationStrategy="environment")
+
+
 @pytest.mark.parametrize("number", ["0", "4", "x"])
 def test_3_10_an_environment_that_there_is_not_is_refused(number: str) -> None:
     with pytest.raises(OptionError, match="expected a whole number from 1 to 3, the number of environments"):

@@ -124,7 +124,7 @@ def java_send_to(name_server: str, topic: str, queues: Iterable[int], count: int
 
 
 def java_read(name_server: str, topic: str, count: int = 0, bodies: bool = False) -> list[Record]:
-    """Everything that the topic (or several, ``a,b``) holds now, queue by queue; ``count`` are waited for while some come within 20 s."""
+    """Everything that the topic (or several: ``a,b``) holds now; ``count`` are waited for while some come within 20 s."""
     options = {"nameServer": name_server, "topic": topic, "count": count, "bodies": str(bodies).lower()}
     return list(_records("Read", options))
 

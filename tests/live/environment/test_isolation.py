@@ -22,14 +22,15 @@ import pytest
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, ReceivedMessage
 from rocketmq_spark.session import Consumer, Producer
-from tests.fix_spark import Finished
+from tests.fix_spark import Script
 from tests.live.consumer.members import JavaMember
 from tests.mockbroker import eventually
+from tests.scale import SCALE
 from tests.witness import Record, java_read, java_send_to
 
 NAMES = ("1", "2", "3")
 BY_SPARK, BY_JAVA = "2", "3"  # who also reads an environment; ours read all of them
-COUNT, TRIES = 40, 3
+COUNT, TRIES = (500 if SCALE >= 1 else 40), 3
 DELAYS = " ".join(["1s"] * 18)
 GROUP = "billing"
 
@@ -110,32 +111,40 @@ class Seen:
             return list(self._handed)
 
 
+# Writes, waits until all others have, and reads: by a stream where queues are shared, else by a batch.
 SPARK = """
-    name_server, count, folder, *topics = sys.argv[1:]
+    import time
+    from pathlib import Path
+    name_server, count, folder, shared, apart = sys.argv[1:]
     spark = new_session()
-    modes = dict(zip(topics, ({"environments": "3"}, {"environmentMode": "suffix"})))
-    rows = spark.createDataFrame([(f"spark:{i}:",) for i in range(int(count))], "body string")
-    for topic, mode in modes.items():
-        rows.write.format("rocketmq").options(nameServer=name_server, topic=topic, **mode).mode("append").save()
+    common = {shared: {"environments": "3"}, apart: {"environmentMode": "suffix"}}
+    rows = spark.createDataFrame([(f"spark:{i}:",) for i in range(int(count))], "body string").coalesce(1)
+    for topic, options in common.items():
+        rows.write.format("rocketmq").options(nameServer=name_server, topic=topic, **options).mode("append").save()
+    report("written")
+    while not Path(folder, "sent").exists():
+        time.sleep(0.02)
 
-    def stream(topic, **more):
-        given = {**modes[topic], "startingOffsets": "earliest", **more}
-        source = spark.readStream.format("rocketmq").options(nameServer=name_server, subscribe=topic, **given).load()
-        writer = source.select("msgId").writeStream.format("json").option("checkpointLocation", f"{folder}/{topic}/checkpoint")
-        finish(writer.trigger(availableNow=True).start(f"{folder}/{topic}/out"))
-        return [row.msgId for row in spark.read.schema("msgId string").json(f"{folder}/{topic}/out").collect()]
+    def stream(**more):
+        given = {"nameServer": name_server, "subscribe": shared, "startingOffsets": "earliest", **common[shared], **more}
+        ids = []
 
-    def refusal(topic):
+        def note(df, batch_id):
+            ids.extend(row.msgId for row in df.collect())
+
+        source = spark.readStream.format("rocketmq").options(**given).load().select("msgId")
+        writer = source.writeStream.foreachBatch(note).option("checkpointLocation", f"{folder}/checkpoint")
+        finish(writer.trigger(availableNow=True).start())
+        return ids
+
+    def refusal():
         try:
-            stream(topic, environment="3")
+            stream(environment="3")
         except Exception as e:
             return str(e)
 
-    read = {}
-    for topic, mode in modes.items():
-        batch = spark.read.format("rocketmq").options(nameServer=name_server, subscribe=topic, **mode).load()
-        read[topic] = [[row.msgId for row in batch.select("msgId").collect()], stream(topic)]
-    report([read, refusal(topics[0])])
+    batch = spark.read.format("rocketmq").options(nameServer=name_server, subscribe=apart, **common[apart]).load()
+    report({shared: stream(), apart: [row.msgId for row in batch.select("msgId").collect()], "refusal": refusal()})
 """
 
 
@@ -212,13 +221,15 @@ def send(mq: LocalBroker) -> dict[tuple[Mode, str], dict[str, int]]:
 
 @pytest.mark.timeout(300)
 def test_3_1_3_2_3_3_3_4_3_8_nothing_is_consumed_in_another_environment_retries_and_dead_letters_included(
-    mq: LocalBroker, consumers: dict[tuple[Mode, str], Callable[[], list[Handed]]], run_script: Callable[..., Finished],
+    mq: LocalBroker, consumers: dict[tuple[Mode, str], Callable[[], list[Handed]]], start_script: Callable[..., Script],
     tmp_path: Path,
 ) -> None:  # fmt: skip
+    spark = start_script(
+        SPARK, mq.name_server, COUNT, tmp_path, SHARED.topic, APART.topic, ROCKETMQ_ENVIRONMENT=BY_SPARK
+    )
     sent = send(mq)
-    done = run_script(SPARK, mq.name_server, COUNT, tmp_path, SHARED.topic, APART.topic, ROCKETMQ_ENVIRONMENT=BY_SPARK)
-    by_spark, refusal = done.report
-
+    eventually(lambda: spark.so_far().reports or spark.process.poll(), 120)
+    (tmp_path / "sent").touch()
     lying = java_read(mq.name_server, ",".join(SHARED.topics | APART.topics), bodies=True)
     for record in lying:
         if record.body.startswith(b"spark:"):
@@ -230,11 +241,6 @@ def test_3_1_3_2_3_3_3_4_3_8_nothing_is_consumed_in_another_environment_retries_
         assert {where[i][0] for i in numbers} == {mode.topic_of(name)}
         assert {where[i][1] for i in numbers} <= set(mode.queues_of(name))
 
-    for mode in MODES:
-        for ids in by_spark[mode.topic]:  # once each, and nothing else
-            assert Counter(ids) == Counter(sent[mode, BY_SPARK].keys())
-    assert "the checkpoint is of environment '2', and this query of environment '3'" in refusal
-
     def over() -> bool:
         return all(_finished(numbers, consumers[place]()) for place, numbers in sent.items())
 
@@ -244,6 +250,10 @@ def test_3_1_3_2_3_3_3_4_3_8_nothing_is_consumed_in_another_environment_retries_
         assert {one.id for one in handed} == numbers.keys()
         assert {one.queue for one in handed} - {None} <= set(mode.queues_of(name))
     _check_failed(mq, sent)
+    by_spark = spark.wait().report
+    for mode in MODES:  # once each, and nothing else
+        assert Counter(by_spark[mode.topic]) == Counter(sent[mode, BY_SPARK].keys())
+    assert "the checkpoint is of environment '2', and this query of environment '3'" in by_spark["refusal"]
 
 
 def _finished(numbers: dict[str, int], handed: list[Handed]) -> bool:
