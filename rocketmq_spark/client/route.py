@@ -196,15 +196,10 @@ class Routes:
         return [route for routes in known for _, route in routes]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
-        """Topics of the name server, system ones too; with a namespace only those in it, by the user's names."""
+        """Topics of the name server, system ones too; in a namespace or environment only those in it, by the user's names."""
         answer = self._name_servers.ask(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
-        namespace = self._name_servers.calls.namespace
-        topics = bodies.topic_list(answer.body)
-        if namespace:
-            topics = [
-                names.strip_namespace(namespace, topic) for topic in topics if names.namespace_of(topic) == namespace
-            ]
-        return sorted(topics)
+        scope = self._name_servers.calls.scope
+        return sorted(scope.plain(topic) for topic in bodies.topic_list(answer.body) if scope.holds(topic))
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Brokers by name."""

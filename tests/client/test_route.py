@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.names import Scope
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
@@ -213,7 +214,7 @@ class TestRoutes:
         assert (len(known.readable()), len(known.writable())) == (2, 0)
 
     def test_with_a_namespace_only_its_topics_are_seen_by_the_names_of_users(self, broker: MockBroker) -> None:
-        parts = Parts(broker.address, namespace="ns")
+        parts = Parts(broker.address, scope=Scope("ns"))
         topics = ["ns%orders", "other%orders", "orders", "%RETRY%ns%g", "TBW102"]
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(json.dumps({"topicList": topics}).encode()))
         assert parts.routes.topics() == ["%RETRY%g", "orders"]
