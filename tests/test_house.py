@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rocketmq_spark import codes, options
+from rocketmq_spark import codes, options, options_page
 from rocketmq_spark.wire import rpc
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ RANKS = """
     session
     source sink
     datasource delay localbroker
-    registration
+    registration options_page
     cli testing
     __main__
 """
@@ -45,8 +45,8 @@ ORDER = {
     " bodies member_bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint channel connection bulk pool",
-    "client": "credentials calls aside route questions broker instance sender admin committer pulls asked long_polls send_back"
-    " member",
+    "client": "credentials calls aside route questions broker instance sender admin readers committer pulls asked long_polls "
+    " send_back member",
     "columnar": "arrow slices",
     "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
     " decoder polled",
@@ -64,9 +64,9 @@ ORDER = {
     "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool"
     " folders",
     "sink": "columns report selectors routing checks task writers foreach",
-    "delay": "release stream progress retention waiting service node",
-    "cli": "output command background connection broker topic orders produce reading tail dlq spool delay demo demo.accounts"
-    " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
+    "delay": "release presence stream progress retention waiting service node",
+    "cli": "output command background connection broker topic orders produce reading tail dlq spool delay environment demo"
+    " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
     " __main__",
 }
@@ -105,11 +105,12 @@ OUTSIDE = {
     "threading": "remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance client.route"
     " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
     " producer.under_way producer.spooling process localbroker cli consumer.held consumer.workers consumer.subscriptions"
-    " consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
+    " consumer.concurrent consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
     " spool.store spool.redelivery delay.service",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route"
-    " delay.node timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
+    " delay.node delay.presence"
+    " timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
     " source.waiting"
     " localbroker cli",
     "asyncio": "",
@@ -394,7 +395,7 @@ def test_every_request_has_one_row():
 
 def test_the_documented_options_are_the_table():
     page = (ROOT / "docs" / "options.md").read_text("utf-8")
-    assert page[page.index("## Connection") :] == options.markdown(), "run: make docs"
+    assert page[page.index("## Connection") :] == options_page.markdown(), "run: make docs"
 
 
 def test_what_is_called_an_option_is_one():

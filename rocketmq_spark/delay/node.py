@@ -47,6 +47,7 @@ def open_node(place: Place, **options: object) -> DelayService:
         session.ensure_topic(parsed, topic)
     store = Store(place.folder)
     try:
+        store.belong(f"the delay service, group {parsed.group!r}")
         if place.dead:
             store.revive(place.now_ms())
         reader = session.PullConsumer(**{**given, "auto_commit": False, "consume_from_where": "earliest"})

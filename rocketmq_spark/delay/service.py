@@ -21,7 +21,7 @@ from rocketmq_spark.delay import waiting
 from rocketmq_spark.delay.progress import Progress, Seen, resumed
 from rocketmq_spark.delay.retention import Retention
 from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
-from rocketmq_spark.model import MessageQueue, ReceivedMessage, SpoolMetrics
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
@@ -134,10 +134,6 @@ class DelayService:
     def waiting(self) -> int:
         """Messages that it holds."""
         return len(self._store)
-
-    def metrics(self) -> SpoolMetrics | None:
-        """How its store stands; None before the first queues are there."""
-        return None if self._spool is None else self._spool.metrics()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Send nothing more, say how far it is, leave the group, and give the store free."""

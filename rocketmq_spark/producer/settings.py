@@ -74,7 +74,7 @@ class ProducerSettings:
             fault_tables=tables(
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration
             ),
-            environment=environment_of(options.environment, options.environments),
+            environment=environment_of(options),
             long_delay=options.long_delay,
             auto_batch=options.auto_batch,
             batch_max_bytes=options.batch_max_bytes,

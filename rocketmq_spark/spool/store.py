@@ -17,12 +17,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolFull
+from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.spool import keys, mending
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.group import Group, Ticket
-from rocketmq_spark.spool.keys import NOTE, ORDER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.keys import NOTE, ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
 from rocketmq_spark.spool.marks import Marks
 from rocketmq_spark.spool.records import Record, State, Totals, decoded
 
@@ -124,7 +124,7 @@ class Store:
             return len(gone)
 
     def take(self, now_ms: int, limit: int) -> list[Work]:
-        """The first records that are due and that nobody has, at most ``limit``; each is to be settled or given back.
+        """The first records that are due and that nobody has, at most ``limit``; each is to be settled.
 
         One that cannot be read goes to the dead with the reason, as it is.
         """
@@ -166,11 +166,6 @@ class Store:
             self._write(change)
             self._lanes.difference_update(left)
             self._leased.difference_update(work.due.sequence for work, _ in outcomes)
-
-    def give_back(self, works: Sequence[Work]) -> None:
-        """They were taken and not tried."""
-        with self._lock:
-            self._leased.difference_update(work.due.sequence for work in works)
 
     def hasten(self, targets: Collection[str] | None, start: Due | None, limit: int, now_ms: int) -> Due | None:
         """Let what waits for ``targets``, or for anything, fall due now: looks at ``limit`` records from ``start`` on.
@@ -215,6 +210,19 @@ class Store:
             count = change.totals.depth - len(self)
             self._write(change)
             return count
+
+    def belong(self, owner: str) -> None:
+        """Say whose records these are, such as an environment's. Raises ``SpoolError`` when it holds those of another."""
+        with self._ready():
+            held = (self._db.get(OWNER) or b"").decode()
+            if held == owner:
+                return
+            if self.totals.all_bytes:
+                raise SpoolError(
+                    f"the spool in {self.path} holds sends of {held or 'no environment'}, not of {owner or 'no environment'}",
+                    remedy="Give each environment a 'spoolDir' of its own; what is there is sent with that environment",
+                )
+            self._db.write([(OWNER, owner.encode())], sync=True)
 
     def close(self) -> None:
         """Give the folder free; what is leased is due for the next one."""

@@ -95,12 +95,6 @@ class StoreMachine(RuleBasedStateMachine):
                 self.model.kept[following] = (self.now, lane)
         self.store.settle(outcomes, self.now)
 
-    @precondition(lambda self: self.out)
-    @rule()
-    def give_back(self) -> None:
-        self.store.give_back(list(self.out.values()))
-        self.out.clear()
-
     @rule(limit=st.integers(1, 3))
     def hasten(self, limit: int) -> None:
         start, first = None, True
@@ -247,6 +241,29 @@ def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_
     assert store.take(0, 10) == []
     assert payloads(store.take(0, 10)) == [b"second"]
     assert store.totals.dead == 1
+    store.close()
+
+
+def test_3_1_a_spool_with_records_keeps_its_owner_and_an_empty_one_takes_another(path: Path) -> None:
+    store = Store(path)
+    store.belong("environment '1'")
+    store.add([(record(b"x"), 0)])
+    store.close()
+    store = Store(path)
+    store.belong("environment '1'")
+    for other in ("environment '2'", ""):
+        with pytest.raises(SpoolError, match=f"holds sends of environment '1', not of {other or 'no environment'}"):
+            store.belong(other)
+    (work,) = store.take(0, 1)
+    store.settle([(work, Dead("no"))], 0)
+    with pytest.raises(SpoolError, match="holds sends of environment '1'"):  # dead letters may be sent again, too
+        store.belong("")
+    store.revive(0)
+    store.settle([(work, Done()) for work in store.take(0, 1)], 0)
+    store.belong("")
+    store.add([(record(b"y"), 0)])
+    with pytest.raises(SpoolError, match="holds sends of no environment, not of environment '1'"):
+        store.belong("environment '1'")
     store.close()
 
 
