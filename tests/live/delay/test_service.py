@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.live.delay.serving import DAYS_10, Node
-from tests.live.writes import Writes, frame, stored
+from tests.live.writes import stored
 from tests.witness import JavaPeer
 
 
@@ -163,36 +163,3 @@ def test_3_25_the_disk_keeps_what_waits_over_a_restart_and_another_one_is_rebuil
         assert node.holds(0)
     with Node(tmp_path / "c", **given) as node:
         assert node.service.waiting == 0
-
-
-def test_rows_of_the_sink_go_the_same_ways(
-    rocketmq: LocalBroker, make_topic: Any, node: Node, writes: Writes, producing: Producer
-) -> None:
-    """Of one frame: at once, by the broker's timer, and by the service."""
-    topic = make_topic(queues=2)
-    producing.send(Message(topic, b"wakes the node"), delay=DAYS_10)
-    assert node.holds(1)
-    rows = frame(
-        body=["now", "soon", "far", "at"],
-        tags=["t"] * 4,
-        delayMs=[None, 1000, 1000 * DAYS_10, None],
-        deliverAt=[None, None, None, datetime.now(UTC) + timedelta(days=9)],
-        flag=[1, 2, 3, 4],
-    )
-    written = writes(rows, topic=topic, longDelay="dmq")
-    assert written.rows == 4
-    assert sum(queue.topic == INNER_TOPIC for queue, _ in writes.requests) == 2
-    assert node.holds(3)
-    assert {message.body for message in stored(rocketmq, topic, 2)} == {b"now", b"soon"}
-    node.step_s = DAYS_10
-    found = {message.body: message for message in stored(rocketmq, topic, 5)}
-    assert {b"far", b"at"} < found.keys()
-    assert [(found[name].tags, found[name].flag) for name in (b"far", b"at")] == [("t", 3), ("t", 4)]
-    # Bodies of rows have ids of their own, as all messages do.
-    assert len({message.msg_id for message in found.values()}) == 5
-
-
-def test_rows_are_refused_when_nobody_takes_them(rocketmq: LocalBroker, topic: str, writes: Writes) -> None:
-    rows = frame(body=["far"], delayMs=[1000 * DAYS_10])
-    with pytest.raises(MessageRefused, match="no member of a consumer group consumes dmq_inner_topic"):
-        writes(rows, topic=topic, longDelay="dmq")
