@@ -232,21 +232,71 @@ def test_3_g_what_the_next_owner_cannot_read_stays_and_is_sent_from_here(world: 
 
 
 def test_3_g_who_was_away_for_long_puts_nothing_back(world: World) -> None:
-    """A machine that slept says nothing of queues that another one has had since."""
+    """A machine that slept says nothing of queues that another one has had since, though it did more than it said."""
     one, two = world.node("one"), world.node("two")
-    world.topic.put(envelope("m0", 1))
-    world.topic.put(envelope("m1", 500))
-    for _ in range(3):
-        one.turn(ONE)
-    for _ in range(3):
-        two.turn(ONE)
-    world.time.advance(2)
-    two.turn(ONE)
+    one.sends.answer = lambda send: None if send.msg_ids == ("m1",) else Resent(send.queue)
+    for i in range(2):
+        world.topic.put(envelope(f"m{i}", i + 1))
+    for node in (one, one, one, two, two, two):
+        node.turn(ONE)
+    world.time.advance(3)
     two.turn(ONE)
     after = world.offsets()
-    assert after[0] == 1
+    assert after[0] == 2
     one.turn()
-    assert world.offsets() == after
+    assert (one.sends.bodies, world.offsets()) == ([b"m0", b"m1"], after)
+
+
+def test_what_is_read_once_more_counts_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a queue goes and comes back between two looks; brokers were not told yet."""
+    node = world.node("a")
+    for name, seconds in (("far", 100), ("m", 1)):
+        world.topic.put(envelope(name, seconds))
+    for _ in range(2):
+        node.turn(ONE)
+    world.topic.silent = True
+    world.time.advance(1)
+    monkeypatch.setattr(service, "PAGE", 1)
+    node.reader.at[ONE] = 0
+    for _ in range(2):
+        node.turn(ONE)
+        assert node.service._seen[ONE].stored == 2
+    world.time.advance(1)
+    assert node.sends.bodies == [b"m"]
+
+
+def test_what_came_before_a_queue_was_begun_comes_again(world: World) -> None:
+    node = world.node("a")
+    for i in range(4):
+        world.topic.put(envelope(f"m{i}", 1))
+    node.reader.at = {ONE: 3}  # where the group was when it was asked first
+    for _ in range(2):
+        node.service.turn()
+    world.time.advance(1)
+    assert sorted(node.sends.bodies) == [b"m0", b"m1", b"m2", b"m3"]
+
+
+def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = world.node("one"), world.node("two")
+    for queue in QUEUES:
+        world.topic.put(envelope(f"m{queue.queue_id}", 10), queue)
+    for _ in range(3):
+        one.turn(ONE, TWO)
+    one.kill()
+    for _ in range(3):
+        two.turn(TWO)
+    world.time.advance(10)
+    two.turn(TWO)
+    monkeypatch.setattr(service, "HAND_OVER_S", 60.0)
+    for _ in range(3):
+        one.turn(ONE, TWO)
+    assert (one.sends.bodies, two.sends.bodies) == ([], [b"m1"])
+    one.service._gained[TWO] = Deadline(0.0)
+    for _ in range(2):
+        one.turn(ONE, TWO)
+    assert one.sends.bodies == [b"m0"]
 
 
 def test_3_g_a_restart_leaves_what_went_to_others_meanwhile(world: World) -> None:
