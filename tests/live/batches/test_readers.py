@@ -19,13 +19,14 @@ from tests.live.consumer.members import Members, members
 from tests.live.writes import Make, Writes, frame, numbered, writes
 from tests.mockbroker import eventually
 from tests.reading import read
-from tests.scale import SCALE, scaled
+from tests.scale import scaled
 from tests.witness import Record, java_read
 
 __all__ = ["members", "writes"]
 
 COUNT = scaled(200_000) // 2  # by the sink, and as many by a producer
 ROWS = 2_000
+KILLS = scaled(5)
 TAGS = ("a", "b", "c", None)
 
 
@@ -107,7 +108,6 @@ def test_a_broker_filters_batches_by_the_tag_of_their_rows(
     assert ours(rocketmq, topic, tags="a || c").total() == len(wanted)
 
 
-@pytest.mark.skipif(SCALE < 1, reason="minutes: make soak")
 def test_kills_of_a_broker_in_the_middle_of_a_write_lose_nothing(
     make_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,29 +115,25 @@ def test_kills_of_a_broker_in_the_middle_of_a_write_lose_nothing(
     mq = make_cluster()
     mq.create_topic("killed", queues=4, batch=True)
     writes = Writes(mq.name_server, monkeypatch)
-    kills: list[int] = []
-    over = threading.Event()
+    every = 2 * COUNT // ROWS // KILLS
+    restarts: list[threading.Thread] = []
 
-    def paced() -> Iterator[Any]:
-        """The rows; a kill for each fifth of them, while what came before is under way."""
+    def interrupted() -> Iterator[Any]:
+        """The rows; in the middle of each part of them the broker dies while they are under way."""
         for number, batch in enumerate(batches(2 * COUNT)):
-            if number % (2 * COUNT // ROWS // 5) == 10:
-                threading.Thread(target=kill).start()
+            if number % every == every // 2:
+                for earlier in restarts:
+                    earlier.join()
+                mq.kill("broker-a")
+                restarts.append(threading.Thread(target=mq.restart, args=("broker-a",)))
+                restarts[-1].start()
             yield batch
-        over.set()
 
-    def kill() -> None:
-        mq.kill("broker-a")
-        kills.append(1)
-        mq.restart("broker-a")
-
-    done = writes.stream(paced(), next(batches(1)).schema, topic="killed", batchMaxBytes="64k")
-    assert (done.rows, len(kills)) == (2 * COUNT, 5)
+    done = writes.stream(interrupted(), next(batches(1)).schema, topic="killed", batchMaxBytes="64k")
+    assert (done.rows, len(restarts)) == (2 * COUNT, KILLS)
     assert done.retries
     whole = java_read(mq.name_server, "killed", 2 * COUNT, bodies=True)
-    sent = sink_ids(writes)
-    assert set(sent) == {record.id for record in whole}
+    assert set(sink_ids(writes)) == {record.id for record in whole}
     assert {record.body.decode() for record in whole} == set(numbered(2 * COUNT))
     assert ours(mq, "killed") == seen(whole)
-    repeated = len(whole) - 2 * COUNT
-    print(f"{len(kills)} kills, {done.retries} batches tried again, {repeated} messages twice")
+    print(f"{KILLS} kills, {done.retries} batches tried again, {len(whole) - 2 * COUNT} messages twice")
