@@ -57,7 +57,7 @@ class Message:
             self.keys = (self.keys,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: to make one would take six times as long, and there is one for each message
 class ReceivedMessage:
     """A stored message as an object: what consumers, commands and single look-ups get (bulk reads never make these).
 

@@ -104,7 +104,7 @@ OUTSIDE = {
     "threading": "remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance client.route"
     " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
     " producer.under_way producer.spooling process localbroker cli consumer.held consumer.workers consumer.subscriptions"
-    " consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
+    " consumer.concurrent consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
     " spool.store spool.redelivery",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route"

@@ -173,7 +173,7 @@ def wanted_of(request: PullRequest, stored: Bytes, namespace: str) -> Iterator[R
     so that it stops nobody; where it does not say its offset, it stands behind the one before it.
     """
     queue = request.queue
-    tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" else None
+    tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     retried = queue.topic.startswith(RETRY_PREFIX)
     at = request.offset
     for message in decode_leniently(stored, queue.broker_name, queue=queue):

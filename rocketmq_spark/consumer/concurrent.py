@@ -7,10 +7,14 @@ again. Only results of queues that are still ours count.
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from rocketmq_spark.consumer import expiry
+from rocketmq_spark.consumer.expiry import Call
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.result import Context, Listener, Raised, Verdict, ask, concurrent, once_more, slices
@@ -23,6 +27,17 @@ from rocketmq_spark.timer import Timer
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
+
+
+class _Result(NamedTuple):
+    """What became of messages: ``finished`` are no longer ours to care for, done or taken back by a broker."""
+
+    queue: ProcessQueue
+    finished: Sequence[ReceivedMessage]
+    done: int
+    failed: int
+    began_ms: int
+    ended_ms: int
 
 
 class Concurrent:
@@ -44,7 +59,10 @@ class Concurrent:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
-        self.busy: dict[int, Sequence[ReceivedMessage]] = {}  # what listeners have now, by the identity of its list
+        # Both are changed in single steps of the interpreter, without a lock: see ``_note_results``.
+        self._calls: dict[int, Call] = {}  # by identity
+        self._results: deque[_Result] = deque()
+        self._noting = threading.Lock()
 
     def ready(self, queue: ProcessQueue) -> bool:
         """A queue may be pulled at any time (``pulling.Consuming``)."""
@@ -59,12 +77,16 @@ class Concurrent:
         """What the listener makes of messages that it is asked to consume now."""
         return ask(self._listener, messages, context)
 
+    def unfinished(self) -> list[ReceivedMessage]:
+        """What listeners have at this moment."""
+        return [message for call in list(self._calls.values()) for message in call.messages]
+
     def clean(self) -> None:
         """Send back what a listener has had for longer than ``consumeTimeout``, so that the queue's offset can go on."""
         for queue in self._held.owned():
             for _ in range(expiry.MAX_AT_ONCE):
                 with self._held.lock:
-                    late = expiry.expired(queue, self._timer.now_ms(), self._timeout_ms)
+                    late = expiry.expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
                 if late is None:
                     break
                 logger.warning(
@@ -77,45 +99,60 @@ class Concurrent:
     def _consume(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         if queue.dropped:
             return
-        context, began_ms = Context(queue.queue), self._timer.now_ms()
-        with self._held.lock:
-            queue.started(messages, began_ms)
-            self.busy[id(messages)] = messages
+        context, call = Context(queue.queue), Call(queue, messages, self._timer.now_ms())
+        self._calls[id(call)] = call
         try:
             outcome = self.call(messages, context)
         finally:
-            with self._held.lock:
-                del self.busy[id(messages)]
-        spent_ms = self._timer.now_ms() - began_ms
-        self._settle(queue, messages, concurrent(outcome, context, len(messages)), outcome, spent_ms)
+            del self._calls[id(call)]
+        self._settle(call, concurrent(outcome, context, len(messages)), outcome)
 
-    def _settle(
-        self,
-        queue: ProcessQueue,
-        messages: Sequence[ReceivedMessage],
-        verdict: Verdict,
-        outcome: object,
-        spent_ms: int,
-    ) -> None:
+    def _settle(self, call: Call, verdict: Verdict, outcome: object) -> None:
+        queue, messages = call.queue, call.messages
         if verdict.why:
             trace = outcome.error if isinstance(outcome, Raised) else None
             logger.warning("messages of %s come again: %s", queue.queue, verdict.why, exc_info=trace)
         if queue.dropped:
             return
-        failed = messages[verdict.done :]
-        left = self._handed_back(queue, failed, verdict.level) if failed else []
+        ended_ms, done, failed = self._timer.now_ms(), verdict.done, len(messages) - verdict.done
+        left = self._handed_back(queue, messages[done:], verdict.level) if failed else []
+        finished = [message for message in messages if message not in left] if left else messages
+        self._results.append(_Result(queue, finished, done, failed, call.began_ms, ended_ms))
+        self._note_results()
+        if left:
+            self._again(queue, left)
+
+    def _note_results(self) -> None:
+        """One thread at a time notes what all have finished, and the others go on.
+
+        Threads that waited for each other here would hand over the interpreter with each message, which costs three times
+        what a quick listener's message costs otherwise.
+        """
+        while self._results and self._noting.acquire(blocking=False):
+            try:
+                with self._held.lock:
+                    while self._results:
+                        self._note(self._results.popleft())
+            finally:
+                self._noting.release()
+
+    def _note(self, result: _Result) -> None:
+        queue, held = result.queue, self._held
+        held.counts["consumed"] += result.done
+        if result.failed:
+            held.counts["failed"] += result.failed
+        held.finished(queue, queue.remove(result.finished))
+        queue.last_consume_ms = result.ended_ms
+        spent_ms = result.ended_ms - result.began_ms
+        held.figures.consumed(queue.queue.topic, result.done, result.failed, spent_ms, result.ended_ms)
+
+    def _again(self, queue: ProcessQueue, left: Sequence[ReceivedMessage]) -> None:
+        """Nobody took them, so the listener gets them once more."""
+        again = [once_more(message) for message in left]
         with self._held.lock:
-            self._held.counts["consumed"] += verdict.done
-            self._held.counts["failed"] += len(failed)
-            finished = [m for m in messages if m not in left] if left else messages
-            self._held.finished(queue, queue.remove(finished))
-            queue.last_consume_ms = now_ms = self._timer.now_ms()
-            self._held.figures.consumed(queue.queue.topic, verdict.done, len(failed), spent_ms, now_ms)
-            again = [once_more(message) for message in left]
             for message in again:
                 queue.replace(message)
-        if again:
-            self._timer.later(AGAIN_S, partial(self.submit, queue, again))
+        self._timer.later(AGAIN_S, partial(self.submit, queue, again))
 
     def _handed_back(self, queue: ProcessQueue, failed: Sequence[ReceivedMessage], level: int) -> list[ReceivedMessage]:
         """Those that nobody took."""

@@ -68,6 +68,8 @@ class OffsetTable:
     def _set(self, queue: MessageQueue, offset: int, only_up: bool) -> None:
         if offset < 0:
             raise ValueError(f"the offset of {queue} is {offset}; expected one of at least 0")
-        entry = self._entries.setdefault(queue, _Entry(offset))
-        if not entry.frozen:
-            entry.value = max(entry.value, offset) if only_up else offset
+        entry = self._entries.get(queue)
+        if entry is None:
+            self._entries[queue] = _Entry(offset)
+        elif not entry.frozen and (offset > entry.value or not only_up):
+            entry.value = offset

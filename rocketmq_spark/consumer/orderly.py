@@ -58,7 +58,7 @@ class Orderly:
         self._send_back = send_back
         self.relock: Callable[[ProcessQueue], bool] | None = None
         self.left: Callable[[], None] = lambda: None
-        self.busy: dict[int, Sequence[ReceivedMessage]] = {}
+        self._busy: dict[int, Sequence[ReceivedMessage]] = {}
         self._running: set[ProcessQueue] = set()  # queues with a task, waiting or under way
         self._calling: set[ProcessQueue] = set()  # queues whose listener is called at this moment
 
@@ -73,6 +73,11 @@ class Orderly:
                 return
             self._running.add(queue)
         self._again(queue, 0)
+
+    def unfinished(self) -> list[ReceivedMessage]:
+        """What listeners have at this moment."""
+        with self._held.lock:
+            return [message for messages in self._busy.values() for message in messages]
 
     @property
     def auto_commit(self) -> bool:
@@ -122,7 +127,7 @@ class Orderly:
             messages = [] if queue.dropped else queue.take(self._settings.consume_batch_max_size)
             if messages:
                 self._calling.add(queue)
-                self.busy[id(messages)] = messages
+                self._busy[id(messages)] = messages
             else:
                 self._running.discard(queue)
         return messages
@@ -143,7 +148,7 @@ class Orderly:
             figures.consumed(queue.queue.topic, done, failed, spent_ms, self._timer.now_ms())
             pause_s = self._settled(queue, messages, verdict, spent)
             self._calling.discard(queue)
-            del self.busy[id(messages)]
+            del self._busy[id(messages)]
         if queue.dropped:
             self.left()
         return pause_s

@@ -50,7 +50,6 @@ class ProcessQueue:
         self._waiting: dict[int, ReceivedMessage] = {}
         self._taken: dict[int, ReceivedMessage] = {}
         self._sorted: deque[int] = deque()
-        self._started: dict[int, int] = {}
         self._max_put: int | None = None
 
     def put(self, messages: Iterable[ReceivedMessage]) -> int:
@@ -106,16 +105,6 @@ class ProcessQueue:
         if message.queue_offset in self._waiting:
             self._waiting[message.queue_offset] = message
 
-    def started(self, messages: Iterable[ReceivedMessage], now_ms: int) -> None:
-        """A listener gets these now."""
-        for message in messages:
-            if message.queue_offset in self._waiting:
-                self._started[message.queue_offset] = now_ms
-
-    def started_ms(self, message: ReceivedMessage) -> int | None:
-        """When a listener got it, None if none did."""
-        return self._started.get(message.queue_offset)
-
     def __contains__(self, message: ReceivedMessage) -> bool:
         return message.queue_offset in self._waiting
 
@@ -147,7 +136,7 @@ class ProcessQueue:
 
     def clear(self) -> None:
         """Forget all messages, as a reset of the offset does."""
-        for part in (self._waiting, self._taken, self._started):
+        for part in (self._waiting, self._taken):
             part.clear()
         self._sorted.clear()
         self.count = self.bytes = 0
@@ -169,7 +158,6 @@ class ProcessQueue:
         return known
 
     def _uncount(self, message: ReceivedMessage) -> None:
-        self._started.pop(message.queue_offset, None)
         self.count -= 1
         self.bytes -= len(message.body)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
@@ -95,8 +95,7 @@ class OrderedContext:
         return Hold.ROLLBACK
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Which messages of a concurrent listener's batch are done, and at which level the others come again.
 
     ``why`` is a sentence for the log where the listener did something that it should not.

@@ -103,8 +103,7 @@ class Running:
         self.rebalancing.close(deadline)
         if not self._workers.close(deadline):
             logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
-        with self.held.lock:
-            unfinished = [message for messages in self._consuming.busy.values() for message in messages]
+        unfinished = self._consuming.unfinished()
         last_words = Deadline.after(max(TIMEOUT_S, deadline.remaining()))
         for timer in (self._upkeep, self._locks):
             timer.close(min(HANGS_S, last_words.remaining()))

@@ -2,14 +2,19 @@
 
 As in Java's pool the line never blocks who adds to it, and there are never more threads than the lower bound; what holds
 back a consumer whose listener is slow is the bound of what is cached.
+
+To wake a thread costs more than a quick listener takes, and one that is awake fights with all others for the interpreter.
+So one thread at a time is woken: by new work, and by a thread that begins work while more is waiting. Quick work is thus
+done by few of them; where listeners block, each wakes the next until all are awake.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from rocketmq_spark.clock import Deadline
 
@@ -24,7 +29,9 @@ class Workers:
     def __init__(self, name: str, count: int) -> None:
         self._name = name
         self._count = count
-        self._line: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._line: deque[Work] = deque()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._waking = False  # a wake is under way: whoever gets it looks at the line after this is False again
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -35,7 +42,8 @@ class Workers:
             return
         if not self._threads:
             self._start()
-        self._line.put(work)
+        self._line.append(work)
+        self._wake()
 
     def close(self, deadline: Deadline) -> bool:
         """Drop what was not begun, and say whether what was begun ended by ``deadline``."""
@@ -43,7 +51,7 @@ class Workers:
             self._closed = True
             threads = self._threads
         for _ in threads:
-            self._line.put(None)
+            self._wakes.put(None)
         me = threading.current_thread()
         for thread in threads:
             if thread is not me:
@@ -60,10 +68,21 @@ class Workers:
             for thread in self._threads:
                 thread.start()
 
+    def _wake(self) -> None:
+        if not self._waking:
+            self._waking = True
+            self._wakes.put(None)
+
     def _run(self) -> None:
-        while (work := self._line.get()) is not None:
-            if self._closed:
+        while not self._closed:
+            try:
+                work = self._line.popleft()
+            except IndexError:
+                self._wakes.get()
+                self._waking = False
                 continue
+            if self._line:
+                self._wake()
             try:
                 work()
             except Exception:  # a thread's root: the next work must be done all the same

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import ipaddress
 import itertools
 import os
@@ -25,11 +26,17 @@ _COUNTER_BITS = 16
 _HANDLE_VERSION = "v1"
 
 
+@functools.lru_cache(4096)  # messages come from few hosts
 def host_text(address: bytes, port: int) -> str:
     """``host:port`` of raw address bytes, with brackets round an IPv6 address."""
     if len(address) == _IP_BYTES[0]:
         return f"{address[0]}.{address[1]}.{address[2]}.{address[3]}:{port}"
     return f"[{ipaddress.IPv6Address(address)}]:{port}"
+
+
+def offset_msg_id(address: bytes, port: int, offset: int) -> str:
+    """The text of an ``OffsetMessageId``, without making one."""
+    return (address + _PLACE.pack(port, offset)).hex().upper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class OffsetMessageId:
     offset: int
 
     def __str__(self) -> str:
-        return (self.address + _PLACE.pack(self.port, self.offset)).hex().upper()
+        return offset_msg_id(self.address, self.port, self.offset)
 
     @property
     def host(self) -> str:

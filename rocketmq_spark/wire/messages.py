@@ -20,25 +20,27 @@ from rocketmq_spark.errors import DecodeError, MessageRefused
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from rocketmq_spark.wire.header import Bytes
-from rocketmq_spark.wire.identifiers import OffsetMessageId, host_text
+from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
 from rocketmq_spark.wire.properties import decode_properties
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
+_SYS_FLAG_AT = 39  # its last byte
 _V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
-# born host, store time, store host, reconsume times, prepared transaction offset, body length
-_HOSTS = {
-    0: struct.Struct(">4siq4siiqi"),
-    int(SysFlag.BORNHOST_V6): struct.Struct(">16siq4siiqi"),
-    int(SysFlag.STOREHOST_V6): struct.Struct(">4siq16siiqi"),
-    int(_V6): struct.Struct(">16siq16siiqi"),
+# The head, then born host, store time, store host, reconsume times, prepared transaction offset, body length.
+_FIXED = {
+    0: struct.Struct(_HEAD.format + "4siq4siiqi"),
+    int(SysFlag.BORNHOST_V6): struct.Struct(_HEAD.format + "16siq4siiqi"),
+    int(SysFlag.STOREHOST_V6): struct.Struct(_HEAD.format + "4siq16siiqi"),
+    int(_V6): struct.Struct(_HEAD.format + "16siq16siiqi"),
 }
 _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
-_TOPIC_LENGTHS = {MESSAGE_MAGIC_V1: struct.Struct(">B"), MESSAGE_MAGIC_V2: struct.Struct(">h")}
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
-_MIN_BYTES = _HEAD.size + _HOSTS[0].size + 1 + _SHORT.size
+_MIN_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
-_INNER_BATCH = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
+# Numbers, for those of an enumeration take a microsecond.
+_V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
+_INNER_BATCH = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC that nobody reads, flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 
@@ -49,6 +51,18 @@ class BatchItem(NamedTuple):
     body: Bytes
     properties: str = ""
     flag: int = 0
+
+
+class _How(NamedTuple):
+    """How messages are read; those of one ``queue`` say nothing of it themselves.
+
+    Without ``max_body_bytes`` a compressed body stays as it is.
+    """
+
+    broker_name: str
+    check_crc: bool
+    max_body_bytes: int | None
+    queue: MessageQueue | None = None
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
@@ -81,9 +95,9 @@ def decode_at(
     max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> list[ReceivedMessage]:
     """The message between two ``boundaries``: one, or those of an inner batch."""
-    data = memoryview(body)[start:end]
+    data = bytes(memoryview(body)[start:end])
     try:
-        return _all(data, broker_name, check_crc, max_body_bytes)
+        return _all(data, 0, len(data), _How(broker_name, check_crc, max_body_bytes))
     except DecodeError as exc:
         raise DecodeError(
             f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, broker_name)
@@ -100,25 +114,24 @@ def decode_leniently(
 
     All that lies in one ``queue`` is said to be of it and its topic, whatever is stored about that.
     """
-    at = 0
-    while at < len(body):
-        size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
-        fits = _MIN_BYTES <= size <= len(body) - at
-        end = at + size if fits else _next(body, at)
-        data = memoryview(body)[at:end]
+    data, how, at = bytes(body), _How(broker_name, False, max_body_bytes, queue), 0
+    whole = len(data)
+    while at < whole:
+        size = _INT.unpack_from(data, at)[0] if whole - at >= _INT.size else 0
+        fits = _MIN_BYTES <= size <= whole - at
+        end = at + size if fits else _next(data, at)
         try:
             if not fits:
                 raise DecodeError(f"a message of {size} bytes does not fit its answer")
-            messages = _all(data, broker_name, False, max_body_bytes, queue)
+            messages = _all(data, at, end, how)
         except DecodeError as exc:
-            messages = [_raw(data, broker_name, fits, exc.message, queue)]
+            messages = [_raw(data[at:end], fits, exc.message, how)]
         yield from messages
         at = end
 
 
-def _next(body: Bytes, at: int) -> int:
+def _next(whole: bytes, at: int) -> int:
     """Where messages go on behind one whose size is wrong: from there they follow each other to the end."""
-    whole = bytes(body)
     for match in _MAGIC.finditer(whole, at + _INT.size + 1):
         start = match.start() - _INT.size
         try:
@@ -130,21 +143,20 @@ def _next(body: Bytes, at: int) -> int:
     return len(whole)
 
 
-def _raw(
-    data: memoryview, broker_name: str, fits: bool, why: str, queue: MessageQueue | None = None
-) -> ReceivedMessage:
+def _raw(data: bytes, fits: bool, why: str, how: _How) -> ReceivedMessage:
     """What can be read of a message: its stored body, and where its parts do not fit all of its bytes."""
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
-            return replace(_decode(data, broker_name, False, None, queue), decode_error=why)
+            message = _decode(data, 0, len(data), how._replace(max_body_bytes=None))
+            return replace(message, decode_error=why)
     known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
     _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
     return ReceivedMessage(
-        topic=queue.topic if queue else "",
-        queue=queue or MessageQueue("", broker_name, queue_id),
+        topic=how.queue.topic if how.queue else "",
+        queue=how.queue or MessageQueue("", how.broker_name, queue_id),
         queue_offset=queue_offset,
         commit_log_offset=log_offset,
-        body=bytes(data),
+        body=data,
         properties={},
         flag=flag,
         sys_flag=sys_flag,
@@ -160,61 +172,56 @@ def _raw(
     )
 
 
-def _all(
-    data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int, queue: MessageQueue | None = None
-) -> list[ReceivedMessage]:
+def _all(data: bytes, start: int, end: int, how: _How) -> list[ReceivedMessage]:
     """One message, or those of an inner batch; what is wrong is a ``DecodeError``."""
+    if end - start < _MIN_BYTES:
+        raise DecodeError(f"{end - start} bytes are fewer than a message has")
     try:
-        message = _decode(data, broker_name, check_crc, max_body_bytes, queue)
+        message = _decode(data, start, end, how)
     except struct.error as exc:
         raise DecodeError(str(exc)) from exc
     return _unwrap(message) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
 
 
-def _decode(
-    data: memoryview, broker_name: str, check_crc: bool, max_body_bytes: int | None, queue: MessageQueue | None = None
-) -> ReceivedMessage:
-    """Without ``max_body_bytes`` a compressed body stays as it is."""
-    size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = _HEAD.unpack_from(data)
-    topic_length = _TOPIC_LENGTHS.get(magic)
-    if topic_length is None:
+def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
+    """The message in ``data[start:end]``, which is no shorter than the shortest one.
+
+    A consumer gets all of its messages through here, so nothing is called or made on the way that can be done without.
+    """
+    fixed = _FIXED[data[start + _SYS_FLAG_AT] & _V6_BITS]
+    (
+        size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms,
+        born_ip, born_port, store_ms, store_ip, store_port, reconsumed, prepared, length,
+    ) = fixed.unpack_from(data, start)  # fmt: skip
+    body_at = start + fixed.size
+    body_end = body_at + length
+    if length < 0 or body_end >= end:
+        raise DecodeError(f"a body of {length} bytes does not fit a message of {end - start} bytes")
+    if magic == MESSAGE_MAGIC_V1:
+        topic_at = body_end + 1
+        topic_end = topic_at + data[topic_at - 1]
+    elif magic == MESSAGE_MAGIC_V2:
+        topic_at = body_end + 2
+        topic_end = topic_at + _SHORT.unpack_from(data, body_end)[0]
+    else:
         raise DecodeError(f"unknown magic {magic:#010x}")
-    if size != len(data):
-        raise DecodeError(f"its size is {size}, but it has {len(data)} bytes")
-    hosts = _HOSTS[sys_flag & _V6]
-    born_ip, born_port, store_ms, store_ip, store_port, reconsumed, prepared, length = hosts.unpack_from(
-        data, _HEAD.size
-    )
-    stored, at = _cut(data, _HEAD.size + hosts.size, length)
-    topic, at = _sized(data, at, topic_length)
-    properties, at = _sized(data, at, _SHORT)
-    if at != size:
-        raise DecodeError(f"{size - at} bytes are left over")
-    if check_crc and body_crc(stored) != crc:
+    text_at = topic_end + 2
+    # Parts that follow each other and end where the message does lie within it.
+    fits = size == end - start and topic_at <= topic_end and text_at <= end
+    if not fits or text_at + _SHORT.unpack_from(data, topic_end)[0] != end:
+        raise DecodeError(f"the parts of a message of {size} bytes do not fit the {end - start} bytes that it has")
+    body = data[body_at:body_end]
+    if how.check_crc and body_crc(body) != crc:
         raise DecodeError("its body does not match its CRC")
-    queue = queue or MessageQueue(_text(topic), broker_name, queue_id)
-    content = bytes(stored)
-    if content and max_body_bytes is not None and sys_flag & SysFlag.COMPRESSED:
-        content = decompress(content, sys_flag, max_body_bytes)
-        sys_flag &= ~int(SysFlag.COMPRESSED)  # an enumeration would drop bits that it does not know
+    queue = how.queue or MessageQueue(_text(data[topic_at:topic_end]), how.broker_name, queue_id)
+    if sys_flag & _COMPRESSED and body and how.max_body_bytes is not None:
+        body = decompress(body, sys_flag, how.max_body_bytes)
+        sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
-        topic=queue.topic,
-        queue=queue,
-        queue_offset=queue_offset,
-        commit_log_offset=log_offset,
-        body=content,
-        properties=decode_properties(_text(properties)),
-        flag=flag,
-        sys_flag=sys_flag,
-        born_timestamp=born_ms,
-        store_timestamp=store_ms,
-        born_host=host_text(born_ip, born_port),
-        store_host=host_text(store_ip, store_port),
-        reconsume_times=reconsumed,
-        prepared_transaction_offset=prepared,
-        store_size=size,
-        offset_msg_id=str(OffsetMessageId(store_ip, store_port, log_offset)),
-    )
+        queue.topic, queue, queue_offset, log_offset, body, decode_properties(_text(data[text_at:end])), flag, sys_flag,
+        born_ms, store_ms, host_text(born_ip, born_port), host_text(store_ip, store_port), reconsumed, prepared, size,
+        offset_msg_id(store_ip, store_port, log_offset),
+    )  # fmt: skip
 
 
 def _unwrap(outer: ReceivedMessage) -> list[ReceivedMessage]:
@@ -230,24 +237,19 @@ def _unwrap(outer: ReceivedMessage) -> list[ReceivedMessage]:
     ]
 
 
-def _cut(data: memoryview, at: int, length: int) -> tuple[memoryview, int]:
-    end = at + length
-    if length < 0 or end > len(data):
-        raise DecodeError(f"a part of {length} bytes at {at} does not fit {len(data)} bytes")
-    return data[at:end], end
+def _end(at: int, length: int, start: int, end: int) -> int:
+    """Where a part ends that begins at ``at``, in the message from ``start`` to ``end``."""
+    if length < 0 or at + length > end:
+        raise DecodeError(f"a part of {length} bytes at {at - start} does not fit {end - start} bytes")
+    return at + length
 
 
-def _sized(data: memoryview, at: int, size: struct.Struct) -> tuple[memoryview, int]:
-    (length,) = size.unpack_from(data, at)
-    return _cut(data, at + size.size, length)
-
-
-def _text(data: memoryview) -> str:
+def _text(data: Bytes) -> str:
     # As in Java: a producer in another language may have used another encoding, which must not stop readers.
     return str(data, "utf-8", "replace")
 
 
-def _place(data: memoryview, broker_name: str) -> str | None:
+def _place(data: bytes, broker_name: str) -> str | None:
     if len(data) < _HEAD.size:
         return None
     fields = _HEAD.unpack_from(data)
@@ -285,10 +287,11 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
     while at < len(view):
         try:
             _, _, _, flag, length = _ITEM.unpack_from(view, at)
-            content, end = _cut(view, at + _ITEM.size, length)
-            properties, end = _sized(view, end, _SHORT)
+            body_at = at + _ITEM.size
+            text_at = _end(body_at, length, 0, len(view)) + _SHORT.size
+            end = _end(text_at, _SHORT.unpack_from(view, text_at - _SHORT.size)[0], 0, len(view))
         except (struct.error, DecodeError) as exc:
             raise DecodeError(f"Item {len(items)} of a batch, at byte {at}, is malformed") from exc
-        items.append(BatchItem(content, _text(properties), flag))
+        items.append(BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag))
         at = end
     return items

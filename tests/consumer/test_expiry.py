@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rocketmq_spark.consumer.expiry import expired
+from rocketmq_spark.consumer.expiry import Call, expired
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from tests.consumer.messages import QUEUE, message, messages
 
@@ -8,16 +8,16 @@ MINUTE = 60_000
 
 
 def test_1_18_only_the_first_message_is_looked_at_and_only_when_its_listener_is_late() -> None:
-    queue = ProcessQueue(QUEUE)
-    assert expired(queue, 99 * MINUTE, 15 * MINUTE) is None
-    queue.put(messages(1, 2))
-    assert expired(queue, 99 * MINUTE, 15 * MINUTE) is None
-    queue.started([message(2)], 0)
-    assert expired(queue, 99 * MINUTE, 15 * MINUTE) is None
-    queue.started([message(1)], MINUTE)
-    assert expired(queue, 16 * MINUTE, 15 * MINUTE) is None
-    assert expired(queue, 16 * MINUTE + 1, 15 * MINUTE) == message(1)
-    queue.remove([message(1)])
-    assert expired(queue, 16 * MINUTE + 1, 15 * MINUTE) == message(2)
+    queue, other = ProcessQueue(QUEUE), ProcessQueue(QUEUE)
+    first, second = messages(1, 2)
+    calls = [Call(queue, [second], 0), Call(other, [first], 0), Call(queue, [message(1)], 0)]
+    assert expired(queue, calls, 99 * MINUTE, 15 * MINUTE) is None
+    queue.put([first, second])
+    assert expired(queue, calls, 99 * MINUTE, 15 * MINUTE) is None
+    calls.append(Call(queue, [first], MINUTE))
+    assert expired(queue, calls, 16 * MINUTE, 15 * MINUTE) is None
+    assert expired(queue, calls, 16 * MINUTE + 1, 15 * MINUTE) is first
+    queue.remove([first])
+    assert expired(queue, calls, 16 * MINUTE + 1, 15 * MINUTE) is second
     queue.dropped = True
-    assert expired(queue, 16 * MINUTE + 1, 15 * MINUTE) is None
+    assert expired(queue, calls, 16 * MINUTE + 1, 15 * MINUTE) is None

@@ -63,15 +63,6 @@ def test_a_rollback_puts_back_everything_since_the_last_commit() -> None:
     assert offsets(queue.take(9)) == [2, 3, 4]
 
 
-def test_when_a_listener_got_a_message_is_known_while_the_message_is_there() -> None:
-    queue = filled(1, 2)
-    queue.started(messages(1, 7), 50)
-    assert [queue.started_ms(m) for m in messages(1, 2, 7)] == [50, None, None]
-    queue.remove(messages(1))
-    queue.put(messages(1))
-    assert queue.started_ms(message(1)) is None
-
-
 def test_a_waiting_message_may_be_replaced_and_a_finished_one_not() -> None:
     queue = filled(1, 2)
     queue.remove(messages(1))
