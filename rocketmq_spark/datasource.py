@@ -68,7 +68,7 @@ class RocketMQDataSource(DataSource):
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
         from rocketmq_spark.decode.schema import chosen, columns_of
-        from rocketmq_spark.queues.environment import environment_of
+        from rocketmq_spark.queues.environment import check_chosen, environment_of
         from rocketmq_spark.source import filters, starting_offsets
 
         options = self._parsed.for_role(role)
@@ -80,7 +80,9 @@ class RocketMQDataSource(DataSource):
             )
         filters.check(options)
         starting_offsets.check(options, role)
-        environment_of(options.environment, options.environments)
+        environment_of(options)
+        if options.allocation_strategy == "environment":
+            check_chosen(options, "allocationStrategy")
         min_offsets, max_offsets = options.min_offsets_per_trigger, options.max_offsets_per_trigger
         if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
             raise OptionError(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +19,14 @@ from rocketmq_spark import parsing as p
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 
+logger = logging.getLogger(__name__)
+
 SOURCE_ROLES = ("batch source", "stream source")
 ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer")
 DEFAULT_GROUP = "rocketmq_spark"
+ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
+# Where the value of a field comes from when it is not given.
+_VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
 # What Spark itself hands to a source or sink beside the user's options.
 TOLERATED = frozenset(
@@ -93,7 +100,8 @@ _QUEUES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set."""
+    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set, ``from_variables`` those
+    of them that were set by a variable of the process."""
 
     # Connection
     name_server: tuple[str, ...] = _row(
@@ -315,14 +323,23 @@ class Options:
         p.string,
         None,
         _QUEUES,
-        "read and write only the queues of one environment: its number or name. Consumers of environment `dev` are members of "
-        "group `<group>_env_dev`, whose retries and dead letters are its own",
+        "read and write only what belongs to one environment: its number or name. Consumers of environment `dev` are members "
+        "of group `<group>_env_dev`, whose retries and dead letters are its own",
+        shown="variable `ROCKETMQ_ENVIRONMENT`",
+    )
+    environment_mode: str = _row(
+        p.choice("queues", "suffix"),
+        "queues",
+        _QUEUES,
+        "what belongs to it: some `queues` of each topic, or with `suffix` topics and groups of its own, whose names brokers "
+        "know with `_` and the environment's name behind them",
+        shown="queues",
     )
     environments: str | None = _row(
         p.string,
         None,
         _QUEUES,
-        'how many environments there are, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one queue',
+        'how many environments share the queues, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one queue',
     )
     group: str = _row(
         p.string,
@@ -593,6 +610,7 @@ class Options:
     )
 
     given: frozenset[str] = frozenset()
+    from_variables: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
@@ -609,7 +627,19 @@ class Options:
         if problems:
             raise OptionError.of(problems)
         defaults = {row.field: row.default_for(role) for row in TABLE if row.field not in self.given}
+        if self.environment is not None:
+            logger.info("%s: %s", role, self.in_environment)
         return dataclasses.replace(self, **defaults)
+
+    @property
+    def in_environment(self) -> str:
+        """Which environment is used, for logs."""
+        return f"environment {self.environment!r} ({self.environment_source}), environmentMode {self.environment_mode}"
+
+    @property
+    def environment_source(self) -> str:
+        """What says which environment is used; for messages."""
+        return f"variable {ENVIRONMENT_VARIABLE}" if "environment" in self.from_variables else "option 'environment'"
 
 
 def _rows() -> tuple[Option, ...]:
@@ -622,8 +652,11 @@ TABLE: tuple[Option, ...] = _rows()
 _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
 
 
-def parse(given: Mapping[str, object]) -> Options:
-    """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all."""
+def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Options:
+    """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all.
+
+    What is not given may come from ``variables``. So they are read once, where the options are: tasks of a job are told.
+    """
     values: dict[str, Any] = {}
     problems: list[str] = []
     for name, value in p.of_table(given).items():
@@ -641,9 +674,18 @@ def parse(given: Mapping[str, object]) -> Options:
         except ValueError as e:
             shown = "***" if row.parse is p.secret else value
             problems.append(f"option {row.name!r} is {shown!r}; expected {e}")
+    told: dict[str, Any] = {}
+    for field, variable in _VARIABLES.items():
+        text = None if field in values else variables.get(variable)
+        if text:
+            try:
+                told[field] = _BY_NAME[field].parse(text)
+            except ValueError as e:
+                problems.append(f"variable {variable} is {text!r}; expected {e}")
     if problems:
         raise OptionError.of(problems)
-    return Options(**values, given=frozenset(values))
+    values |= told
+    return Options(**values, given=frozenset(values), from_variables=frozenset(told))
 
 
 def _unknown(name: str) -> str:
@@ -651,40 +693,6 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
     hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all"
     return f"option {name!r} is unknown{hint}"
-
-
-_SHOWN_ROLE = {
-    "batch source": "batch",
-    "stream source": "stream",
-    "sink": "sink",
-    "producer": "`Producer`",
-    "consumer": "`Consumer`",
-    "pull consumer": "`PullConsumer`",
-}
-
-
-def markdown() -> str:
-    """The table as it stands in docs/options.md."""
-    connection = [row for row in TABLE if row.roles == _ALL or row.field == "route_refresh"]
-    source = [row for row in TABLE if set(row.roles) & set(_SOURCE) and row not in connection]
-    parts = []
-    for title, rows in (
-        ("Connection", connection),
-        ("Source", source),
-        (
-            "Sink and producer",
-            [row for row in TABLE if set(row.roles) & set(_WRITE) and row not in connection + source],
-        ),
-        ("Consumers", [row for row in TABLE if set(row.roles) <= set(_CONSUME)]),
-    ):
-        lines = [f"## {title}", "", "| option | default | meaning |", "| --- | --- | --- |"]
-        for r in rows:
-            alias = f" (or {', '.join(f'`{a}`' for a in r.aliases)})" if r.aliases else ""
-            where = "" if len(r.roles) > 1 else f" *({_SHOWN_ROLE[r.roles[0]]} only)*"
-            default = r.shown if r.shown == "–" or "`" in r.shown or " " in r.shown else f"`{r.shown}`"
-            lines.append(f"| `{r.name}`{alias} | {default} | {r.help}{where} |".replace("||", "\\|\\|"))
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
 
 
 def option_name(field: str) -> str:

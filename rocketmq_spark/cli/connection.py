@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ class Target:
 
         return Producer(**{"group": GROUP, **self.settings(), **more})
 
+    def say_environment(self, output: Output) -> None:
+        """Which one the command stays in, if it does."""
+        from rocketmq_spark import options
+
+        given = options.parse(self.given)
+        if given.environment is not None:
+            output.note(given.in_environment)
+
     def settings(self) -> dict[str, object]:
         """What was given, with a name server in any case."""
         if self.given.get("name_server"):
@@ -61,7 +70,9 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, option: dict[str, str], **kwargs: Any) -> None:
         options = {name: kwargs.pop(name) for name in _NAMES}
-        function(*args, target=Target({**{n: v for n, v in options.items() if v}, **option}), **kwargs)
+        target = Target({**{n: v for n, v in options.items() if v}, **option})
+        target.say_environment(click.get_current_context().obj)
+        function(*args, target=target, **kwargs)
 
     return functools.reduce(lambda decorated, add: add(decorated), reversed(_OPTIONS), run)
 
@@ -77,7 +88,7 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return found
 
 
-_NAMES = ("name_server", "access_key", "secret_key", "tls", "tls_ca_file")
+_NAMES = ("name_server", "access_key", "secret_key", "tls", "tls_ca_file", "environment")
 _OPTIONS = (
     click.option(
         "--name-server",
@@ -89,6 +100,7 @@ _OPTIONS = (
     click.option("--secret-key", envvar="ROCKETMQ_SECRET_KEY", help="Its secret [env: ROCKETMQ_SECRET_KEY]"),
     click.option("--tls", is_flag=True, help="Talk TLS."),
     click.option("--tls-ca-file", type=click.Path(), help="PEM file of the authorities to trust."),
+    click.option("--environment", metavar="NAME", help="Stay in this environment [env: ROCKETMQ_ENVIRONMENT]"),
     click.option(
         "-o",
         "--option",

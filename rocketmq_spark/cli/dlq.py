@@ -124,22 +124,26 @@ def resend(
 
 def _letters(output: Output, target: Target, group: str, wanted: Wanted) -> Iterator[ReceivedMessage]:
     """With the topics that they came from, in the user's names."""
+    from rocketmq_spark import session
     from rocketmq_spark.cli import reading
     from rocketmq_spark.codes import Property
     from rocketmq_spark.errors import RouteNotFound
-    from rocketmq_spark.wire.names import dlq_topic, strip_namespace
+    from rocketmq_spark.queues.environment import environment_of
+    from rocketmq_spark.wire.names import dlq_topic
 
     def lost(part: OffsetRange, cause: Cause) -> None:
         output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     options = target.options()
-    reader = reading.TopicReader(options, dlq_topic(group), lost)
+    environment, scope = environment_of(options), session.scope(options)
+    topic = dlq_topic(environment.group(group) if environment is not None else group)
+    reader = reading.TopicReader(options, topic, lost)
     try:
         reader.seek(reading.earliest)
     except RouteNotFound:
-        output.note(f"Group {group} has no dead letters: there is no topic {dlq_topic(group)}")
+        output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}")
         return
     for message in filter(wanted, reader.messages()):
         properties = message.properties
         origin = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
-        yield replace(message, topic=strip_namespace(options.namespace or "", origin)) if origin else message
+        yield replace(message, topic=scope.plain(origin)) if origin else message

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Protocol
 
 import click
@@ -82,7 +83,8 @@ def one_line(error: BaseException) -> str:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else str(value)
+    """A list stands on lines of its own."""
+    return "-" if value is None else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _is_number(text: str) -> bool:
@@ -90,7 +92,8 @@ def _is_number(text: str) -> bool:
 
 
 def _aligned(cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterable[str]:
-    widths = [max(len(row[i]) for row in cells) for i in range(len(numeric))]
-    for row in cells:
-        parts = [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True)]
+    lines = [line for row in cells for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(numeric))]
+    for line in lines:
+        parts = [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, numeric, strict=True)]
         yield "  ".join(parts).rstrip()

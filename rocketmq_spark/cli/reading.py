@@ -10,7 +10,6 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from rocketmq_spark import session
@@ -23,6 +22,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.pull.verdict import OnLoss
+from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.subscription import ALL, parse_subscription
 
@@ -49,6 +49,7 @@ class TopicReader:
         self._client = session.client(options)
         self._puller = session.puller(options, read_from="master")
         self._topic = topic
+        self._own = Own(environment_of(options))
         self._on_loss = on_loss
         self._wanted = parse_subscription(tags)
         self._filter = Filter(" || ".join(self._wanted.tags) or ALL)
@@ -132,13 +133,15 @@ class TopicReader:
 
     def _messages(self, queue: MessageQueue, held: Held) -> Iterator[ReceivedMessage]:
         for piece, stored in held.answers():
-            for message in placed(decode_leniently(stored, queue.broker_name), piece, dense=not self._filter):
+            for message in placed(
+                decode_leniently(stored, queue.broker_name, queue=queue), piece, dense=not self._filter
+            ):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
-                    yield _named(message, queue)
+                    yield message
 
     def _bounds(self) -> dict[MessageQueue, QueueBounds]:
         def ask() -> dict[MessageQueue, QueueBounds]:
-            queues = self._client.routes.get(self._topic, _ROUTE_AGE_S).readable()
+            queues = self._own(self._client.routes.get(self._topic, _ROUTE_AGE_S).readable())
             return self._client.brokers.bounds(queues, Deadline.after(10.0))
 
         return self._client.retry.run(ask)
@@ -168,11 +171,6 @@ class Held:
     def answers(self) -> Iterator[tuple[Piece, bytes]]:
         while self._answers:
             yield self._answers.popleft()
-
-
-def _named(message: ReceivedMessage, queue: MessageQueue) -> ReceivedMessage:
-    """A message that cannot be read does not say where it lies."""
-    return message if message.topic else replace(message, topic=queue.topic, queue=queue)
 
 
 def _broker_name(part: OffsetRange) -> str:

@@ -27,7 +27,7 @@ from rocketmq_spark.wire import bodies, member_bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import decode_messages
-from rocketmq_spark.wire.names import strip_namespace
+from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.subscription import Subscription, parse_subscription
 
 Value = TypeVar("Value")
@@ -76,7 +76,7 @@ class Questions:
         return None if answer is None else rpc.by_code[command.code].reply(command, self._body(answer))
 
     def _plain(self, name: str) -> str:
-        return strip_namespace(self._calls.namespace, name)
+        return self._calls.scope.plain(name)
 
     def _reset(self, command: Command) -> Question:
         fields = rpc.RESET_CONSUMER_CLIENT_OFFSET.arguments(command)
@@ -95,7 +95,7 @@ class Questions:
         messages = decode_messages(command.body, fields["brokerName"] or "")
         if len(messages) != 1:
             raise RemoteProtocolError(f"{len(messages)} messages came to be consumed directly, expected 1")
-        return ConsumeDirectly(own(messages[0], self._calls.namespace))
+        return ConsumeDirectly(own(messages[0], self._calls.scope))
 
     def _body(self, answer: Answer) -> bytes:
         if isinstance(answer, DirectResult):
@@ -121,12 +121,12 @@ def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQ
     return {calls.queue_on_wire(queue): value for queue, value in table.items()}
 
 
-def own(message: ReceivedMessage, namespace: str) -> ReceivedMessage:
+def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """A message in the user's names, and of the topic that it was first sent to where it comes from a retry topic.
 
     Mirrors ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
-    queue = message.queue._replace(topic=strip_namespace(namespace, message.queue.topic))
+    queue = message.queue._replace(topic=scope.plain(message.queue.topic))
     origin = message.properties.get(Property.RETRY_TOPIC)
-    topic = strip_namespace(namespace, origin) if origin else queue.topic
+    topic = scope.plain(origin) if origin else queue.topic
     return message if (queue, topic) == (message.queue, message.topic) else replace(message, queue=queue, topic=topic)

@@ -70,13 +70,13 @@ class Calls:
     pool: Pool
     request_timeout_s: float = 3.0
     credentials: Credentials | RotatingCredentials | None = None
-    namespace: str = ""
+    scope: names.Scope = names.NO_SCOPE
     # Addresses that said nothing in time, with the questions that they may still answer.
     late: dict[str, _Answers] = field(default_factory=dict, compare=False, repr=False)
 
     def on_wire(self, name: str) -> str:
         """A topic or group as brokers know it. Above this room names are always the user's."""
-        return names.wrap_namespace(self.namespace, name)
+        return self.scope.on_wire(name)
 
     def queue_on_wire(self, queue: MessageQueue) -> MessageQueue:
         """A queue as brokers know it."""

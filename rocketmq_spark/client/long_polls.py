@@ -31,6 +31,7 @@ from rocketmq_spark.model import (
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import decode_leniently
+from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.subscription import parse_subscription
 
 Done = Callable[[PullAnswer | RocketMQError], None]
@@ -101,7 +102,7 @@ class LongPolls:
         try:
             if isinstance(answer, RocketMQError):
                 raise answer
-            result = answer_of(request, answer, address, self._calls.namespace)
+            result = answer_of(request, answer, address, self._calls.scope)
         except RocketMQError as e:
             result = e
         done(result)
@@ -144,7 +145,7 @@ def command_of(request: PullRequest, calls: Calls, to_master: bool) -> Command:
     return rpc.PULL_MESSAGE.request(**fields)
 
 
-def answer_of(request: PullRequest, answer: Command, address: str, namespace: str) -> PullAnswer:
+def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope) -> PullAnswer:
     """What an answer says; raises the error for any code that is none of a pull's four outcomes."""
     status = _STATUS.get(Response(answer.code)) if answer.code in _STATUS else None
     if status is None:
@@ -161,12 +162,12 @@ def answer_of(request: PullRequest, answer: Command, address: str, namespace: st
         return empty
 
     def read() -> list[ReceivedMessage]:
-        return list(wanted_of(request, answer.body, namespace))
+        return list(wanted_of(request, answer.body, scope))
 
     return replace(empty, messages=read()) if request.decoded else replace(empty, stored=answer.body, read=read)
 
 
-def wanted_of(request: PullRequest, stored: Bytes, namespace: str) -> Iterator[ReceivedMessage]:
+def wanted_of(request: PullRequest, stored: Bytes, scope: Scope) -> Iterator[ReceivedMessage]:
     """The messages of an answer that were asked for, in the user's names.
 
     A broker compares tags by their hashes, and gives the whole of an inner batch. What cannot be decoded is given raw,
@@ -185,4 +186,4 @@ def wanted_of(request: PullRequest, stored: Bytes, namespace: str) -> Iterator[R
                 continue
             if tags is not None and not tags.accepts(message.tags):
                 continue
-        yield own(message, namespace) if retried else message
+        yield own(message, scope) if retried else message

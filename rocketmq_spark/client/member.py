@@ -25,7 +25,6 @@ from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.names import strip_namespace
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class RemotingMember:
     def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
         answer = self._ask_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline)
         found = bodies.group_filters(answer.body)
-        return {strip_namespace(self._calls.namespace, name): wanted for name, wanted in found.items()}
+        return {self._calls.scope.plain(name): wanted for name, wanted in found.items()}
 
     def _ask_any(self, topic: str, row: rpc.Row, group: str, deadline: Deadline) -> Command:
         """One broker of the topic, chosen at random: all hear the same of the group."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +14,8 @@ from rocketmq_spark.consumer.start_offset import ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate
-from rocketmq_spark.queues.environment import Environment, environment_of
+from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
 from rocketmq_spark.wire.names import group_problem
-
-logger = logging.getLogger(__name__)
 
 MAX_RECONSUME_TIMES = 16
 ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # for ever
@@ -128,23 +125,18 @@ def group_problems(group: str) -> list[str]:
 
 def isolated(options: Options) -> tuple[Environment | None, str]:
     """The environment of the options, if they name one, and its own consumer group or else the one that they name."""
-    environment = environment_of(options.environment, options.environments)
+    environment = environment_of(options)
     if environment is None:
         return None, options.group
-    group = environment.group(options.group)
-    logger.info("option 'environment' is %s: the consumer group is %s", environment.name, group)
-    return environment, group
+    return environment, environment.group(options.group)
 
 
 def allocation(options: Options) -> Allocate:
     """The strategy of the options, with what it needs of them. An environment's queues are shared by its own members."""
     strategy, rooms = options.allocation_strategy, options.machine_rooms
     name = strategy.lower() if isinstance(strategy, str) else None
-    if name == "environment" and options.environment is None:
-        raise OptionError(
-            "option 'allocationStrategy' is 'environment', which needs option 'environment': which one it is"
-        )
     if name == "environment":
+        check_chosen(options, "allocationStrategy")
         return partial(allocate, "averagely")
     if name == "machineroomnearby":
         raise OptionError(

@@ -73,7 +73,7 @@ class ProducerSettings:
             fault_tables=tables(
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration
             ),
-            environment=environment_of(options.environment, options.environments),
+            environment=environment_of(options),
             auto_batch=options.auto_batch,
             batch_max_bytes=options.batch_max_bytes,
             batch_max_delay_ms=None if options.batch_max_delay is None else round(1000 * options.batch_max_delay),

@@ -16,18 +16,20 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
-from rocketmq_spark.codes import RETRY_PREFIX
+from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.java_strings import string_order
 from rocketmq_spark.model import MessageQueue
 
 _LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
 ANY_BROKER = ""
+_OF_GROUP = "_env_"
 
 
 logger = logging.getLogger(__name__)
@@ -48,18 +50,21 @@ class Environment:
     listed: frozenset[tuple[str, int]] | None = None
 
     @classmethod
-    def of(cls, environment: object, environments: object = None) -> Environment:
-        """From the values of the options ``environment`` and ``environments``, as given in text or in Python."""
+    def of(cls, environment: object, environments: object = None, source: str = "option 'environment'") -> Environment:
+        """From the values of the options ``environment`` and ``environments``, as given in text or in Python.
+
+        ``source`` is what says the former.
+        """
         layout = _layout(environments)
         if isinstance(layout, Mapping):
             name = str(environment)
             if name not in layout:
-                raise OptionError(f"option 'environment' is {environment!r}; expected one of {', '.join(layout)}")
+                raise OptionError(f"{source} is {environment!r}; expected one of {', '.join(layout)}")
             return cls(name, listed=layout[name])
         number = _number(environment)
         top = f"from 1 to {layout}, the number of environments" if layout else "of at least 1"
         if number is None or number < 1 or (layout and number > layout):
-            raise OptionError(f"option 'environment' is {environment!r}; expected a whole number {top}")
+            raise OptionError(f"{source} is {environment!r}; expected a whole number {top}")
         return cls(str(number), number=number, count=layout)
 
     def group(self, group: str) -> str:
@@ -68,7 +73,7 @@ class Environment:
         Each environment has one of its own, and with it a retry topic and dead letters: those of a group are shared by all
         its members, whatever queues they own.
         """
-        return f"{group}_env_{self.name}"
+        return f"{group}{_OF_GROUP}{self.name}"
 
     @property
     def by_position(self) -> bool:
@@ -81,7 +86,8 @@ class Environment:
         kept: Collection[MessageQueue] = (),
         may_lack: Container[str] = (),
     ) -> list[MessageQueue]:
-        """The environment's queues of each topic in ``queues``, sorted; an error for a topic where it has none.
+        """The environment's queues of each topic in ``queues``, sorted; an error for a topic where it has none. All of a retry
+        or dead-letter topic, for the group that it belongs to is an environment's own.
 
         ``kept`` are the queues that it had before: by position it keeps them whatever a route says now, for when a broker
         is away, others have their places. Topics in ``may_lack`` may be without any at the moment.
@@ -90,6 +96,9 @@ class Environment:
         queues_owned: list[MessageQueue] = []
         for topic, group in groupby(sorted(queues, key=queue_order), key=lambda q: q.topic):
             of_topic = list(group)
+            if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+                queues_owned += of_topic
+                continue
             mine = [q for q in of_topic if q in kept] if topic in before else self._of_topic(of_topic)
             if not mine and topic not in before and topic not in may_lack:
                 raise OptionError(self._complaint(topic, of_topic))
@@ -141,9 +150,22 @@ class Environment:
         )
 
 
+def environment_of_group(group: str) -> str | None:
+    """The environment whose members a group has, by its name."""
+    _, found, name = group.rpartition(_OF_GROUP)
+    return name if found else None
+
+
+def owners(queues: Iterable[MessageQueue], environments: object = None) -> dict[MessageQueue, str]:
+    """The name of the environment that each queue of a topic belongs to; what belongs to none is missing."""
+    ordered, layout = sorted(queues, key=queue_order), _layout(environments)
+    names = layout if isinstance(layout, Mapping) else map(str, range(1, (layout or len(ordered)) + 1))
+    return {queue: name for name in names for queue in Environment.of(name, environments)._of_topic(ordered)}
+
+
 class Own:
-    """The queues of topics that members of one environment use: all where there is none, and all of a retry topic, for the
-    group that it belongs to is the environment's own. By position, queues that were owned once stay."""
+    """The queues of topics that members of one environment use: all where there is none. By position, queues that were owned
+    once stay."""
 
     def __init__(self, environment: Environment | None) -> None:
         self._environment = environment
@@ -151,23 +173,69 @@ class Own:
 
     def __call__(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
         """Those of ``queues``, all of one topic. Raises ``OptionError`` where the environment has none of it."""
-        if self._environment is None or not queues or queues[0].topic.startswith(RETRY_PREFIX):
+        if self._environment is None or not queues:
             return queues
         owned = self._environment.owned(queues, self._kept)
         self._kept |= frozenset(owned)
         return owned
 
 
-def environment_of(environment: object, environments: object) -> Environment | None:
-    """The environment whose queues alone are used, if the options of these values name one."""
-    if environment is None:
-        if environments is not None:
+class Choice(Protocol):
+    """What options say of environments."""
+
+    @property
+    def environment(self) -> str | None: ...
+    @property
+    def environment_mode(self) -> str: ...
+    @property
+    def environments(self) -> str | None: ...
+    @property
+    def environment_source(self) -> str: ...
+
+
+def environment_of(choice: Choice) -> Environment | None:
+    """The environment whose queues alone are used, if these options name one. One that has topics of its own, by a suffix,
+    uses all of their queues."""
+    if suffix_of(choice):
+        return None
+    if choice.environment is None:
+        if choice.environments is not None:
             raise OptionError("option 'environments' needs option 'environment', the one to use")
         return None
-    mine = Environment.of(environment, environments)
+    mine = Environment.of(choice.environment, choice.environments, choice.environment_source)
     if mine.by_position:
         _warn_of_position(mine.name)
     return mine
+
+
+def check_chosen(choice: Choice, option: str) -> None:
+    """That ``option`` may be ``environment``. Raises ``OptionError``."""
+    if choice.environment is None:
+        raise OptionError(f"option {option!r} is 'environment', which needs option 'environment': which one it is")
+    if choice.environment_mode == "suffix":
+        raise OptionError(
+            f"option {option!r} is 'environment', which chooses among queues; with 'environmentMode' suffix each environment "
+            "has topics of its own: leave it out"
+        )
+
+
+def suffix_of(choice: Choice) -> str:
+    """What the names of topics and groups end with in the environment of these options, without the ``_``; empty for nothing."""
+    if choice.environment_mode != "suffix":
+        return ""
+    if choice.environment is None:
+        raise OptionError("option 'environmentMode' is 'suffix', which needs option 'environment': the name")
+    if choice.environments is not None:
+        raise OptionError(
+            "option 'environments' shares out the queues of a topic; with 'environmentMode' suffix each environment has "
+            "topics of its own: leave it out"
+        )
+    if not re.fullmatch("[a-zA-Z0-9_-]+", choice.environment):
+        raise OptionError(
+            f"{choice.environment_source} is {choice.environment!r}; expected letters, digits, '_' and '-', for names of "
+            "topics end with it"
+        )
+    return choice.environment
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import passing
+from rocketmq_spark.queues.environment import check_chosen
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.sink import columns
 from rocketmq_spark.spool.settings import problems as spool_problems
@@ -67,8 +68,8 @@ def _option_problems(options: Options) -> list[str]:
     selector = options.queue_selector
     if selector == "machineRoom" and not options.machine_rooms:
         problems.append("queueSelector 'machineRoom' needs option 'machineRooms'")
-    if selector == "environment" and options.environment is None:
-        problems.append("queueSelector 'environment' needs option 'environment'")
+    if selector == "environment":
+        problems += _problems_of(lambda: check_chosen(options, "queueSelector"))
     if options.machine_rooms and selector != "machineRoom":
         problems.append("option 'machineRooms' means nothing without queueSelector 'machineRoom'")
     if "batch_max_bytes" in options.given and (options.batch_max_bytes or 0) > options.max_message_size:

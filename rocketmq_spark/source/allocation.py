@@ -39,7 +39,7 @@ def covered(
 
     ``kept`` are those that its environment had before, ``may_lack`` topics of which it may have none at the moment.
     """
-    mine = environment_of(options.environment, options.environments)
+    mine = environment_of(options)
     if mine is not None:
         owned = mine.owned(queues, kept, may_lack)
         left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()

@@ -82,10 +82,11 @@ class Catalog:
     def expect(self, begin: Offsets) -> None:
         """What positions know: a topic of theirs that is missing was there, and may be known to be deleted.
 
-        An environment given by its number goes on with the queues that it had.
+        An environment given by its number goes on with the queues that it had; positions of another one are refused.
         """
         if begin is self._expected:
             return
+        filters.check_environment(self._options, begin)
         self._expected = begin
         had: dict[str, set[str]] = {}
         for queue in begin.positions:
@@ -100,7 +101,7 @@ class Catalog:
     @property
     def environment(self) -> dict[MessageQueue, int]:
         """The queues that the environment of the options owns by its number alone, with the number."""
-        mine = environment_of(self._options.environment, self._options.environments)
+        mine = environment_of(self._options)
         return dict.fromkeys(self._owned, mine.number) if mine is not None and mine.by_position else {}
 
     @property

@@ -16,6 +16,8 @@ from rocketmq_spark.errors import BrokerError, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.queues.environment import environment_of
+from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.starting_offsets import listed
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.subscription import parse_subscription
@@ -96,11 +98,45 @@ def validate(
 def recorded(options: Options) -> dict[str, object]:
     """The filter as it stands in offsets, so that a changed one is noticed; empty without a filter."""
     record: dict[str, object] = {}
+    if options.environment is not None:
+        record["environment"] = options.environment
+        if options.environment_mode != "queues":
+            record["environmentMode"] = options.environment_mode
     if options.tags not in (None, "*"):
         record["tags"] = options.tags
     if options.sql is not None:
         record["sql"] = options.sql
     return record
+
+
+def check_environment(options: Options, begin: Offsets) -> None:
+    """That positions are of the environment of the options: else a forgotten variable would leave queues unread, or read
+    those of others. Raises ``OptionError``."""
+    was, now = (
+        tuple(found[name] for name in ("environment", "environmentMode") if name in found)
+        for found in (begin.filter, recorded(options))
+    )
+    if was == now or not begin.positions or (not was and _fits(options, begin)):
+        return
+    raise OptionError(
+        f"the checkpoint is of {_environment(was)}, and this query of {_environment(now)}",
+        remedy="Start it with option 'environment' (or variable ROCKETMQ_ENVIRONMENT) as before, or with a new checkpoint",
+    )
+
+
+def _fits(options: Options, begin: Offsets) -> bool:
+    """Whether positions that name no environment, as before they did, are all of this one."""
+    mine = environment_of(options)
+    if mine is None:
+        return False
+    if begin.environment:
+        return set(begin.environment.values()) == {mine.number}
+    queues = {q for q in begin.positions if not q.topic.startswith(_SPECIAL)}
+    return not mine.by_position and set(mine.owned(queues, may_lack={q.topic for q in queues})) == queues
+
+
+def _environment(named: tuple[object, ...]) -> str:
+    return f"environment {' with '.join(map(repr, named))}" if named else "no environment"
 
 
 def matching(options: Options, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:

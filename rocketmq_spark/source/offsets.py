@@ -10,7 +10,7 @@ under keys of its own:
   made again although it has grown past the old position.
 * ``environment``: the queues of a topic that an environment given by its number owns, with the number. A broker that is
   away would else shift it onto queues of another.
-* ``filter``: the filter that made the positions, so that a changed one is noticed.
+* ``filter``: the filter that made the positions, its environment too, so that a changed one is noticed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Pure. What is stored has a number (its *sequence*), which it keeps. Areas:
 * ``p`` pending by due time and sequence: when a record is due, and how it fared so far.
 * ``o`` order by lane and sequence: the records of a lane, of which only the first is pending.
 * ``d`` dead by sequence: records that were given up.
-* ``m`` the totals.
+* ``m`` the totals, ``e`` whose records these are.
 
 Seed 003 has ``expireTime:retryCount:typeName:uuid`` as text, whose order ends in 2286 and whose parts a name can break.
 """
@@ -17,7 +17,7 @@ import struct
 from typing import NamedTuple
 
 RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
-TOTALS = b"m"
+TOTALS, OWNER = b"m", b"e"
 
 _DUE = struct.Struct(">cQQ")
 _NUMBERED = struct.Struct(">cQ")

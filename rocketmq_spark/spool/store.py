@@ -16,12 +16,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolFull
+from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.spool import keys, mending
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.group import Group, Ticket
-from rocketmq_spark.spool.keys import ORDER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.keys import ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
 from rocketmq_spark.spool.records import Record, State, Totals, decoded
 
 logger = logging.getLogger(__name__)
@@ -177,6 +177,19 @@ class Store:
             count = change.totals.depth - len(self)
             self._write(change)
             return count
+
+    def belong(self, owner: str) -> None:
+        """Say whose records these are, such as an environment's. Raises ``SpoolError`` when it holds those of another."""
+        with self._ready():
+            held = (self._db.get(OWNER) or b"").decode()
+            if held == owner:
+                return
+            if self.totals.all_bytes:
+                raise SpoolError(
+                    f"the spool in {self.path} holds sends of {held or 'no environment'}, not of {owner or 'no environment'}",
+                    remedy="Give each environment a 'spoolDir' of its own; what is there is sent with that environment",
+                )
+            self._db.write([(OWNER, owner.encode())], sync=True)
 
     def close(self) -> None:
         """Give the folder free; what is leased is due for the next one."""

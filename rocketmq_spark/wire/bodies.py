@@ -173,6 +173,12 @@ def group_list(body: Bytes) -> list[str]:
     return sorted(_names(body, "groupList"))
 
 
+def held_queues(body: Bytes) -> list[MessageQueue]:
+    """The queues that a member has, by its answer to GET_CONSUMER_RUNNING_INFO; sorted."""
+    with _reading("running consumer"):
+        return sorted(queue for queue, _ in _by_queue(body, "mqTable"))
+
+
 def consumer_ids(body: Bytes) -> list[str]:
     """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them."""
     return sorted(_names(body, "consumerIdList"))

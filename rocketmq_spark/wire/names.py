@@ -1,13 +1,15 @@
-"""Names of topics and groups: which ones a broker takes, which belong to the system, and how namespaces wrap them.
+"""Names of topics and groups: which ones a broker takes, which belong to the system, and how namespaces and environments
+wrap them.
 
 The texts of refusals are the broker's own (``TopicValidator``), so that a name is refused here as it would be there.
-Namespaces follow ``NamespaceUtil``.
+Namespaces follow ``NamespaceUtil``; the suffix of an environment stands behind everything else.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import NamedTuple
 
 from rocketmq_spark.codes import (
     DLQ_PREFIX,
@@ -118,6 +120,40 @@ def namespace_of(name: str) -> str:
         return ""
     namespace, separator, _ = _split(name)[1].partition(NAMESPACE_SEPARATOR)
     return namespace if separator else ""
+
+
+class Scope(NamedTuple):
+    """How the names of a client stand on the wire: in a namespace, and with the suffix of an environment."""
+
+    namespace: str = ""
+    suffix: str = ""
+
+    def on_wire(self, name: str) -> str:
+        """A topic or group as brokers know it; system names, and what stands so already, stay as they are."""
+        wrapped = wrap_namespace(self.namespace, name)
+        if not self.suffix or not name or _is_system(name) or wrapped.endswith(self._ending):
+            return wrapped
+        return wrapped + self._ending
+
+    def plain(self, name: str) -> str:
+        """A name as the user wrote it; one of another scope stays as it is."""
+        if not self.suffix:
+            return strip_namespace(self.namespace, name)
+        inside = self.holds(name)
+        return strip_namespace(self.namespace, name.removesuffix(self._ending)) if inside else name
+
+    def holds(self, name: str) -> bool:
+        """Whether a name that brokers gave is of this scope."""
+        if self.namespace and namespace_of(name) != self.namespace:
+            return False
+        return not self.suffix or (name.endswith(self._ending) and not _is_system(name))
+
+    @property
+    def _ending(self) -> str:
+        return f"_{self.suffix}"
+
+
+NO_SCOPE = Scope()
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -18,6 +18,11 @@ def test_text_of_items_notes_and_rows(capsys):
     assert seen.err == "for people\n"
 
 
+def test_a_list_stands_on_lines_of_its_own(capsys):
+    Text().rows({"name": "NAME", "who": "WHO"}, [{"name": "a", "who": ["x", "  long"]}, {"name": "b", "who": None}])
+    assert capsys.readouterr().out.splitlines() == ["NAME  WHO", "a     x", "        long", "b     -"]
+
+
 def test_json_is_an_object_a_line_and_says_nothing_else(capsys):
     out = Json()
     out.item({"a": "ü"}, "one")

@@ -21,6 +21,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.wire.bodies import ConsumeProgress
 from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, ok, refuse, route
 
@@ -148,7 +149,7 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, admin: Admin) ->
 
 
 def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
-    parts = Parts(broker.address, namespace="ns")
+    parts = Parts(broker.address, scope=Scope("ns"))
     table = (
         b'{"offsetTable":{{"brokerName":"a","queueId":1,"topic":"ns%t"}:'
         b'{"brokerOffset":9,"consumerOffset":5,"pullOffset":6,"lastTimestamp":7}}}'

@@ -30,6 +30,7 @@ from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from tests.harness import store
 
 QUEUE = MessageQueue("t", "b", 1)
@@ -46,7 +47,7 @@ def ask(code: Request, answer: Answer | None, body: bytes = b"", **ext: Any) -> 
         return answer
 
     with_names = {"topic": "ns%t", "group": "ns%g", "consumerGroup": "ns%g", "clientId": "me", **ext}
-    reply = Questions(Calls(Pool(Dialling()), namespace="ns"), "g", worker)("a:1", Command(code, with_names, body))
+    reply = Questions(Calls(Pool(Dialling()), scope=Scope("ns")), "g", worker)("a:1", Command(code, with_names, body))
     ((address, question),) = asked
     assert address == "a:1"
     return question, reply
@@ -113,4 +114,4 @@ def test_subscriptions_are_told_by_tags_or_as_they_are() -> None:
 
 def test_a_message_without_a_namespace_stays_as_it_is() -> None:
     (message,) = decode_messages(store("t", b"x"), "b")
-    assert own(message, "") is message
+    assert own(message, NO_SCOPE) is message

@@ -29,6 +29,7 @@ from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import acl
 from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.mockbroker import PING, Held, MockBroker, eventually, never, ok, ping, refuse
 
@@ -216,7 +217,7 @@ def test_a_busy_server_is_told_apart(broker: MockBroker, parts: Parts) -> None:
 
 
 def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Parts) -> None:
-    calls = Calls(parts.pool, namespace="ns")
+    calls = Calls(parts.pool, scope=Scope("ns"))
     assert (calls.on_wire("t"), calls.on_wire("%RETRY%g")) == ("ns%t", "%RETRY%ns%g")
     assert parts.calls.on_wire("t") == "t"
 

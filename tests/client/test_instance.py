@@ -17,6 +17,7 @@ from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.subscription import parse_subscription
 from tests.client.conftest import Parts
 from tests.harness import store
@@ -93,7 +94,7 @@ def test_1_1_1_6_one_heartbeat_has_all_groups_of_producers_and_consumers(broker:
 
 
 def test_names_are_those_of_the_namespace(broker: MockBroker) -> None:
-    tenant = Parts(broker.address, namespace="ns")
+    tenant = Parts(broker.address, scope=Scope("ns"))
     tenant.routes.get("t")
     inbox, member = Inbox(), consumer(asked=None)
     tenant.instance.join(member)

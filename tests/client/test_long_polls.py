@@ -18,6 +18,7 @@ from rocketmq_spark.codes import BATCH_QUEUE, PullSysFlag, Request, Response
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from tests.client.conftest import Parts
 from tests.harness import store
 from tests.mockbroker import WAIT_S, Held, MockBroker, ok, refuse, topic_config
@@ -195,7 +196,9 @@ def test_1_27_a_pull_of_a_slave_brings_no_offset_along(broker: MockBroker, parts
 
 
 def test_what_does_not_wait_says_so() -> None:
-    command = command_of(replace(REQUEST, suspend_s=0.0, max_bytes=1000), Calls(Pool(Dialling()), namespace="ns"), True)
+    command = command_of(
+        replace(REQUEST, suspend_s=0.0, max_bytes=1000), Calls(Pool(Dialling()), scope=Scope("ns")), True
+    )
     assert (command.ext["sysFlag"], command.ext["suspendTimeoutMillis"], command.ext["maxMsgBytes"]) == (
         "0",
         "0",
@@ -221,7 +224,7 @@ def test_the_replica_to_ask(addresses: dict[int, str], wanted: int, asked: tuple
 def test_a_message_of_a_retry_topic_belongs_to_its_first_topic() -> None:
     queue = MessageQueue("%RETRY%g", "broker-a", 0)
     stored = store("%RETRY%ns%g", b"x", "RETRY_TOPIC\x01ns%t\x02", queue_offset=5, reconsumed=2)
-    (message,) = wanted_of(replace(REQUEST, queue=queue), stored, "ns")
+    (message,) = wanted_of(replace(REQUEST, queue=queue), stored, Scope("ns"))
     assert (message.topic, message.queue, message.reconsume_times) == ("t", queue, 2)
 
 
@@ -230,7 +233,7 @@ def test_whatever_is_stored_nothing_is_swallowed_and_nobody_is_stopped(junk: byt
     """Of whole messages with junk between them none is lost, and offsets never go back to before what was asked for."""
     good = [store("t", b"%d" % i, "TAGS\x01Aa\x02", 1, 5 + i) for i in range(3)]
     stored = b"".join([*good[:at], junk, *good[at:]])
-    found = list(wanted_of(replace(REQUEST, filter=Filter(tags)), stored, ""))
+    found = list(wanted_of(replace(REQUEST, filter=Filter(tags)), stored, NO_SCOPE))
     whole = [m.body for m in found if m.decode_error is None]
     assert whole[:at] == [b"%d" % i for i in range(at)]
     assert any(m.decode_error for m in found) == bool(junk)

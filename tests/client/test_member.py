@@ -18,6 +18,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.membership import Answer, MembersChanged, Membership, Question
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, SendRequest
 from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.client.test_long_polls import Told
 from tests.mockbroker import NO_ROUTE, WAIT_S, MockBroker, eventually, offsets, ok, refuse, route
@@ -110,7 +111,7 @@ def test_what_a_group_wants_as_its_broker_heard_it(broker: MockBroker) -> None:
     """Under the user's names; what a broker of another version leaves out is what it means by that."""
     table = {"ns%t": {"subString": "a > 1", "expressionType": "SQL92"}, "%RETRY%ns%g": {"subString": "*"}, "ns%u": {}}
     broker.on(Request.GET_CONSUMER_CONNECTION_LIST, ok(json.dumps({"subscriptionTable": table}).encode()))
-    tenant = Parts(broker.address, namespace="ns")
+    tenant = Parts(broker.address, scope=Scope("ns"))
     found = tenant.member.filters("g", "t", tenant.soon)
     assert found == {"t": Filter("a > 1", "SQL92"), "%RETRY%g": Filter("*"), "u": Filter("*")}
     assert broker.seen(Request.GET_CONSUMER_CONNECTION_LIST)[0].ext["consumerGroup"] == "ns%g"

@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.names import Scope
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
@@ -202,6 +203,8 @@ class TestRoutes:
         assert parts.routes.masters() == {"b": "b:1"}
         with pytest.raises(BrokerNotFound):
             parts.routes.address("unknown")
+        parts.routes.forget("third")
+        assert parts.routes.address("a") == "new:1"  # those that are gone say it last
 
     def test_write_permission_and_a_master_are_needed_to_send(self, broker: MockBroker, parts: Parts) -> None:
         for perm, readable, writable in ((6, 2, 2), (4, 2, 0), (2, 0, 2), (0, 0, 0)):
@@ -213,7 +216,7 @@ class TestRoutes:
         assert (len(known.readable()), len(known.writable())) == (2, 0)
 
     def test_with_a_namespace_only_its_topics_are_seen_by_the_names_of_users(self, broker: MockBroker) -> None:
-        parts = Parts(broker.address, namespace="ns")
+        parts = Parts(broker.address, scope=Scope("ns"))
         topics = ["ns%orders", "other%orders", "orders", "%RETRY%ns%g", "TBW102"]
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(json.dumps({"topicList": topics}).encode()))
         assert parts.routes.topics() == ["%RETRY%g", "orders"]

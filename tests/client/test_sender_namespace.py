@@ -10,6 +10,7 @@ import pytest
 
 from rocketmq_spark.codes import FIRST_WITH_TIMERS, Request
 from rocketmq_spark.model import MessageQueue, SendRequest
+from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, ok
 
@@ -19,7 +20,7 @@ ANSWER = ok(msgId="0A", queueId=1, queueOffset=7)
 
 @pytest.fixture
 def tenant(broker: MockBroker) -> Iterator[Parts]:
-    one = Parts(broker.address, namespace="ns")
+    one = Parts(broker.address, scope=Scope("ns"))
     for code in (Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE):
         broker.on(code, ANSWER)
     broker.on(Request.RECALL_MESSAGE, ok(msgId="0A"))

@@ -68,7 +68,15 @@ GIVEN = {
     "localOffsetsDir": ("/o", "offsets_folder", Path("/o")),
 }
 # Those are used by ``allocate``, which is tested below, or by the connection.
-ELSEWHERE = {"group", "allocationStrategy", "allocationConfig", "machineRooms", "environment", "environments"}
+ELSEWHERE = {
+    "group",
+    "allocationStrategy",
+    "allocationConfig",
+    "machineRooms",
+    "environment",
+    "environments",
+    "environmentMode",
+}
 
 
 def of(**given: str) -> ConsumerSettings:
@@ -109,9 +117,17 @@ def test_3_1_each_environment_has_a_group_of_its_own(caplog: pytest.LogCaptureFi
     caplog.set_level("INFO")
     made = of(environment="dev", environments='{"dev":[0],"test":[1]}', allocationStrategy="environment")
     assert (made.group, made.environment and made.environment.name) == ("g_env_dev", "dev")
-    assert "option 'environment' is dev: the consumer group is g_env_dev" in caplog.text
+    (line,) = caplog.messages
+    assert line == "consumer: environment 'dev' (option 'environment'), environmentMode queues"
     assert list(made.allocate("m2", qs("a:0-3"), ["m1", "m2"])) == qs("a:2-3")
     assert (of().group, of().environment) == ("g", None)
+
+
+def test_3_2_with_a_suffix_the_group_is_named_on_the_wire_alone() -> None:
+    made = of(environment="dev", environmentMode="suffix")
+    assert (made.group, made.environment) == ("g", None)
+    with pytest.raises(OptionError, match="'allocationStrategy' is 'environment', which chooses among queues"):
+        of(environment="dev", environmentMode="suffix", allocationStrategy="environment")
 
 
 @pytest.mark.parametrize("number", ["0", "4", "x"])

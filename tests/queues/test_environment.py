@@ -5,7 +5,18 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.queues.environment import Environment, Own, _warn_of_position, environment_of
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import parse
+from rocketmq_spark.queues.environment import (
+    Environment,
+    Own,
+    _warn_of_position,
+    check_chosen,
+    environment_of,
+    environment_of_group,
+    owners,
+    suffix_of,
+)
 from tests.queues import names, qs
 
 EIGHT = qs("b:0-3 a:0-3")
@@ -120,7 +131,7 @@ def test_an_environment_whose_queues_take_no_messages_is_an_error_not_another_qu
 def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     _warn_of_position.cache_clear()
     for given in ({"environment": 3}, {"environment": 3}, {"environment": 1, "environments": 4}):
-        found = environment_of(given["environment"], given.get("environments"))
+        found = environment_of(parse(given))
         assert found is not None
         assert found.number == given["environment"]
     (line,) = [record.getMessage() for record in caplog.records]
@@ -130,7 +141,7 @@ def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCapt
 
 def test_environments_need_the_one_to_use() -> None:
     with pytest.raises(OptionError, match="option 'environments' needs option 'environment'"):
-        environment_of(None, "3")
+        environment_of(parse({"environments": "3"}))
 
 
 def test_3_1_the_members_of_an_environment_have_a_group_and_queues_of_their_own() -> None:
@@ -148,3 +159,63 @@ def test_queues_that_members_had_by_position_stay_theirs() -> None:
     assert names(own(EIGHT)) == "a:0"
     assert own(qs("b:0-3")) == []
     assert names(own(EIGHT)) == "a:0"
+
+
+@pytest.mark.parametrize("environments", [None, "2", "3", '{"dev": [0, 2], "test": {"b": [1]}}'])
+def test_owners_are_those_that_own_the_queues(environments: str | None) -> None:
+    found = owners(reversed(EIGHT), environments)
+    for name in set(found.values()):
+        assert [q for q in sorted(EIGHT) if found.get(q) == name] == Environment.of(name, environments).owned(EIGHT)
+    assert len(found) == (5 if environments and "dev" in environments else 8)
+
+
+def test_a_group_tells_its_environment() -> None:
+    assert environment_of_group(Environment.of(2).group("g_env_x")) == "2"
+    assert environment_of_group("billing") is None
+
+
+SUFFIX = {"environmentMode": "suffix"}
+
+
+def test_3_2_with_a_suffix_all_queues_are_used() -> None:
+    assert environment_of(parse({**SUFFIX, "environment": "dev"})) is None
+    assert suffix_of(parse({**SUFFIX, "environment": "dev"})) == "dev"
+    assert suffix_of(parse({"environment": "1"})) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (SUFFIX, "option 'environmentMode' is 'suffix', which needs option 'environment'"),
+        (
+            {**SUFFIX, "environment": "dev", "environments": "3"},
+            "option 'environments' shares out the queues of a topic",
+        ),
+        ({**SUFFIX, "environment": "dév"}, "option 'environment' is 'dév'; expected letters, digits"),
+    ],
+)
+def test_3_2_what_a_suffix_cannot_be_is_refused(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        environment_of(parse(given))
+
+
+@pytest.mark.parametrize("given", [{}, {"environmentMode": "suffix"}])
+def test_3_10_a_bad_name_from_the_variable_names_the_variable(given: dict[str, str]) -> None:
+    parsed = parse({**given}, {"ROCKETMQ_ENVIRONMENT": "ä"})
+    with pytest.raises(OptionError, match="variable ROCKETMQ_ENVIRONMENT is 'ä'; expected"):
+        environment_of(parsed)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [({}, "needs option 'environment'"), ({**SUFFIX, "environment": "dev"}, "has topics of its own: leave it out")],
+)
+def test_what_chooses_queues_by_environment_needs_one_with_queues(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(OptionError, match=f"option 'queueSelector' is 'environment', which .*{problem}"):
+        check_chosen(parse(given), "queueSelector")
+
+
+@pytest.mark.parametrize("prefix", ["%RETRY%", "%DLQ%"])
+def test_3_4_a_group_s_own_topics_are_not_shared_out(prefix: str) -> None:
+    queues = [MessageQueue(f"{prefix}g_env_2", "a", 0)]
+    assert Environment.of(2, 3).owned(queues) == queues

@@ -57,7 +57,7 @@ def test_everything_wrong_is_in_one_error():
         ({}, {"queueSelector": "column"}, "queueSelector 'column' needs a column 'queueId'"),
         ({"brokerName": None}, {}, "column 'brokerName' needs a column 'queueId'"),
         ({}, {"queueSelector": "machineRoom"}, "queueSelector 'machineRoom' needs option 'machineRooms'"),
-        ({}, {"queueSelector": "environment"}, "queueSelector 'environment' needs option 'environment'"),
+        ({}, {"queueSelector": "environment"}, "option 'queueSelector' is 'environment', which needs option 'environment'"),
         ({}, {"machineRooms": "r"}, "option 'machineRooms' means nothing without queueSelector 'machineRoom'"),
         ({}, {"environments": "3"}, "option 'environments' needs option 'environment'"),
         ({}, {"environment": "4", "environments": "3"}, "option 'environment' is '4'; expected a whole number from 1 to 3"),

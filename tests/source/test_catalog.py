@@ -261,10 +261,12 @@ def test_an_environment_keeps_its_queues_when_a_broker_leaves_the_route(two, kep
     assert list(again(one).bounds) == [A]
 
 
-def test_another_environment_s_queues_are_not_taken_from_the_checkpoint(two):
+def test_a_checkpoint_of_another_environment_is_refused(two):
     one = catalog(two[0].address, environment=2)
-    one.expect(Offsets({A: 3}, environment={A: 1}))
-    assert list(one.sweep().bounds) == [B]
+    with pytest.raises(OptionError, match="the checkpoint is of no environment, and this query of environment '2'"):
+        one.expect(Offsets({A: 3}, environment={A: 1}))
+    with pytest.raises(OptionError, match="the checkpoint is of environment '1', and this query of environment '2'"):
+        one.expect(Offsets({A: 3}, filter={"environment": "1"}))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ def test_an_environment_whose_broker_is_away_waits(two, given):
     with pytest.raises(OptionError, match="option 'environment"):  # new, it may be a slip of the pen
         catalog(name_server.address, **given).sweep()
     restarted = catalog(name_server.address, **given)
-    restarted.expect(Offsets({B: 3}, environment={B: 2}))
+    restarted.expect(Offsets({B: 3}, environment=one.environment))
     assert restarted.sweep().bounds == {}
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
     assert list(again(one).bounds) == list(again(restarted).bounds) == [B]

@@ -10,6 +10,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, BrokerData, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.source import filters
+from rocketmq_spark.source.offsets import Offsets
 
 
 def options(name_server="h:1", **given):
@@ -170,3 +171,60 @@ def test_an_expression_for_a_batch_topic_is_refused():
         filters.validate(
             Answers(), options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True
         )
+
+
+NAMED = {"environment": "dev", "environments": '{"dev": [0], "test": {"broker-a": [1]}}'}
+SUFFIX = {"environment": "dev", "environmentMode": "suffix"}
+QUEUE, OTHER, DEAD = (MessageQueue(topic, "broker-a", number) for topic, number in (("t", 0), ("t", 1), ("%DLQ%g", 3)))
+
+
+@pytest.mark.parametrize(
+    ("given", "record"),
+    [(NAMED, {"environment": "dev"}), (SUFFIX, {"environment": "dev", "environmentMode": "suffix"})],
+)
+def test_offsets_remember_the_environment(given, record):
+    found = options(**given)
+    assert filters.recorded(found) == record
+    filters.check_environment(found, Offsets({OTHER: 1}, filter=record))
+
+
+@pytest.mark.parametrize(
+    ("given", "offsets", "problem"),
+    [
+        (
+            {},
+            Offsets({QUEUE: 1}, filter={"environment": "dev"}),
+            "of environment 'dev', and this query of no environment",
+        ),
+        (
+            NAMED,
+            Offsets({QUEUE: 1}, filter={"environment": "test"}),
+            "of environment 'test', and this query of env",
+        ),
+        (NAMED, Offsets({QUEUE: 1, OTHER: 1}), "of no environment, and this query of environment 'dev'"),
+        ({"environment": "1"}, Offsets({QUEUE: 1}), "of no environment, and this query of environment '1'"),
+        ({"environment": "1"}, Offsets({QUEUE: 1}, environment={QUEUE: 2}), "and this query of environment '1'"),
+        (SUFFIX, Offsets({QUEUE: 1}), "and this query of environment 'dev' with 'suffix'"),
+        (
+            NAMED,
+            Offsets({QUEUE: 1}, filter=filters.recorded(options(**SUFFIX))),
+            "of environment 'dev' with 'suffix', and",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_environment_is_refused(given, offsets, problem):
+    with pytest.raises(OptionError, match=problem):
+        filters.check_environment(options(**given), offsets)
+
+
+@pytest.mark.parametrize(
+    ("given", "offsets"),
+    [
+        ({}, Offsets({QUEUE: 1, OTHER: 2})),
+        (SUFFIX, Offsets({})),
+        (NAMED, Offsets({QUEUE: 1, DEAD: 1})),  # positions from before the environment was written down
+        ({"environment": "2"}, Offsets({QUEUE: 1}, environment={QUEUE: 2})),
+    ],
+)
+def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
+    filters.check_environment(options(**given), offsets)

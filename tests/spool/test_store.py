@@ -250,6 +250,29 @@ def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_
     store.close()
 
 
+def test_3_1_a_spool_with_records_keeps_its_owner_and_an_empty_one_takes_another(path: Path) -> None:
+    store = Store(path)
+    store.belong("environment '1'")
+    store.add([(record(b"x"), 0)])
+    store.close()
+    store = Store(path)
+    store.belong("environment '1'")
+    for other in ("environment '2'", ""):
+        with pytest.raises(SpoolError, match=f"holds sends of environment '1', not of {other or 'no environment'}"):
+            store.belong(other)
+    (work,) = store.take(0, 1)
+    store.settle([(work, Dead("no"))], 0)
+    with pytest.raises(SpoolError, match="holds sends of environment '1'"):  # dead letters may be sent again, too
+        store.belong("")
+    store.revive(0)
+    store.settle([(work, Done()) for work in store.take(0, 1)], 0)
+    store.belong("")
+    store.add([(record(b"y"), 0)])
+    with pytest.raises(SpoolError, match="holds sends of no environment, not of environment '1'"):
+        store.belong("environment '1'")
+    store.close()
+
+
 def _all(path: Path) -> list[tuple[bytes, bytes]]:
     store = Store(path)
     found = list(store._db.scan(b"\0", b"\xff"))

@@ -1,6 +1,8 @@
 """Names as the broker judges them, and namespaces as the Java client wraps them."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SYSTEM_GROUPS, SYSTEM_TOPICS
 from rocketmq_spark.wire import names
@@ -48,3 +50,46 @@ def test_topics_of_applications():
 def test_topics_of_a_group():
     assert names.retry_topic("g") == "%RETRY%g"
     assert names.dlq_topic("g") == "%DLQ%g"
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "wire"),
+    [
+        (names.NO_SCOPE, "orders", "orders"),
+        (names.Scope(suffix="dev1"), "topic_ABC", "topic_ABC_dev1"),  # the example of seed 003
+        (names.Scope(suffix="dev1"), "%RETRY%billing", "%RETRY%billing_dev1"),
+        (names.Scope(suffix="dev1"), "%DLQ%billing", "%DLQ%billing_dev1"),
+        (names.Scope("shop", "dev1"), "orders", "shop%orders_dev1"),
+        (names.Scope("shop", "dev1"), "%RETRY%billing", "%RETRY%shop%billing_dev1"),
+    ],
+)
+def test_3_2_a_scope_names_topics_and_groups_and_back(scope: names.Scope, name: str, wire: str) -> None:
+    assert scope.on_wire(name) == scope.on_wire(wire) == wire
+    assert scope.holds(wire)
+    assert scope.plain(wire) == name
+
+
+@pytest.mark.parametrize("name", ["TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_TRACE", "CID_RMQ_SYS_TRANS", ""])
+def test_a_suffix_leaves_the_names_of_the_system_alone(name: str) -> None:
+    scope = names.Scope(suffix="dev1")
+    assert scope.on_wire(name) == scope.plain(name) == name
+    assert not scope.holds(name)
+
+
+@pytest.mark.parametrize("name", ["orders", "orders_dev2", "orders_dev", "ordersdev1"])
+def test_3_2_names_of_other_environments_are_not_of_the_scope(name: str) -> None:
+    scope = names.Scope(suffix="dev1")
+    assert not scope.holds(name)
+    assert scope.plain(name) == name
+
+
+@given(
+    st.sampled_from(["", "ns"]),
+    st.from_regex(r"[a-z_]{1,4}", fullmatch=True),
+    st.from_regex(r"[a-z_%]{1,9}", fullmatch=True),
+)
+def test_what_stands_on_the_wire_is_of_its_scope(namespace: str, suffix: str, name: str) -> None:
+    scope = names.Scope(namespace, suffix)
+    wire = scope.on_wire(name)
+    assert scope.holds(wire) or names.namespace_of(wire) != namespace
+    assert scope.on_wire(scope.plain(wire)) == wire == scope.on_wire(wire)

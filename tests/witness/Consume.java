@@ -1,9 +1,12 @@
 import com.alibaba.fastjson.JSON;
 import java.io.PrintStream;
+import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
@@ -12,14 +15,17 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * RocketMQ's own member of a consumer group: prints what its listener gets, one JSON object each, until its standard input
  * ends; then it leaves the group. With fail=true the listener fails each time, tries=N times before a message is a dead
- * letter; with ordered=true it is an orderly one; ordered=NAME is a second member, orderly, of that group; with lite=true it
- * is a LitePull consumer. tags=EXPRESSION is what they subscribe to.
+ * letter; with fail=some it does as tests/live/environment says. With ordered=true it is an orderly one; ordered=NAME is a
+ * second member, orderly, of that group. With queues=0,3 its strategy is that of an environment with those queues. With
+ * lite=true it is a LitePull consumer. tags=EXPRESSION is what it subscribes to.
  */
 public class Consume {
     private static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true);
@@ -56,7 +62,11 @@ public class Consume {
             consumer.setMaxReconsumeTimes(Integer.parseInt((String) options.get("tries")));
         }
         consumer.subscribe((String) options.get("topic"), tags(options));
-        Consume listener = new Consume(group, "true".equals(options.get("fail")));
+        if (options.containsKey("queues")) {
+            List ids = Arrays.asList(((String) options.get("queues")).split(","));
+            consumer.setAllocateMessageQueueStrategy(new OfEnvironment(ids));
+        }
+        Consume listener = new Consume(group, (String) options.get("fail"));
         if (orderly) {
             consumer.registerMessageListener((MessageListenerOrderly) listener.new Orderly());
         } else {
@@ -77,7 +87,7 @@ public class Consume {
         consumer.subscribe((String) options.get("topic"), tags(options));
         consumer.start();
         say("started", Long.valueOf(System.currentTimeMillis()));
-        Consume listener = new Consume(group, false);
+        Consume listener = new Consume(group, null);
         Thread watch = new Thread() {
             public void run() {
                 try {
@@ -104,11 +114,47 @@ public class Consume {
     }
 
     private final String group;
-    private final boolean fail;
+    private final String fail;
 
-    Consume(String group, boolean fail) {
+    Consume(String group, String fail) {
         this.group = group;
         this.fail = fail;
+    }
+
+    /** The rule of an environment that has some queues of each topic; those of its own retry topic are shared as ever. */
+    private static class OfEnvironment implements AllocateMessageQueueStrategy {
+        private final AllocateMessageQueueStrategy inner = new AllocateMessageQueueAveragely();
+        private final List ids;
+
+        OfEnvironment(List ids) {
+            this.ids = ids;
+        }
+
+        public List allocate(String group, String member, List queues, List members) {
+            List own = new ArrayList();
+            for (Iterator all = queues.iterator(); all.hasNext();) {
+                MessageQueue queue = (MessageQueue) all.next();
+                if (queue.getTopic().startsWith("%RETRY%") || ids.contains(String.valueOf(queue.getQueueId()))) {
+                    own.add(queue);
+                }
+            }
+            return inner.allocate(group, member, own, members);
+        }
+
+        public String getName() {
+            return "env-based";
+        }
+    }
+
+    /** Whether the listener fails with a message: with all, with none, or by the number between the colons of its body. */
+    private boolean fails(List messages) {
+        if (!"some".equals(fail)) {
+            return "true".equals(fail);
+        }
+        MessageExt message = (MessageExt) messages.get(0);
+        String text = new String(message.getBody(), java.nio.charset.StandardCharsets.UTF_8);
+        int number = Integer.parseInt(text.split(":")[1]);
+        return number % 20 == 1 || (number % 3 == 0 && message.getReconsumeTimes() < 2);
     }
 
     private void note(List messages) {
@@ -134,14 +180,14 @@ public class Consume {
     private class Concurrently implements MessageListenerConcurrently {
         public ConsumeConcurrentlyStatus consumeMessage(List messages, ConsumeConcurrentlyContext context) {
             note(messages);
-            return fail ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            return fails(messages) ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         }
     }
 
     private class Orderly implements MessageListenerOrderly {
         public ConsumeOrderlyStatus consumeMessage(List messages, ConsumeOrderlyContext context) {
             note(messages);
-            return fail ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
+            return fails(messages) ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
         }
     }
 }

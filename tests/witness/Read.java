@@ -13,20 +13,23 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * RocketMQ's own consumer as a witness: prints everything that the queues of a topic hold now, one JSON object each. With
+ * RocketMQ's own consumer as a witness: prints everything that the queues of a topic (or of A,B) hold now, one JSON object each. With
  * count it waits until it has seen so many, for as long as some come within 20 s; bodies=true prints these, too.
  */
 public class Read {
     public static void main(String[] arguments) throws Exception {
         Map options = Send.options(arguments);
-        String topic = (String) options.get("topic");
+        String[] topics = ((String) options.get("topic")).split(",");
         PrintStream out = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false, "UTF-8");
         out = new PrintStream(new java.io.BufferedOutputStream(out, 1 << 16), false, "UTF-8");
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("witness_read");
         consumer.setNamesrvAddr((String) options.get("nameServer"));
         consumer.start();
         Read one = new Read(consumer, out, "true".equals(options.get("bodies")));
-        TreeSet queues = new TreeSet(consumer.fetchSubscribeMessageQueues(topic));
+        TreeSet queues = new TreeSet();
+        for (int i = 0; i < topics.length; i++) {
+            queues.addAll(consumer.fetchSubscribeMessageQueues(topics[i]));
+        }
         long count = Long.parseLong((String) options.get("count"));
         long until = System.currentTimeMillis() + 20000;
         // One pull after the other: a LitePull consumer may show again what it had before it was told to seek.
@@ -79,6 +82,7 @@ public class Read {
     private void print(MessageExt message, MessageQueue queue) throws Exception {
         Map line = new LinkedHashMap();
         line.put("id", message.getMsgId());
+        line.put("topic", queue.getTopic());
         line.put("broker", queue.getBrokerName());
         line.put("queue", Integer.valueOf(message.getQueueId()));
         line.put("offset", Long.valueOf(message.getQueueOffset()));

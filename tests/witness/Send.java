@@ -51,6 +51,9 @@ public class Send {
         one.producer.start();
         one.queues = new ArrayList(one.producer.fetchPublishMessageQueues(one.topic));
         Collections.sort(one.queues);
+        if (options.containsKey("queues")) {
+            one.keep(Arrays.asList(((String) options.get("queues")).split(",")));
+        }
         String[] kinds = ((String) options.get("kinds")).split(",");
         int first = Integer.parseInt((String) options.get("first"));
         int count = Integer.parseInt((String) options.get("count"));
@@ -91,6 +94,15 @@ public class Send {
         }
         if (!company.isEmpty()) {
             batch(company);
+        }
+    }
+
+    /** To the queues with these ids alone. */
+    private void keep(List ids) {
+        for (Iterator all = queues.iterator(); all.hasNext();) {
+            if (!ids.contains(String.valueOf(((MessageQueue) all.next()).getQueueId()))) {
+                all.remove();
+            }
         }
     }
 

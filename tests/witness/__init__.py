@@ -54,6 +54,7 @@ class Record:
     seen: int = 0
     flag: int = 0
     text: str = ""
+    topic: str = ""
 
     @property
     def body(self) -> bytes:
@@ -114,8 +115,16 @@ def java_send(
     return list(_records("Send", options))
 
 
+def java_send_to(name_server: str, topic: str, queues: Iterable[int], count: int, run: str) -> list[Record]:
+    """The same to the queues with these ids alone."""
+    return list(
+        _records("Send", {"nameServer": name_server, "topic": topic, "queues": ",".join(map(str, queues)), "count": count,
+                          "size": 100, "kinds": "plain", "batch": 1, "first": 0, "run": run})
+    )  # fmt: skip
+
+
 def java_read(name_server: str, topic: str, count: int = 0, bodies: bool = False) -> list[Record]:
-    """Everything that the topic holds now, queue by queue; ``count`` are waited for while some come within 20 s."""
+    """Everything that the topic (or several: ``a,b``) holds now; ``count`` are waited for while some come within 20 s."""
     options = {"nameServer": name_server, "topic": topic, "count": count, "bodies": str(bodies).lower()}
     return list(_records("Read", options))
 

@@ -259,6 +259,22 @@ def test_3_4_environments_have_queues_and_offsets_of_their_own(
         assert [common.committed(queue) for queue in common.queues(topic)] == [None] * 4
 
 
+def test_3_2_environments_with_topics_of_their_own_have_the_users_names(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
+) -> None:
+    topic = make_topic(queues=1)
+    rocketmq.create_topic(f"{topic}_dev", 1)
+    send(rocketmq, f"{topic}_dev", *"ab")
+    send(rocketmq, topic, *"xy")
+    with make(environment="dev", environment_mode="suffix", consume_from_where="earliest") as consumer:
+        consumer.subscribe(topic)
+        found = [message for _ in range(2) for message in consumer.poll(20.0)]
+        consumer.commit()
+    assert {(message.topic, message.body) for message in found} == {(topic, b"a"), (topic, b"b")}
+    progress = rocketmq.admin.consume_stats(f"{group}_dev", f"{topic}_dev")
+    assert [one.consumer_offset for one in progress.values()] == [2]
+
+
 def test_4_32_queues_change_hands_while_nobody_polls(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make, group: str
 ) -> None:

@@ -49,6 +49,7 @@ CONSUMER = {
     "machine_rooms": "test_settings::test_strategies_come_with_their_configuration",
     "environment": "test_rebalancing::test_3_4_3_8_members_of_an_environment_share_its_queues_and_all_of_the_retry_topic",
     "environments": "test_settings::test_3_1_each_environment_has_a_group_of_its_own",
+    "environment_mode": "test_settings::test_3_2_with_a_suffix_the_group_is_named_on_the_wire_alone",
     "group": "test_settings::test_ranges_are_checked_at_the_start",
     "pull_batch_size": "test_running::test_pulls_say_how_much_they_want",
     "consume_from_where": "test_ownership::test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there",

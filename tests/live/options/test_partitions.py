@@ -206,3 +206,21 @@ def test_predicate_pushdown__is_off_unless_asked_for(rocketmq, filled, monkeypat
     ((only,),) = ranges_of(reader.partitions())
     assert (only.queue.queue_id, only.start) == (2, 0)
     assert 10 <= only.end < 100
+
+
+def test_environment_mode__suffix_reads_topics_of_the_environment_by_the_users_names(rocketmq, make_topic):
+    plain, in_suffix = make_topic(queues=2), {"environment": "dev1", "environmentMode": "suffix"}
+    for name in (f"{plain}_dev1", f"{plain}_dev2"):
+        rocketmq.create_topic(name, 2)
+    inside, _, _ = (set(feed(rocketmq, f"{plain}{end}", 4)) for end in ("_dev1", "_dev2", ""))
+    for found in (read(rocketmq, subscribe=plain, **in_suffix), read(rocketmq, subscribePattern=plain, **in_suffix)):
+        assert Counter(bodies(found)) == Counter(inside)
+        assert {row["topic"] for row in found} == {plain}
+    run = Run(rocketmq, subscribe=plain, startingOffsets="earliest", group=f"g-{plain}", **in_suffix)
+    run.drain(inside)
+    run.batch()
+    assert {queue.topic for queue in run.positions} == {plain}
+    progress = rocketmq.admin.consume_stats(f"g-{plain}_dev1", f"{plain}_dev1")
+    assert sum(one.consumer_offset for one in progress.values()) == 4
+    with pytest.raises(OptionError, match="has topics of its own: leave it out"):
+        read(rocketmq, subscribe=plain, allocationStrategy="environment", **in_suffix)

@@ -218,6 +218,17 @@ def test_namespace__is_prefixed_to_topics_and_groups(rocketmq, make_topic, make_
     assert fields["a"]
 
 
+def test_environment_mode__suffix_writes_to_topics_of_the_environment(rocketmq, make_topic, make_tap, write):
+    plain = make_topic(queues=2)
+    rocketmq.create_topic(f"{plain}_dev1", 2)
+    address = rocketmq.address("broker-a")
+    tap = make_tap(address)
+    in_suffix = {"environment": "dev1", "environmentMode": "suffix", "addressMap": {address: tap.address}}
+    assert there(rocketmq, f"{plain}_dev1", write(rocketmq, plain, **in_suffix))
+    assert there(rocketmq, plain, [])
+    assert all(group.endswith("_dev1") for request in SENDS for group in tap.field("a", request))
+
+
 def test_transport__is_remoting_and_grpc_is_refused(rocketmq, topic, write):
     with pytest.raises(OptionError, match="transport"):
         write(rocketmq, topic, transport="grpc")

@@ -1,0 +1,77 @@
+"""Which consumers read a topic: what brokers know of its groups, and what their members say of themselves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire import bodies, rpc
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A member of a group and the queues of the topic that it has; None where it did not say.
+
+    A group without members is a reader without ``member``: it has the queues in which it has an offset. ``inside`` says
+    whether the group is of the client's own namespace and environment.
+    """
+
+    group: str
+    member: str | None
+    queues: tuple[MessageQueue, ...] | None
+    inside: bool = True
+
+
+def readers(calls: Calls, admin: Admin, topic: str) -> list[Reader]:
+    """All of a topic, by group and member."""
+    masters = {data.broker_name: data.master for data in admin.route(topic).brokers.values() if data.master}
+    groups: set[str] = set()
+    for name, address in masters.items():
+        command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=calls.on_wire(topic), bname=name)
+        groups.update(bodies.group_list(calls.ask(address, command).body))
+    return [reader for group in sorted(groups) for reader in _of_group(calls, admin, topic, group, masters)]
+
+
+def _of_group(calls: Calls, admin: Admin, topic: str, group: str, masters: Mapping[str, str]) -> Iterator[Reader]:
+    plain, inside = calls.scope.plain(group), calls.scope.holds(group)
+    members = _members(calls, group, masters)
+    for member, address in sorted(members.items()):
+        yield Reader(plain, member, _held(calls, topic, (group, member), address), inside)
+    if not members:
+        progress = admin.consume_stats(plain, topic)
+        yield Reader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
+
+
+def _members(calls: Calls, group: str, masters: Mapping[str, str]) -> dict[str, str]:
+    """The address of a broker that each member is connected to."""
+    found: dict[str, str] = {}
+    for address in masters.values():
+        command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(consumerGroup=group)
+        try:
+            found |= dict.fromkeys(bodies.consumer_ids(calls.ask(address, command).body), address)
+        except BrokerError:  # so a broker says that it knows no member
+            continue
+    return found
+
+
+def _held(calls: Calls, topic: str, who: tuple[str, str], address: str) -> tuple[MessageQueue, ...] | None:
+    group, member = who
+    command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=group, clientId=member, jstackEnable=False)
+    try:
+        held = bodies.held_queues(calls.ask(address, command).body)
+    except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
+        _told(e, member)
+        return None
+    on_wire = calls.on_wire(topic)
+    return tuple(queue._replace(topic=topic) for queue in held if queue.topic == on_wire)
+
+
+def _told(error: RocketMQError, member: str) -> None:
+    logger.info("what member %s reads is not known: %s", member, error)

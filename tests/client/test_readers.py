@@ -1,0 +1,63 @@
+"""Who reads a topic, out of what brokers and members answer; on real ones in tests/cli/test_environment.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from rocketmq_spark.client.readers import Reader, readers
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire.names import Scope
+from tests.client.conftest import Parts
+from tests.mockbroker import Call, Command, MockBroker, ok, refuse
+
+
+def by_queue(table: str, **values: str) -> bytes:
+    """A body whose keys are queues; ``topic__id`` names one."""
+    entries = []
+    for name, value in values.items():
+        topic, _, number = name.rpartition("__")
+        entries.append(f'{{"brokerName":"broker-a","queueId":{number},"topic":"{topic}"}}:{value}')
+    return f'{{"{table}":{{{",".join(entries)}}}}}'.encode()
+
+
+@pytest.fixture
+def asked(broker: MockBroker) -> MockBroker:
+    groups, members = {"groupList": ["g_dev", "away_dev", "other"]}, {"g_dev": ["m1", "m2"], "other": ["m3"]}
+
+    def list_members(call: Call) -> Command:
+        ids = members.get(str(call.ext("consumerGroup")))
+        return ok(json.dumps({"consumerIdList": ids}).encode()) if ids else refuse(Response.SYSTEM_ERROR, "no consumer")
+
+    def info(call: Call) -> Command:
+        if call.ext("clientId") == "m2":
+            return refuse(Response.SYSTEM_ERROR, "it is gone")
+        return ok(by_queue("mqTable", t_dev__1="{}", u__0="{}"))
+
+    progress = '{"brokerOffset":9,"consumerOffset":%d,"lastTimestamp":0}'
+    broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(json.dumps(groups).encode()))
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, list_members)
+    broker.on(Request.GET_CONSUMER_RUNNING_INFO, info)
+    broker.on(Request.GET_CONSUME_STATS, ok(by_queue("offsetTable", t_dev__0=progress % 0, t_dev__1=progress % 4)))
+    return broker
+
+
+def test_members_say_what_they_have_and_groups_without_them_have_offsets(
+    asked: MockBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    parts = Parts(asked.address, scope=Scope(suffix="dev"))
+    one = (MessageQueue("t", "broker-a", 1),)
+    assert readers(parts.calls, parts.admin, "t") == [
+        Reader("away", None, one),
+        Reader("g", "m1", one),
+        Reader("g", "m2", None),
+        Reader("other", "m3", one, inside=False),
+    ]
+    parts.close()
+    (line,) = caplog.messages
+    assert line.startswith("what member m2 reads is not known: ")
+    assert "it is gone" in line
