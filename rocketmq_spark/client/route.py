@@ -7,7 +7,7 @@ import operator
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.clock import Deadline
@@ -103,6 +103,7 @@ class Routes:
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
+        self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
 
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
         """The route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
@@ -119,6 +120,7 @@ class Routes:
                 route = known[1]
             self._routes[topic] = (time.monotonic(), route)
             self._gone.pop(topic, None)
+            self._brokers = None
         return route
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> None:
@@ -154,6 +156,7 @@ class Routes:
         with self._lock:
             if topic in self._routes:
                 self._gone[topic] = self._routes.pop(topic)
+                self._brokers = None
 
     def known(self) -> list[str]:
         with self._lock:
@@ -174,8 +177,11 @@ class Routes:
 
     def broker(self, broker_name: str) -> BrokerData | None:
         """A broker as the newest route that names it says."""
-        named = (route.brokers.get(broker_name) for route in self._newest_first())
-        return next((data for data in named if data is not None), None)
+        found = self._brokers
+        if found is None:
+            with self._lock:
+                found = self._brokers = _newest(self._routes, self._gone)
+        return found.get(broker_name)
 
     def masters(self) -> dict[str, str]:
         """Broker name to address of all masters in the routes at hand."""
@@ -183,17 +189,9 @@ class Routes:
 
     def brokers(self) -> list[BrokerData]:
         """All brokers of the routes at hand, by name."""
-        newest: dict[str, BrokerData] = {}
-        for route in self._newest_first(gone=False):
-            for name, data in route.brokers.items():
-                newest.setdefault(name, data)
-        return [data for _, data in sorted(newest.items())]
-
-    def _newest_first(self, gone: bool = True) -> list[TopicRoute]:
         with self._lock:
-            kept = [self._routes, self._gone] if gone else [self._routes]
-            known = [sorted(routes.values(), key=operator.itemgetter(0), reverse=True) for routes in kept]
-        return [route for routes in known for _, route in routes]
+            newest = _newest(self._routes)
+        return [data for _, data in sorted(newest.items())]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
         """Topics of the name server, system ones too; in a namespace or environment only those in it, by the user's names."""
@@ -234,3 +232,13 @@ class Routes:
             error.topic,
             remedy=f"{hint}Create it with: rocketmq-spark topic create {error.topic}",
         )
+
+
+def _newest(*kept: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
+    """Each broker as the newest of the routes says that name it, those of the first mapping before all others."""
+    found: dict[str, BrokerData] = {}
+    for routes in kept:
+        for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):
+            for name, data in route.brokers.items():
+                found.setdefault(name, data)
+    return found

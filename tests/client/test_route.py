@@ -203,6 +203,8 @@ class TestRoutes:
         assert parts.routes.masters() == {"b": "b:1"}
         with pytest.raises(BrokerNotFound):
             parts.routes.address("unknown")
+        parts.routes.forget("third")
+        assert parts.routes.address("a") == "new:1"  # those that are gone say it last
 
     def test_write_permission_and_a_master_are_needed_to_send(self, broker: MockBroker, parts: Parts) -> None:
         for perm, readable, writable in ((6, 2, 2), (4, 2, 0), (2, 0, 2), (0, 0, 0)):

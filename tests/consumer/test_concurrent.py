@@ -1,13 +1,23 @@
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from typing import Any
 
 import pytest
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.concurrent import Concurrent
+from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.workers import Workers
 from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.timer import Timer
 from tests.consumer.group import GroupBench
+from tests.consumer.messages import QUEUE, messages
 from tests.queues import q
 
 A = q("a:0")
@@ -132,3 +142,26 @@ def test_4_17_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, la
     group.time.advance(0.1)
     assert port.seen("send_back") == []
     assert consumer.stats()["failed"] == 0
+
+
+def test_what_many_threads_finish_at_once_is_noted_to_the_last_message() -> None:
+    held, queue, workers = Held(Thresholds()), ProcessQueue(QUEUE), Workers("w", 8)
+    held.queues[QUEUE] = queue
+    called, all_called = itertools.count(1), threading.Event()
+
+    def listener(messages: Any, context: Any) -> None:
+        if next(called) == 3000:
+            all_called.set()
+
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        consuming = Concurrent(listener, ConsumerSettings(group="g"), held, workers, Timer("t"), None)
+        queue.put(messages(*range(3000)))
+        consuming.submit(queue, messages(*range(3000)))
+        assert all_called.wait(30)
+        assert workers.close(Deadline.after(30))
+    finally:
+        sys.setswitchinterval(often)
+    assert (queue.count, held.stats().consumed, held.offsets.get(QUEUE)) == (0, 3000, 3000)
+    assert consuming.unfinished() == []
