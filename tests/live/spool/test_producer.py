@@ -49,6 +49,22 @@ def drain(one: Producer, timeout_s: float = 60) -> None:
     eventually(lambda: depth(one) == 0, timeout_s)
 
 
+def doubtful(one: Producer) -> dict[str, set[str]]:
+    """How attempts of a message end after which a broker may have it, whether they are the producer's or the spool's."""
+    failed: defaultdict[str, set[str]] = defaultdict(set)
+
+    def note(attempt: SendContext) -> None:
+        error = attempt.error
+        lost = isinstance(error, ConnectionLost) and not isinstance(error.__cause__, ConnectionRefusedError)
+        if isinstance(error, CallTimeout) or lost:
+            for msg_id in attempt.msg_ids:
+                failed[msg_id].add(type(error).__name__)
+
+    one.add_hook(after=note)
+    one._spool._resender._engine.hooks.add(after=note)  # type: ignore[union-attr]
+    return failed
+
+
 @pytest.mark.timeout(900 if SCALE >= 1 else 240)
 @pytest.mark.parametrize("sync", ["always", "batch", "never"])
 def test_3_24_every_id_arrives_after_the_broker_was_killed_in_the_midst_and_came_back(
@@ -61,17 +77,6 @@ def test_3_24_every_id_arrives_after_the_broker_was_killed_in_the_midst_and_came
         set
     )  # how attempts ended after which a broker may have the message
     with producer(mq, tmp_path / "s", spool_sync=sync, max_message_size="1m") as one:
-
-        def note(attempt: SendContext) -> None:
-            if isinstance(attempt.error, CallTimeout) or (
-                isinstance(attempt.error, ConnectionLost)
-                and not isinstance(attempt.error.__cause__, ConnectionRefusedError)
-            ):
-                for msg_id in attempt.msg_ids:
-                    failed[msg_id].add(type(attempt.error).__name__)
-
-        one.add_hook(after=note)
-        one._spool._resender._engine.hooks.add(after=note)  # type: ignore[union-attr]
 
         def send(numbers: range, seconds: float = 0) -> None:
             until = time.monotonic() + seconds
