@@ -24,8 +24,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * RocketMQ's own member of a consumer group: prints what its listener gets, one JSON object each, until its standard input
  * ends; then it leaves the group. With fail=true the listener fails each time, tries=N times before a message is a dead
  * letter; with fail=some it does as tests/live/environment says. With ordered=true it is an orderly one; ordered=NAME is a
- * second member, orderly, of that group; with lite=true it is a LitePull consumer. tags=EXPRESSION is what they subscribe to.
- * With queues=0,3 its strategy is that of an environment with those queues.
+ * second member, orderly, of that group. With queues=0,3 its strategy is that of an environment with those queues. With
+ * lite=true it is a LitePull consumer. tags=EXPRESSION is what it subscribes to.
  */
 public class Consume {
     private static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true);
