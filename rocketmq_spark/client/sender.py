@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rocketmq_spark.client.aside import Aside
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.instance import Instance, Member
+from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import AUTO_CREATE_TOPIC, FIRST_WITH_TIMERS, SENDABLE_SYS_FLAGS, Perm, Property, Response
@@ -49,10 +50,13 @@ _DELAYING = tuple(
 class RemotingSender:
     """Implements ``ports.Sender``."""
 
-    def __init__(self, calls: Calls, routes: Routes, instance: Instance, route_age_s: float = 30.0) -> None:
+    def __init__(
+        self, calls: Calls, routes: Routes, instance: Instance, kinds: Kinds, route_age_s: float = 30.0
+    ) -> None:
         self._calls = calls
         self._routes = routes
         self._instance = instance
+        self._kinds = kinds
         self._route_age_s = route_age_s
         self._aside = Aside()
         self._published: dict[str, tuple[object, tuple[MessageQueue, ...]]] = {}
@@ -96,6 +100,10 @@ class RemotingSender:
             if not isinstance(answer, RocketMQError)
         }
 
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
+        brokers = dict.fromkeys(queue.broker_name for queue in self.publish_queues(topic, deadline))
+        return self._kinds.any_says_batched(topic, brokers, deadline)
+
     def any_broker(self) -> bool:
         return self._routes.any_broker()
 
@@ -106,7 +114,7 @@ class RemotingSender:
         return self._routes.missing_topic(error)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        command = self._command(queue, request)
+        command = _command(self._calls, queue, request)
         address = self._address(queue, deadline)
         answer = self._calls.exchange(address, command, deadline)
         return _result(queue, request, answer, address)
@@ -119,7 +127,7 @@ class RemotingSender:
         done: Done,
     ) -> None:
         try:
-            command = self._command(queue, request)
+            command = _command(self._calls, queue, request)
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
             if self._at_hand(queue.broker_name):
                 send()
@@ -159,7 +167,7 @@ class RemotingSender:
             done(_no_thread(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
-        command = self._command(queue, request, oneway=True)
+        command = _command(self._calls, queue, request, oneway=True)
         self._calls.tell(self._address(queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
@@ -199,33 +207,6 @@ class RemotingSender:
             except RocketMQError as e:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
-    def _command(self, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
-        # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its
-        # queue is shifted for ever.
-        if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # of a flag, ~ keeps to the bits that have names
-            raise LocalProtocolError(
-                f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
-            )
-        row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
-        make = row.oneway if oneway else row.request
-        return make(
-            request.body,
-            producerGroup=self._calls.on_wire(request.group),
-            topic=self._calls.on_wire(queue.topic),
-            defaultTopic=AUTO_CREATE_TOPIC,
-            defaultTopicQueueNums=request.default_topic_queues,
-            queueId=queue.queue_id,
-            sysFlag=request.sys_flag,
-            bornTimestamp=request.born_timestamp_ms,
-            flag=request.flag,
-            properties=request.properties,
-            reconsumeTimes=request.reconsume_times,
-            unitMode=False,
-            maxReconsumeTimes=request.max_reconsume_times,
-            batch=request.batch,
-            brokerName=queue.broker_name,
-        )
-
     def _address(self, queue: MessageQueue, deadline: Deadline) -> str:
         """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
         try:
@@ -233,6 +214,34 @@ class RemotingSender:
         except BrokerNotFound:
             self._routes.get(queue.topic, ASKED_S, deadline)
             return self._routes.address(queue.broker_name)
+
+
+def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
+    # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its
+    # queue is shifted for ever.
+    if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # of a flag, ~ keeps to the bits that have names
+        raise LocalProtocolError(
+            f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
+        )
+    row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
+    make = row.oneway if oneway else row.request
+    return make(
+        request.body,
+        producerGroup=calls.on_wire(request.group),
+        topic=calls.on_wire(queue.topic),
+        defaultTopic=AUTO_CREATE_TOPIC,
+        defaultTopicQueueNums=request.default_topic_queues,
+        queueId=queue.queue_id,
+        sysFlag=request.sys_flag,
+        bornTimestamp=request.born_timestamp_ms,
+        flag=request.flag,
+        properties=request.properties,
+        reconsumeTimes=request.reconsume_times,
+        unitMode=False,
+        maxReconsumeTimes=request.max_reconsume_times,
+        batch=request.batch,
+        brokerName=queue.broker_name,
+    )
 
 
 def _writable(route: TopicRoute) -> tuple[MessageQueue, ...]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rocketmq_spark import process, session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.encode.about import Rows
 from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.encode.encoder import Chunk, Encoded, Encoder
 from rocketmq_spark.encode.identifiers import UniqueIds
@@ -30,6 +31,7 @@ from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.report import Tally, Written
+from rocketmq_spark.sink.whole import Whole
 from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import decode_batch
 
@@ -63,6 +65,7 @@ class TaskWriter:
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms)
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
+        self._whole = Whole(options, self._names, self._sender, self._engine.timer.wall_ms)
         self._router = routing.Router(options, self._names, self._queues)
         self._candidates = routing.candidates(options)
         self._tally = Tally()
@@ -107,18 +110,19 @@ class TaskWriter:
             self._check_topic(rows.topic)
         plan = self._router.plan(topics, faults)
         faults.raise_if_any(self._partition)
+        plan = self._whole.look(batch, plan)
         encoded = self._encoder.join(checked)
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
             delayed = delayed[plan.order] if delayed is not None else None
         for share in plan.shares:
-            part = encoded.slice(share.start, share.end)
+            part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
             if delayed is not None and delayed[share.start : share.end].any():
                 waits = delayed[share.start : share.end]
-                self._send(share, part.take(np.flatnonzero(waits)), delayed=True)
-                part = part.take(np.flatnonzero(~waits))
-            self._send(share, part)
+                self._send(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
+                part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
+            self._send(share, part, numbers)
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics_seen:
@@ -137,11 +141,12 @@ class TaskWriter:
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
-    def _send(self, share: routing.Share, encoded: Encoded, delayed: bool = False) -> None:
+    def _send(self, share: routing.Share, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
-        max_bytes = 0 if delayed else self._batch_bytes
+        max_bytes, at = 0 if delayed else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes):
-            request = self._request(share.topic, chunk, max_bytes)
+            request = self._request(share.topic, chunk, max_bytes, rows[at : at + chunk.rows])
+            at += chunk.rows
             self._submit(
                 Outgoing(
                     share.topic,
@@ -154,11 +159,11 @@ class TaskWriter:
                 )
             )
 
-    def _request(self, topic: str, chunk: Chunk, max_bytes: int) -> SendRequest:
+    def _request(self, topic: str, chunk: Chunk, max_bytes: int, rows: Rows) -> SendRequest:
         """A batch, or a single message for a row that does not fit into one or must not travel in one."""
         now_ms = self._engine.timer.wall_ms()
         if len(chunk.body) <= max_bytes:
-            return encoding.batch_request(chunk.body, {}, self._settings, now_ms)
+            return encoding.batch_request(chunk.body, self._whole.properties(topic, rows), self._settings, now_ms)
         (item,) = decode_batch(chunk.body)
         message = Message(topic, bytes(item.body), flag=item.flag)
         prepared = encoding.Prepared(message, "", item.properties, False)

@@ -127,6 +127,7 @@ class ScriptedSender:
         self.events: list[tuple[str, Any]] = []
         self.offsets: Iterator[int] = itertools.count(100, 100)
         self.probes: dict[str, bool] = {}
+        self.batch_topics: dict[str, bool] = {}
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         self.events.append(("route", (topic, refresh)))
@@ -172,6 +173,9 @@ class ScriptedSender:
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         self.events.append(("probe", (broker_name, topic, round(deadline.remaining(), 3))))
         return self.probes.get(broker_name, True)
+
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
+        return self.batch_topics.get(topic)
 
     client_id = "me"
 
