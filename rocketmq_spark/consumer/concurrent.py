@@ -100,24 +100,24 @@ class Concurrent:
         context, call = Context(queue.queue), Call(queue, messages, self._timer.now_ms())
         self._calls[id(call)] = call
         try:
-            outcome = self.call(messages, context)
+            outcome = ask(self._listener, messages, context)
         finally:
             del self._calls[id(call)]
-        verdict = concurrent(outcome, context, len(messages))
-        if verdict.done == len(messages):
-            self._finished(call, verdict.done, messages)
+        if outcome is None and context.ack_index is None:  # nearly always; ``concurrent`` would say the same
+            self._finished(call, len(messages), messages)
         else:
-            self._failed(call, verdict, outcome)
+            self._settle(call, concurrent(outcome, context, len(messages)), outcome)
 
-    def _failed(self, call: Call, verdict: Verdict, outcome: object) -> None:
-        """Some of them, which are handed back to a broker."""
+    def _settle(self, call: Call, verdict: Verdict, outcome: object) -> None:
+        """Those that are not done are handed back to a broker."""
         queue, messages = call.queue, call.messages
         if verdict.why:
             trace = outcome.error if isinstance(outcome, Raised) else None
             logger.warning("messages of %s come again: %s", queue.queue, verdict.why, exc_info=trace)
         if queue.dropped:
             return
-        left = self._handed_back(queue, messages[verdict.done :], verdict.level)
+        failed = messages[verdict.done :]
+        left = self._handed_back(queue, failed, verdict.level) if failed else []
         self._finished(call, verdict.done, [message for message in messages if message not in left])
         if left:
             self._again(queue, left)
