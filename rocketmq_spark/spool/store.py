@@ -26,6 +26,9 @@ from rocketmq_spark.spool.records import Record, State, Totals, decoded
 logger = logging.getLogger(__name__)
 
 
+REVIVED_AT_ONCE = 1000
+
+
 class Work(NamedTuple):
     """A record that was taken; ``size`` is what it counts against the bound."""
 
@@ -169,14 +172,16 @@ class Store:
     def revive(self, now_ms: int) -> int:
         """Let dead records that can be read be pending again, from their first try on and in no order; how many."""
         with self._ready:
-            change = Change(self.totals)
+            before, change = len(self), Change(self.totals)
             for sequence, record, size in mending.dead_ones(self._db):
                 if isinstance(record, Record):
                     change.revive(sequence, size)
                     change.pend(Due(now_ms, sequence), State(0, now_ms, record.target))
-            count = change.totals.depth - len(self)
+                if len(change.puts) >= REVIVED_AT_ONCE:  # there may be millions
+                    self._write(change)
+                    change = Change(self.totals)
             self._write(change)
-            return count
+            return len(self) - before
 
     def belong(self, owner: str) -> None:
         """Say whose records these are, such as an environment's. Raises ``SpoolError`` when it holds those of another."""

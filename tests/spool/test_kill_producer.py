@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -47,22 +46,25 @@ class Broker(MockBroker):
         return ok(msgId="x", queueId=call.ext("e"), queueOffset=1)
 
 
-def run(broker: Broker, folder: Path, seed: int, kill_after_s: float | None) -> list[str]:
-    """The whole lines that the producer said."""
-    what = "drain" if kill_after_s is None else "send"
+def run(broker: Broker, folder: Path, seed: int, more: int | None) -> list[str]:
+    """The whole lines that the producer said. It is killed ``more`` lines after the first send that was spooled."""
+    what = "drain" if more is None else "send"
     command = [sys.executable, "-m", "tests.spool.producing", broker.address, str(folder), str(seed), what]
     producer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert producer.stdout is not None
-    if kill_after_s is None:
+    if more is None:
         lines = producer.communicate(timeout=90)[0].splitlines()
         assert producer.returncode == 0
         return lines
-    first = producer.stdout.readline()
-    killer = threading.Timer(kill_after_s, os.kill, (producer.pid, signal.SIGKILL))
-    killer.start()
-    text = first + producer.stdout.read()
+    text = ""
+    while "SPOOLED" not in text or more:
+        line = producer.stdout.readline()
+        assert line, "it ended by itself"
+        text += line
+        more -= "SPOOLED" in text and more > 0
+    os.kill(producer.pid, signal.SIGKILL)
+    text += producer.stdout.read()
     producer.wait(20)
-    killer.join()
     producer.stdout.close()
     return text[: text.rfind("\n") + 1].splitlines()
 
@@ -74,7 +76,7 @@ def test_3_12_what_a_producer_said_it_has_arrives_though_it_is_killed_at_any_mom
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(4, {"broker-a": broker.address}))
         said: list[str] = []
         for _ in range(KILLS):
-            said += run(broker, tmp_path / "s", rng.randrange(1 << 30), rng.uniform(0.01, 0.6))
+            said += run(broker, tmp_path / "s", rng.randrange(1 << 30), rng.randrange(40))
         broker.busy = False
         assert run(broker, tmp_path / "s", 1, None) == ["dead 0"]
     status = {line.split()[1]: line.split()[0] for line in said}

@@ -73,10 +73,8 @@ def test_3_24_every_id_arrives_after_the_broker_was_killed_in_the_midst_and_came
     count = (100_000 if sync == "batch" else 20_000) if SCALE >= 1 else 1500
     killed_at, restarted_at = count // 10, 9 * count // 10
     futures: list[Future[SendResult]] = []
-    failed: defaultdict[str, set[str]] = defaultdict(
-        set
-    )  # how attempts ended after which a broker may have the message
     with producer(mq, tmp_path / "s", spool_sync=sync, max_message_size="1m") as one:
+        failed = doubtful(one)
 
         def send(numbers: range, seconds: float = 0) -> None:
             until = time.monotonic() + seconds
