@@ -80,15 +80,28 @@ def test_11_29_read(brokers, spark, capsys):
     with brokers() as broker:
         found = figures(lambda found: read.run(broker, spark, None, ONCE, found), capsys)
     assert found.keys() == {f"{limits} {SIZE}" for limits in ("stock", "raised", "cold")}
-    assert {targets.SPARK, targets.STREAM, targets.PULL8, targets.LITE, targets.CEILING} <= found[
-        f"stock {SIZE}"
-    ].keys()
+    assert {
+        targets.SPARK,
+        targets.SPARK_WHOLE,
+        targets.LITE_WHOLE,
+        targets.STREAM,
+        targets.PULL8,
+        targets.LITE,
+        targets.CEILING,
+    } <= found[f"stock {SIZE}"].keys()
 
 
 def test_11_29_write(brokers, spark, capsys):
     ceiling.register(spark)
     found = figures(lambda found: write.run(spark, None, ONCE, found), capsys)
-    assert {targets.WRITE, targets.HASH, targets.DROP, *targets.JAVA_BATCH} <= found[f"write {SIZE}"].keys()
+    assert {
+        targets.WRITE,
+        targets.WRITE_WHOLE,
+        targets.HASH,
+        targets.DROP,
+        *targets.JAVA_BATCH,
+        targets.JAVA_WHOLE,
+    } <= found[f"write {SIZE}"].keys()
 
 
 def test_11_29_consume(brokers, capsys):
