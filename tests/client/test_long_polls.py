@@ -103,6 +103,18 @@ def test_where_nobody_tells_the_kind_of_a_topic_tags_are_compared_here(
     assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 1
 
 
+def test_nobody_is_held_up_while_the_kind_is_asked_for(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    pull(parts)  # from now on there is a connection
+    held, told = Held(), Told()
+    broker.on(Request.GET_TOPIC_CONFIG, held)
+    parts.member.pull(replace(REQUEST, filter=Filter("BB")), Deadline.after(5.0), told)
+    assert not told.outcomes
+    (call,) = held.wait(1)
+    call.answer(topic_config())
+    assert isinstance(told.one, PullAnswer)
+
+
 def test_a_broker_that_does_not_tell_the_kind_is_asked_again(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.SYSTEM_BUSY))
     assert isinstance(pull(parts, replace(REQUEST, filter=Filter("BB"))), BrokerBusy)

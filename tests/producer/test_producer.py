@@ -334,7 +334,11 @@ def test_an_explicit_batch_tells_a_batch_topic_tag_and_keys(bench: Bench) -> Non
         producer.send_batch(
             [Message(topic, b"1", tags=tags[0], keys=["k 1"]), Message(topic, b"2", tags=tags[1], keys=["k"])]
         )
+    producer.send_batch(
+        [Message("T", b"1", tags="x", keys=["k" * 15_000]), Message("T", b"2", tags="x", keys=["l" * 15_000])]
+    )
     said = [decode_properties(request.properties) for request in bench.sender.requests]
+    assert (said[-1]["TAGS"], said.pop().get("KEYS")) == ("x", None)  # more than a batch can say
     assert [(one.get("TAGS"), one.get("KEYS")) for one in said] == [
         ("x", "k 1"),
         (None, "k 1"),

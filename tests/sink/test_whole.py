@@ -142,7 +142,9 @@ def test_topics_of_both_kinds_in_one_batch(
     writes(frame(body=numbered(40), topic=names, tags=[f"t{i % 4}" for i in range(40)]))
     of_topic = {queue.topic: [] for queue, _ in writes.requests}
     for queue, request in writes.requests:
-        of_topic[queue.topic].append(decode_properties(request.properties).get("TAGS"))
+        said = decode_properties(request.properties)
+        assert ("UNIQ_KEY" in said) == (queue.topic == whole)
+        of_topic[queue.topic].append(said.get("TAGS"))
     assert of_topic == {single: [None], whole: ["t1", "t3"]}
     for topic, first in ((whole, 1), (single, 0)):
         assert sorted(bodies(stored(rocketmq, topic, 20))) == numbered(40)[first::2]
