@@ -107,7 +107,7 @@ OUTSIDE = {
     " consumer.concurrent consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
     " spool.store spool.redelivery",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
-    "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route"
+    "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route client.kinds"
     " timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
     " source.waiting"
     " localbroker cli",

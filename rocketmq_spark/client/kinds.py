@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from rocketmq_spark import codes
 from rocketmq_spark.client.calls import Calls, refused
@@ -25,34 +27,45 @@ Attributes = Mapping[str, str]
 _Told = Attributes | AccessDenied | None
 
 
+class _Known(NamedTuple):
+    told: _Told
+    at: float
+
+    def younger(self, seconds: float) -> bool:
+        return time.monotonic() - self.at < seconds
+
+
 class Kinds:
     """Of the topics of one client."""
 
     def __init__(self, calls: Calls, routes: Routes) -> None:
         self._calls = calls
         self._routes = routes
-        self._known: dict[tuple[str, str], tuple[_Told, Deadline]] = {}
+        self._known: dict[tuple[str, str], _Known] = {}
         self._silent: dict[tuple[str, str], Deadline] = {}
 
-    def attributes(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
+    def attributes(
+        self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
+    ) -> Attributes | None:
         """The topic's attributes on a broker; None where it cannot be asked: a Proxy answers for it.
 
         What was known before holds while the broker does not answer.
         """
         key = topic, broker_name
         known = self._known.get(key)
-        if known is None or known[1].expired:
-            known = self._known[key] = self._told(topic, broker_name, deadline, known), Deadline.after(AGE_S)
-        if isinstance(known[0], AccessDenied):
-            raise copy.copy(known[0])
-        return known[0]
+        if known is None or not known.younger(AGE_S if max_age_s is None else max_age_s):
+            told = self._told(topic, broker_name, deadline, known)
+            known = self._known[key] = _Known(told, time.monotonic())
+        if isinstance(known.told, AccessDenied):
+            raise copy.copy(known.told)
+        return known.told
 
-    def batched(self, queue: MessageQueue, deadline: Deadline) -> bool:
+    def batched(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether brokers compare the tags of whole batches only, as they do for a batch topic.
 
         True also at a Proxy, where nobody can tell: so nothing that is wanted is left out.
         """
-        return is_batched(self.attributes(queue.topic, queue.broker_name, deadline)) is not False
+        return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
     def any_says_batched(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool | None:
         """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; None where nobody tells.
@@ -73,9 +86,9 @@ class Kinds:
     def fresh(self, queue: MessageQueue) -> bool:
         """Whether ``attributes`` would ask nobody."""
         known = self._known.get((queue.topic, queue.broker_name))
-        return known is not None and not known[1].expired
+        return known is not None and known.younger(AGE_S)
 
-    def _told(self, topic: str, broker_name: str, deadline: Deadline, before: tuple[_Told, Deadline] | None) -> _Told:
+    def _told(self, topic: str, broker_name: str, deadline: Deadline, before: _Known | None) -> _Told:
         try:
             return self._ask(topic, broker_name, deadline)
         except AccessDenied as e:
@@ -83,7 +96,7 @@ class Kinds:
         except RocketMQError as e:
             if before is None or not e.retriable:
                 raise
-            return before[0]
+            return before.told
 
     def _ask(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
         address = self._address(topic, broker_name, deadline)

@@ -16,6 +16,9 @@ from rocketmq_spark.retry import Retry
 
 T = TypeVar("T")
 
+# A topic may be deleted and made again as another kind; the offsets of a read are those of the new one then.
+YOUNG_S = 1.0
+
 
 class RemotingPulls:
     """Implements ``ports.PullSource``."""
@@ -40,12 +43,12 @@ class RemotingPulls:
 
     def compacted(self, queue: MessageQueue) -> bool:
         why = "Offsets without messages were found, which is right for compaction topics only"
-        found = self._known(lambda soon: self._kinds.attributes(queue.topic, queue.broker_name, soon), why)
+        found = self._known(lambda soon: self._kinds.attributes(queue.topic, queue.broker_name, soon, YOUNG_S), why)
         return (found or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
 
     def batched(self, queue: MessageQueue) -> bool:
         why = "Brokers do not filter the messages of a batch topic one by one"
-        return self._known(lambda soon: self._kinds.batched(queue, soon), why)
+        return self._known(lambda soon: self._kinds.batched(queue, soon, YOUNG_S), why)
 
     def _known(self, ask: Callable[[Deadline], T], why: str) -> T:
         """``why`` it has to be known is told who may not ask."""

@@ -27,6 +27,19 @@ def test_a_batch_topic_is_known_by_the_same_answer(broker: MockBroker, parts: Pa
     assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 1
 
 
+def test_a_read_asks_again_soon_for_its_topic_may_have_been_made_again(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("rocketmq_spark.client.kinds.time.monotonic", lambda: now)
+    assert not parts.pulls.batched(QUEUE)
+    broker.on(Request.GET_TOPIC_CONFIG, topic_config(queue_type=BATCH_QUEUE))
+    now = 0.9
+    assert not parts.pulls.batched(QUEUE)
+    now = 1.1
+    assert parts.pulls.batched(QUEUE)
+
+
 def test_at_a_proxy_a_topic_may_be_a_batch_topic_but_holes_are_holes(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.REQUEST_CODE_NOT_SUPPORTED, "no such request"))
     assert (parts.pulls.batched(QUEUE), parts.pulls.compacted(QUEUE)) == (True, False)
