@@ -42,7 +42,7 @@ Handler = Callable[[Record, Callable[[Handled], None]], None]
 
 
 class Redelivery:
-    """Hands out the records of a store by their kind.
+    """Hands out the records of a store by their kind, at most ``max_out`` at once.
 
     A handler may be called on its thread only, and calls back once, on any thread. An exception counts as a failure. A
     record that nobody handles goes to the dead.
@@ -55,6 +55,7 @@ class Redelivery:
         clock: Callable[[], int],
         timer: Timer,
         schedule: Schedule | None = None,
+        max_out: int = MAX_OUT,
     ) -> None:
         self.delivered = 0
         self.listens = False  # whether ``answered`` may mean something
@@ -67,7 +68,7 @@ class Redelivery:
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
         self._ended: deque[tuple[Work, Handled]] = deque()
-        self._window = MAX_OUT
+        self._window = self._max_out = max_out
         self._alarm_ms: int | None = None
         self._asked = False
         self._closed = False
@@ -226,10 +227,10 @@ class Redelivery:
     def _note(self, work: Work, handled: Handled, now_ms: int) -> None:
         if handled.reason is None:
             self.delivered += 1
-            self._window = min(MAX_OUT, 2 * self._window)
+            self._window = min(self._max_out, 2 * self._window)
         elif not handled.final:
             self._window = 1
-            self._silences.failed(work.state.target, now_ms)
+            self._silences.failed(work.record.target, now_ms)
 
     def _hasten(self) -> None:
         with self._changed:
