@@ -18,8 +18,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.encode.properties import keys_of
 
 Rows = npt.NDArray[np.intp]
-# Keys of so many rows are looked at first: if they are too many already, the others need not be.
-_SOME_ROWS = 4096
+_SEPARATOR = codes.KEY_SEPARATOR.encode()
 
 
 class About:
@@ -27,7 +26,7 @@ class About:
 
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._keys = keys_of(batch.column(columns["keys"])) if "keys" in columns else None
+        self._keys = _Keys(keys_of(batch.column(columns["keys"]))) if "keys" in columns else None
         self._names: list[str] = []
         self._codes: npt.NDArray[np.int32] | None = None
         if "tags" in columns:
@@ -55,8 +54,8 @@ class About:
         if room < 0:
             return None
         said = {codes.Property.TAGS: tag} if tag else {}
-        words = self._words(rows, room)
-        return {**said, codes.Property.KEYS: codes.KEY_SEPARATOR.join(words)} if words else said
+        words = self._keys.words(rows, room) if self._keys is not None else ""
+        return {**said, codes.Property.KEYS: words} if words else said
 
     def _encode(self, tags: Any) -> None:
         made = pc.dictionary_encode(tags)
@@ -75,18 +74,28 @@ class About:
         mine = self._codes[rows]
         return self._names[mine[0]] if mine[0] >= 0 and bool((mine == mine[0]).all()) else ""
 
-    def _words(self, rows: Rows, max_bytes: int) -> list[str]:
-        """The different words of the rows' keys, first seen first; none of them where they do not fit."""
-        if self._keys is None:
-            return []
-        words: list[str] = []
-        for part in (rows[:_SOME_ROWS], rows) if len(rows) > _SOME_ROWS else (rows,):
-            keys = pc.unique(self._keys.take(pa.array(part))).drop_null()
-            single = not len(arrow.rows_with(keys, codes.KEY_SEPARATOR.encode()))
-            if single and int(arrow.lengths(keys).sum()) + len(keys) > max_bytes:
-                return []
-            found = (word for key in keys.to_pylist() for word in key.decode().split(codes.KEY_SEPARATOR) if word)
-            words = list(dict.fromkeys(found))
-            if not single and sum(len(word.encode()) + 1 for word in words) > max_bytes:
-                return []
-        return words
+
+class _Keys:
+    """The keys of an Arrow batch, each different one once."""
+
+    def __init__(self, keys: pa.Array) -> None:
+        made = pc.dictionary_encode(keys)
+        self._different = made.dictionary
+        self._sizes = arrow.lengths(made.dictionary)
+        self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
+        self._codes[np.append(self._sizes == 0, False)[self._codes]] = -1  # an empty key is none
+        self._single = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
+
+    def words(self, rows: Rows, max_bytes: int) -> str:
+        """The different words of the rows' keys, in the order of the Arrow batch; none of them where they do not fit."""
+        mine = self._codes[rows]
+        there = np.zeros(len(self._different), np.bool_)
+        there[mine[mine >= 0]] = True
+        found = np.flatnonzero(there)
+        if not len(found) or (self._single and int(self._sizes[found].sum()) + len(found) > max_bytes):
+            return ""
+        keys = self._different.take(pa.array(found))
+        text: str = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py().decode()
+        if not self._single:  # a word may stand in several keys
+            text = codes.KEY_SEPARATOR.join(dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word))
+        return text if len(text.encode()) < max_bytes else ""
