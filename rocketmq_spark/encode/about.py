@@ -18,11 +18,13 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.encode.properties import keys_of
 
 Rows = npt.NDArray[np.intp]
+# More different words are not said: each costs a broker what a key of an ordinary message does, and leads to the batch only.
+MAX_WORDS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()
 
 
 class About:
-    """Of the rows of an Arrow batch, whose columns are named by ``columns`` as for the encoder."""
+    """Of the rows of an Arrow batch, whose columns are named by ``columns`` as for the encoder; ``max_bytes`` of tag and keys."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -81,21 +83,22 @@ class _Keys:
     def __init__(self, keys: pa.Array) -> None:
         made = pc.dictionary_encode(keys)
         self._different = made.dictionary
-        self._sizes = arrow.lengths(made.dictionary)
+        empty = arrow.lengths(made.dictionary) == 0
         self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
-        self._codes[np.append(self._sizes == 0, False)[self._codes]] = -1  # an empty key is none
+        self._codes[np.append(empty, False)[self._codes]] = -1  # as good as none
         self._single = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:
-        """The different words of the rows' keys, in the order of the Arrow batch; none of them where they do not fit."""
+        """The different words of the rows' keys, in the order of the Arrow batch; none where they are too many."""
         mine = self._codes[rows]
         there = np.zeros(len(self._different), np.bool_)
         there[mine[mine >= 0]] = True
         found = np.flatnonzero(there)
-        if not len(found) or (self._single and int(self._sizes[found].sum()) + len(found) > max_bytes):
+        if not len(found) or (self._single and len(found) > MAX_WORDS):
             return ""
         keys = self._different.take(pa.array(found))
         text: str = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py().decode()
         if not self._single:  # a word may stand in several keys
-            text = codes.KEY_SEPARATOR.join(dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word))
+            words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
+            text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_WORDS else ""
         return text if len(text.encode()) < max_bytes else ""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.encode.about import About
+from rocketmq_spark.encode.about import MAX_WORDS, About
 from tests.live.writes import frame
 
 COLUMNS = {"tags": "tags", "keys": "keys"}
@@ -72,3 +72,14 @@ def test_keys_that_do_not_fit_are_not_said(keys):
 def test_a_tag_that_does_not_fit_cannot_be_left_out():
     """A filter for it would not find its messages."""
     assert of(3, tags=["abcd"]).properties(rows(0)) is None
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_no_more_keys_are_said_than_a_broker_indexes_cheaply(blank):
+    def said(count):
+        words = [f"k{i}" for i in range(count)]
+        pairs = [f"{word} k0" for word in words] if blank else words
+        return of(keys=pa.array(pairs * 3)).properties(np.arange(3 * count))
+
+    assert len(said(MAX_WORDS)["KEYS"].split(" ")) == MAX_WORDS
+    assert said(MAX_WORDS + 1) == {}
