@@ -43,6 +43,7 @@ from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import suffix_of
 from rocketmq_spark.queues.named import resolve
+from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
@@ -235,7 +236,7 @@ def resending(
     from rocketmq_spark.spool.spool import SENDS, SendSpool
 
     name = f"rocketmq-{settings.group}-spool"
-    resender = EngineResender(send, settings, Timer(f"{name}-send"))
+    resender = EngineResender(send, settings, Timer(f"{name}-send"), together)
     return SendSpool(store, resender, Timer(name), clock, trade=trade or SENDS)
 
 

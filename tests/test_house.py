@@ -104,7 +104,8 @@ OUTSIDE = {
     "subprocess": "localbroker cli.background workers",
     "threading": "remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance client.route"
     " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
-    " producer.under_way producer.spooling process localbroker cli consumer.held consumer.workers consumer.subscriptions"
+    " producer.under_way producer.spooling producer.resending process localbroker cli"
+    " consumer.held consumer.workers consumer.subscriptions"
     " consumer.concurrent consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
     " spool.store spool.redelivery delay.service",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",

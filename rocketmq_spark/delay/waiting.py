@@ -24,6 +24,7 @@ KIND = "delayed"
 IDENTITY = b"id"
 _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
+_ID = f"{Property.UNIQ_KEY}\x01"
 _LAST_MS = (1 << 63) - 1
 
 
@@ -66,7 +67,7 @@ def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arriv
         due_ms, identity = min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
         if opened.kind == CANCEL:
             return Arrival(None, due_ms, (IDENTITY, _DUE.pack(due_ms) + identity))
-        chosen = _queue(opened, decode_properties(opened.properties).get(QUEUE))
+        chosen = _chosen(opened)
         target = topic_target(opened.topic) if chosen is None else broker_target(chosen)
     marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
     return Arrival(Record(KIND, body, now_ms, target, marks=marks), due_ms)
@@ -87,18 +88,21 @@ def sending(settings: ProducerSettings, dead_topic: str) -> Callable[[Record], S
         except DecodeError as e:
             opened = Opened(dead_topic, 0, b"", record.stored_ms, 0, "", body, 0)
             found = {Property.UNIQ_KEY: digest(body).hex().upper(), PROBLEM: str(e)}
-        else:
-            found = decode_properties(opened.properties)
-        queue = _queue(opened, found.pop(QUEUE, None))
-        msg_id = found.get(Property.UNIQ_KEY, "")
+            opened = opened._replace(properties=encode_properties(found))
+        queue, text = _chosen(opened), opened.properties
+        if QUEUE in text:
+            text = encode_properties({k: v for k, v in decode_properties(text).items() if k != QUEUE})
+        msg_id = text.partition(_ID)[2].partition("\x02")[0]
         message = Message(opened.topic, opened.body, flag=opened.flag)
-        request = single_request(Prepared(message, msg_id, encode_properties(found), False), settings, opened.born_ms)
+        request = single_request(Prepared(message, msg_id, text, False), settings, opened.born_ms)
         return SpooledSend(opened.topic, request, queue, (msg_id,))
 
     return send_of
 
 
-def _queue(opened: Opened, text: str | None) -> MessageQueue | None:
-    """The one that its sender chose."""
-    broker_name, _, number = (text or "").rpartition(":")
+def _chosen(opened: Opened) -> MessageQueue | None:
+    """The queue that its sender chose."""
+    if QUEUE not in opened.properties:
+        return None
+    broker_name, _, number = decode_properties(opened.properties).get(QUEUE, "").rpartition(":")
     return MessageQueue(opened.topic, broker_name, int(number)) if broker_name and number.isdecimal() else None
