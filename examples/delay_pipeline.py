@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocketmq_spark.delay import INNER_TOPIC, delayed
+from rocketmq_spark.delay.presence import present
 
 CONF = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -51,13 +52,10 @@ def main() -> None:
     args = parser.parse_args()
 
     spark = SparkSession.builder.appName("delay pipeline").config(map=CONF).getOrCreate()
-    query = (
-        pipeline(spark, args.name_server, args.inner_topic, args.checkpoint)
-        .trigger(processingTime=args.interval)
-        .start()
-    )
+    stream = pipeline(spark, args.name_server, args.inner_topic, args.checkpoint).trigger(processingTime=args.interval)
     try:
-        query.awaitTermination()
+        with present(args.inner_topic, name_server=args.name_server):  # longDelay=dmq asks whether anybody reads
+            stream.start().awaitTermination()
     finally:
         spark.stop()
 

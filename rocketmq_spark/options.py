@@ -494,6 +494,14 @@ class Options:
     spool_max_bytes: int = _row(
         p.size(1), 1 << 30, _WRITE, "how much a spool may hold, dead letters included; then sends fail", shown="1g"
     )
+    long_delay: str = _row(
+        p.choice("error", "dmq"),
+        "error",
+        _WRITE,
+        "delays that the timers of brokers do not serve (longer than `timerMaxDelaySec`, switched off, older than 5.0): an "
+        "error, or through the delay service, which must run (docs/delay.md)",
+        shown="error",
+    )
     message_id: str | None = _row(
         p.string,
         None,

@@ -53,8 +53,13 @@ class Sender(Protocol):
     def any_master(self) -> bool:
         """Whether any master is up: while none is, nobody knows which topics there are."""
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, bool]:
-        """Whether each broker knows timer messages, all asked at once; those that do not answer are left out."""
+    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, int]:
+        """The longest delay in ms that each broker's timers do, 0 where it has none, all asked at once; those that do not
+        answer are left out.
+        """
+
+    def consumed(self, topic: str, deadline: Deadline) -> bool:
+        """Whether a member of some consumer group subscribes to the topic now. Raises ``RouteNotFound`` without such a topic."""
 
     def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
         """Whether the topic stores a batch that has an id of its own as one message; None while nobody says."""

@@ -6,7 +6,8 @@ Clients are shared by all readers, writers and tasks of a process that have the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.assigned import Part
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import GroupMember, OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender, Spool
@@ -42,6 +43,7 @@ from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import suffix_of
 from rocketmq_spark.queues.named import resolve
+from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
@@ -51,8 +53,11 @@ from rocketmq_spark.wire.names import Scope
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.puller import Puller
-    from rocketmq_spark.spool.spool import SendSpool
+    from rocketmq_spark.spool.spool import SendSpool, Trade
     from rocketmq_spark.spool.store import Store
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,7 @@ class Producer(engine.Producer):
         send = sender(parsed)
         opened = None
         if told is not None:
-            opened = _spool(_store(told.folder, parsed, told), send, settings)
+            opened = resending(_store(told.folder, parsed, told), send, settings)
         try:
             super().__init__(send, settings, spool=opened)
         except BaseException:
@@ -219,13 +224,20 @@ def _owner(options: Options) -> str:
     return f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
 
 
-def _spool(store: Store, send: Sender, settings: ProducerSettings) -> SendSpool:
+def resending(
+    store: Store,
+    send: Sender,
+    settings: ProducerSettings,
+    clock: Callable[[], int] | None = None,
+    trade: Trade | None = None,
+) -> SendSpool:
     """Redelivery of a store that was opened in the process that uses it."""
     from rocketmq_spark.producer.resending import EngineResender
-    from rocketmq_spark.spool.spool import SendSpool
+    from rocketmq_spark.spool.spool import SENDS, SendSpool
 
     name = f"rocketmq-{settings.group}-spool"
-    return SendSpool(store, EngineResender(send, settings, Timer(f"{name}-send")), Timer(name))
+    resender = EngineResender(send, settings, Timer(f"{name}-send"), together)
+    return SendSpool(store, resender, Timer(name), clock, trade=trade or SENDS)
 
 
 _SPOOLS = "spools"
@@ -248,7 +260,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
         key = (told.folder, told.sync, told.max_bytes, _owner(options), options.environments, _connection_key(options))
         spools: dict[object, SendSpool] = process.kept(_SPOOLS)
         if key not in spools:
-            spools[key] = _spool(folders.claim(told.folder, make), sender(options), settings)
+            spools[key] = resending(folders.claim(told.folder, make), sender(options), settings)
         mine = spools[key]
         if folders.adopt(told.folder, mine.store, make):
             mine.redelivery.begin()
@@ -257,7 +269,26 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
 def drainer(path: Path, options: Options) -> SendSpool:
     """What sends all that lies in a folder, for commands."""
-    return _spool(_store(path, options), sender(options), ProducerSettings.of(options))
+    return resending(_store(path, options), sender(options), ProducerSettings.of(options))
+
+
+def ensure_topic(options: Options, topic: str, queues: int = 8) -> None:
+    """Make ``topic`` on all brokers unless it is there."""
+    made = client(options)
+    try:
+        made.routes.get(topic, 0.0)
+    except RouteNotFound:
+        made.admin.create_topic(topic, queues)
+
+
+def kept_ms(options: Options, broker_name: str) -> int | None:
+    """For how long a broker keeps messages; None where it does not tell."""
+    try:
+        hours = client(options).admin.broker_config(broker_name).get("fileReservedTime")
+    except RocketMQError as e:
+        logger.info("broker %s does not tell for how long it keeps messages: %s", broker_name, e)
+        return None
+    return None if hours is None else int(hours) * 3_600_000
 
 
 class Consumer(group_consumer.Consumer):

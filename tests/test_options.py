@@ -95,6 +95,7 @@ SAMPLES = {
     "batch_by_tag": ("TRUE", "true", "yes", "one of auto, true, false"),
     "total_batch_max_bytes": ("1m", 1 << 20, "-1", "a size"),
     "compress_above": ("0", 0, "4t", "a size"),
+    "long_delay": ("DMQ", "dmq", "later", "one of error, dmq"),
     "on_send_failure": ("SPOOL", "spool", "drop", "one of fail, spool"),
     "spool_dir": ("/var/spool/orders", "/var/spool/orders", "", "not empty"),
     "spool_sync": ("Batch", "batch", "sometimes", "one of always, batch, never"),

@@ -16,6 +16,7 @@ _COMMANDS = {
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they come.", "tail:tail"),
     "spool": ("Look into what producers could not send, and send or export it.", "spool:spool"),
+    "delay": ("A service that delivers messages after delays of any length.", "delay:delay"),
     "environment": ("See which environment writes and reads which queue of a topic.", "environment:environment"),
     "dlq": ("Look into dead letters of consumer groups, and send them again.", "dlq:dlq"),
 }

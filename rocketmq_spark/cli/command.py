@@ -9,7 +9,7 @@ import contextlib
 import errno
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -57,16 +57,17 @@ class Group(click.Group):
 
 
 @contextlib.contextmanager
-def on_ctrl_c(handle: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C calls ``handle`` instead of raising ``KeyboardInterrupt`` wherever the program happens to be."""
+def on_ctrl_c(handle: Callable[[], None], also: Sequence[signal.Signals] = ()) -> Iterator[None]:
+    """Ctrl-C, and ``also`` these signals, call ``handle`` instead of ending the program wherever it happens to be."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, lambda number, frame: handle())
+    before = {number: signal.signal(number, lambda number, frame: handle()) for number in (signal.SIGINT, *also)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _unexpected(error: Exception) -> RocketMQError:

@@ -7,13 +7,14 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from rocketmq_spark.client import serving
 from rocketmq_spark.client.aside import Aside
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC, FIRST_WITH_TIMERS, SENDABLE_SYS_FLAGS, Perm, Property, Response
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC, SENDABLE_SYS_FLAGS, Perm, Property, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -86,19 +87,13 @@ class RemotingSender:
             logger.info("the route of %s is not fresh: %s", topic, e)
             return self._routes.get(topic, math.inf, deadline)
 
-    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, bool]:
-        addresses = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
-        wire = self._calls.on_wire(topic)
-        asked = [
-            (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name))
-            for name, address in addresses.items()
-        ]
-        answers = zip(addresses, self._calls.exchange_each(asked, deadline), strict=True)
-        return {
-            name: answer.version >= FIRST_WITH_TIMERS
-            for name, answer in answers
-            if not isinstance(answer, RocketMQError)
-        }
+    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+        masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
+        return serving.longest_timers(self._calls, topic, masters, deadline)
+
+    def consumed(self, topic: str, deadline: Deadline) -> bool:
+        masters = [data.master for data in self._route(topic, deadline).brokers.values() if data.master]
+        return serving.consumed(self._calls, topic, masters, deadline)
 
     def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
         brokers = dict.fromkeys(queue.broker_name for queue in self.publish_queues(topic, deadline))
@@ -115,7 +110,7 @@ class RemotingSender:
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         command = _command(self._calls, queue, request)
-        address = self._address(queue, deadline)
+        address = _address(self._routes, queue, deadline)
         answer = self._calls.exchange(address, command, deadline)
         return _result(queue, request, answer, address)
 
@@ -148,7 +143,7 @@ class RemotingSender:
         self, queue: MessageQueue, request: SendRequest, command: Command, deadline: Deadline, done: Done
     ) -> None:
         try:
-            address = self._address(queue, deadline)
+            address = _address(self._routes, queue, deadline)
         except RocketMQError as e:
             done(e)
             return
@@ -168,7 +163,7 @@ class RemotingSender:
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
         command = _command(self._calls, queue, request, oneway=True)
-        self._calls.tell(self._address(queue, deadline), command, deadline)
+        self._calls.tell(_address(self._routes, queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         command = rpc.RECALL_MESSAGE.request(
@@ -207,13 +202,14 @@ class RemotingSender:
             except RocketMQError as e:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
-    def _address(self, queue: MessageQueue, deadline: Deadline) -> str:
-        """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
-        try:
-            return self._routes.address(queue.broker_name)
-        except BrokerNotFound:
-            self._routes.get(queue.topic, ASKED_S, deadline)
-            return self._routes.address(queue.broker_name)
+
+def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
+    """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
+    try:
+        return routes.address(queue.broker_name)
+    except BrokerNotFound:
+        routes.get(queue.topic, ASKED_S, deadline)
+        return routes.address(queue.broker_name)
 
 
 def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:

@@ -1,7 +1,24 @@
-"""Delays of any length: messages wait in ``dmq_inner_topic`` and come to their own topic when they are due."""
+"""Delays of any length: messages wait in ``dmq_inner_topic`` and come to their own topic when they are due.
+
+``delayed`` does it as a Spark stream, ``node`` as a service that needs no Spark.
+"""
 
 from __future__ import annotations
 
-from rocketmq_spark.delay.stream import DEAD_TOPIC, INNER_TOPIC, delayed
+from typing import TYPE_CHECKING, Any
+
+from rocketmq_spark.delay.release import DEAD_TOPIC
+from rocketmq_spark.wire.envelope import INNER_TOPIC
+
+if TYPE_CHECKING:
+    from rocketmq_spark.delay.stream import delayed
 
 __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "delayed":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rocketmq_spark.delay.stream import delayed  # the service needs no Spark
+
+    return delayed

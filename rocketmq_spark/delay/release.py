@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rocketmq_spark import codes
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.wire.envelope import unpack
+from rocketmq_spark.wire.envelope import CANCEL, DIGEST_END, DUE_AT, KIND_AT, MAGIC, QUEUE, VERSION, digest, unpack
 from rocketmq_spark.wire.properties import decode_properties
 
 # Where bodies go that are no envelopes: they must neither stop the others nor get lost.
 DEAD_TOPIC = "dmq_dead_topic"
 PROBLEM = "delayProblem"
+_BEGIN = MAGIC + bytes([VERSION])
+_NOT_THE_USERS = codes.RESERVED_PROPERTIES | {QUEUE}
 SCHEMA = (
     "topic string, body binary, tags string, keys string, flag int, shardingKey string, "
     "properties map<string,string>, msgId string"
@@ -50,15 +51,36 @@ def released(data: bytes, dead_topic: str = DEAD_TOPIC) -> Released:
         found.get(codes.Property.KEYS),
         envelope.flag,
         found.get(codes.Property.SHARDING_KEY),
-        {name: value for name, value in found.items() if name not in codes.RESERVED_PROPERTIES},
+        {name: value for name, value in found.items() if name not in _NOT_THE_USERS},
         found.get(codes.Property.UNIQ_KEY) or _digest(data),
     )
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest().upper()
+    return digest(data).hex().upper()
 
 
 def once(bodies: Iterable[bytes]) -> Iterator[bytes]:
-    """Each envelope once. One that was delivered or sent again has the same bytes: id and due time are in it."""
-    return iter(dict.fromkeys(bodies))
+    """Each message once, and none that one of them takes back. One that was sent again has the same due time and digest."""
+    found: dict[bytes, bytes] = {}
+    cancelled = set()
+    for body in bodies:
+        if is_cancel(body):
+            cancelled.add(_identity(body))
+        else:
+            found.setdefault(_identity(body), body)
+    return (body for identity, body in found.items() if identity not in cancelled)
+
+
+def is_cancel(data: bytes) -> bool:
+    """Whether it takes another envelope back."""
+    return _whole(data) and data[KIND_AT] == CANCEL
+
+
+def _identity(data: bytes) -> bytes:
+    """Of what is no envelope all of it."""
+    return data[DUE_AT:DIGEST_END] if _whole(data) else data
+
+
+def _whole(data: bytes) -> bool:
+    return data.startswith(_BEGIN) and len(data) >= DIGEST_END

@@ -16,9 +16,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from rocketmq_spark.delay.release import DEAD_TOPIC, SCHEMA, Released, once, released
+from rocketmq_spark.delay.release import DEAD_TOPIC, SCHEMA, Released, is_cancel, once, released
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.wire.envelope import INNER_TOPIC, MAGIC, VERSION
+from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
 __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
 
@@ -36,7 +36,8 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
     Its columns are the sink's ``topic, body, tags, keys, flag, shardingKey, properties`` and ``msgId``, the id that the
     original's sender gave it, for the sink's option ``messageId``. No message comes early; how late one comes is up to two
     micro-batches and the rest of its second. What is no envelope goes to ``dead_topic`` with the reason as property
-    ``delayProblem``. An envelope that is read again while its original waits counts once.
+    ``delayProblem``. An envelope that is read again while its original waits counts once, and ``Producer.recall`` takes one
+    back that waits. To any queue of its topic: not to the one that its sender may have chosen.
 
     Needs Spark's RocksDB state store, and protobuf in driver and workers (extra ``[delay]``). As many tasks hold messages
     as ``spark.sql.shuffle.partitions`` says when the checkpoint is made.
@@ -47,8 +48,10 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
     _check(messages)
     shards = int(str(messages.sparkSession.conf.get("spark.sql.shuffle.partitions")))
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
-    whole = (sf.length("body") >= len(MAGIC) + 9) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
-    due_ms = sf.conv(sf.hex(sf.substring("body", len(MAGIC) + 2, 8)), 16, -10).cast("bigint")
+    whole = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
+    due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
+    # What takes a message back must meet it.
+    which = sf.when(whole, sf.substring("body", DIGEST_AT + 1, DIGEST_END - DIGEST_AT)).otherwise(sf.col("body"))
     return (
         messages.select("body")
         .union(_ticks(messages))
@@ -56,7 +59,7 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
         .select("body", sf.when(whole, due_ms).otherwise(0).alias("due"))
         .select(
             "body",
-            sf.pmod(sf.hash("body"), sf.lit(shards)).alias("shard"),
+            sf.pmod(sf.hash(which), sf.lit(shards)).alias("shard"),
             # The whole second at or behind the due time.
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )
@@ -92,8 +95,15 @@ class _Waiting(StatefulProcessor):
             yield from self._rows(bodies)
             return
         first = not self._waiting.exists()
-        self._waiting.appendList([(body,) for body in bodies])
-        if first:
+        if not first and any(map(is_cancel, bodies)):
+            bodies = [*(bytes(body) for (body,) in self._waiting.get()), *bodies]
+            self._waiting.clear()
+            bodies = list(once(bodies))
+        elif first:
+            bodies = list(once(bodies))
+        if bodies:
+            self._waiting.appendList([(body,) for body in bodies])
+        if bodies and first:
             self._handle.registerTimer(due_ms)
 
     def handleExpiredTimer(

@@ -66,6 +66,15 @@ class Destinations:
         """The queues that messages of ``topic`` can go to."""
         return self._topics.awaited(topic, deadline, self._timer.pause)
 
+    def at_hand(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """The same; none where a spool takes what has no route yet."""
+        try:
+            return self.queues(topic, deadline)
+        except RocketMQError as e:
+            if self._later is None or not self._later.may_pass(e):
+                raise
+            return ()
+
     def of(self, message: Message, how: How, deadline: Deadline) -> Place:
         """The place of ``message``."""
         queue, selector = how.queue, how.selector

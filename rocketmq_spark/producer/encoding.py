@@ -43,14 +43,22 @@ class How(NamedTuple):
 ANYHOW = How()
 
 
+class Waiting(NamedTuple):
+    """A message in an envelope: where and when it is to be delivered."""
+
+    topic: str
+    due_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked message with its id and its encoded properties."""
+    """A checked message with its id and its encoded properties; ``waiting`` if it is an envelope."""
 
     message: Message
     msg_id: str
     properties: str
     delayed: bool
+    waiting: Waiting | None = None
 
 
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:

@@ -9,10 +9,11 @@ the mode: there transactions or metrics are attached. A spool takes what ``_judg
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
@@ -31,6 +32,8 @@ from rocketmq_spark.producer.under_way import Sending, UnderWay, closed
 from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
+
+Together = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Unsent(NamedTuple):
@@ -54,6 +57,7 @@ class Engine:
 
     Without ``faults`` it has a fault table of its own. ``in_flight`` tells how much was submitted and has no outcome yet.
     What fails for passing reasons, and what is left at the close, goes to the ``spool`` if there is one, and counts as sent.
+    What one ``pump`` sends, it sends in the context ``together``.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Engine:
         timer: Timer,
         faults: FaultTable | None = None,
         spool: Spool | None = None,
+        together: Together = contextlib.nullcontext,
     ) -> None:
         self.topics = Topics(sender, settings)
         self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
@@ -75,6 +80,7 @@ class Engine:
         self._choice = Choice(self.topics, self.faults, timer)
         self._rng = random.Random()
         self._spooling = None if spool is None else Spooling(spool, sender, timer)
+        self._together = together
         self._under_way = UnderWay(settings, timer)
         self.in_flight = self._under_way.in_flight
 
@@ -123,11 +129,12 @@ class Engine:
 
     def pump(self) -> None:
         """Send what may go out now. Asking for the route of a new topic may block."""
-        for sending in self._under_way.take():
-            if sending.refresh:  # a name server that hangs must not hold up the others
-                self._aside.later(0, functools.partial(self._launch, sending))
-            else:
-                self._launch(sending)
+        with self._together():
+            for sending in self._under_way.take():
+                if sending.refresh:  # a name server that hangs must not hold up the others
+                    self._aside.later(0, functools.partial(self._launch, sending))
+                else:
+                    self._launch(sending)
 
     def oneway(self, outgoing: Outgoing) -> None:
         """One attempt without an answer; only what fails before the socket is raised."""

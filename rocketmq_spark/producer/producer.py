@@ -7,6 +7,7 @@ timers, and everything that decides is in the modules before it.
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import logging
 import os
@@ -32,6 +33,7 @@ from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.hooks import Hook
 from rocketmq_spark.producer.housekeeping import Housekeeping
+from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, with_handle
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, nobody
 from rocketmq_spark.producer.pending import Callback, Pending
 from rocketmq_spark.producer.results import with_ids
@@ -39,6 +41,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.timer import Timer
+from rocketmq_spark.wire.envelope import INNER_TOPIC, DelayHandle
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
 
 logger = logging.getLogger(__name__)
@@ -76,6 +79,8 @@ class Producer(Closing):
         later = None if spool is None else Later(spool, sender)
         self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
         self._batch_topics = BatchTopics(sender)
+        timers = Timers(sender, {})
+        self._long_delays = LongDelays(sender, timers, settings, self._engine.timer.wall_ms)
         self._membership: Membership | None = None
         if settings.auto_batch:
             self._shared_as = shared_as or name
@@ -151,7 +156,7 @@ class Producer(Closing):
             result, batch = self._membership.add(prepared, place.queue, waits=True)
             if batch is not None:
                 return self._membership.result(batch, result)
-        return with_ids(self._engine.send(self._outgoing(prepared, place, deadline)), (prepared.msg_id,))
+        return _told(self._engine.send(self._outgoing(prepared, place, deadline)), prepared)
 
     def send_async(
         self,
@@ -184,7 +189,8 @@ class Producer(Closing):
         result, completion = self._pending.expect(callback, prepared.msg_id)
 
         def done(ended: Ended) -> None:
-            completion(_identified(ended.outcome, (prepared.msg_id,)))
+            outcome = ended.outcome
+            completion(_told(outcome, prepared) if isinstance(outcome, SendResult) else outcome)
 
         try:
             self._engine.submit(self._outgoing(prepared, place, deadline, done))
@@ -209,7 +215,7 @@ class Producer(Closing):
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
         if place.queue is None:
-            self._destinations.queues(message.topic, deadline)
+            self._destinations.queues(prepared.message.topic, deadline)
         self._engine.oneway(self._outgoing(prepared, place, deadline))
 
     def send_batch(
@@ -247,10 +253,18 @@ class Producer(Closing):
     def recall(self, topic: str, recall_handle: str) -> str:
         """Take back a timer message of ``topic`` that is not delivered yet, by the ``recall_handle`` in its result.
 
-        Returns its id. Raises ``MessageRefused`` for the handle of another topic, ``BrokerError`` when it is too late.
+        Returns its id. Raises ``MessageRefused`` for the handle of another topic, ``BrokerError`` when it is too late. With
+        ``longDelay=dmq`` too late is ``MessageRefused``, and so shortly before the message is due it may come all the same.
         """
         self._check_open()
         deadline = self._deadline(None)
+        if (waiting := DelayHandle.parse(recall_handle)) is not None:
+            now_ms = self._engine.timer.wall_ms()
+            request = cancelling_request(waiting, topic, _ids.next(now_ms), self.settings, now_ms)
+            queue = MessageQueue(INNER_TOPIC, waiting.broker_name, waiting.queue_id)
+            self._destinations.queues(INNER_TOPIC, deadline)
+            self._engine.send(Outgoing(INNER_TOPIC, request, deadline, queue))
+            return waiting.msg_id
         handle = RecallHandle.parse(recall_handle)
         if handle.topic != topic:
             raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
@@ -331,7 +345,11 @@ class Producer(Closing):
         deadline = self._deadline(how.timeout_s)
         msg_id = _ids.next(self._engine.timer.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)
-        return prepared, self._destinations.of(message, how, deadline), deadline
+        place = self._destinations.of(message, how, deadline)
+        if prepared.delayed and how.delay_level is None:
+            queues = functools.partial(self._destinations.at_hand, message.topic, deadline)
+            prepared, place = self._long_delays.placed(prepared, place, queues, deadline)
+        return prepared, place, deadline
 
     def _outgoing(
         self, prepared: Prepared, place: Place, deadline: Deadline, done: Callable[[Ended], None] = nobody
@@ -365,6 +383,11 @@ def _leave() -> None:
                 f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(lost)} "
                 f"messages are not acknowledged: {shown}{', …' if len(lost) > 10 else ''}. {cause}\n"
             )
+
+
+def _told(result: SendResult, prepared: Prepared) -> SendResult:
+    """What the caller of a send is told of its one message."""
+    return with_handle(with_ids(result, (prepared.msg_id,)), prepared)
 
 
 def _identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:

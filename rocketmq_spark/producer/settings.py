@@ -51,6 +51,7 @@ class ProducerSettings:
     batch_max_delay_ms: int | None = None
     total_batch_max_bytes: int | None = None
     environment: Environment | None = None
+    long_delay: str = "error"
     max_in_flight: int | None = 1024
     max_in_flight_per_broker: int | None = None
     queues_stay_shut: bool = False
@@ -74,6 +75,7 @@ class ProducerSettings:
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration
             ),
             environment=environment_of(options),
+            long_delay=options.long_delay,
             auto_batch=options.auto_batch,
             batch_max_bytes=options.batch_max_bytes,
             batch_max_delay_ms=None if options.batch_max_delay is None else round(1000 * options.batch_max_delay),

@@ -8,10 +8,11 @@ not, the reader sends. Nothing above this file sees an ``OSError``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rocketmq_spark.clock import Deadline
@@ -34,6 +35,30 @@ CLOSING_S = 1.0
 Done = Callable[[Command | RocketMQError], None]
 
 _NO_WAIT = Deadline(0.0)
+
+
+class _Together(threading.local):
+    """Connections whose writes this thread puts off, each with its last deadline; None while it puts nothing off."""
+
+    connections: dict[Connection, Deadline] | None = None
+
+
+_together = _Together()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What this thread sends in the block and does not wait for goes in as few writes as there can be, at its end."""
+    if _together.connections is not None:
+        yield
+        return
+    _together.connections = held = {}  # type: ignore[var-annotated]
+    try:
+        yield
+    finally:
+        _together.connections = None
+        for connection, deadline in held.items():
+            connection._flush(deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +174,10 @@ class Connection:
                     self._queue(command, deadline, done)
                 except RocketMQError as e:
                     failed.append((done, e))
-        self._flush(deadline)
+        if _together.connections is None:
+            self._flush(deadline)
+        else:
+            _together.connections[self] = deadline
         for done, error in failed:
             done(error)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping
 
 from pyspark.sql.types import StructType
@@ -15,6 +14,7 @@ from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, Ro
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
+from rocketmq_spark.producer.long_delays import Timers, no_timers
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.queues.environment import check_chosen
@@ -29,10 +29,6 @@ GROUP = "rocketmq_spark_sink"
 ATTEMPT_S = 10.0
 _ATTEMPTS = 6
 
-# A broker that did not tell its release is asked again after this.
-SILENT_S = 30.0
-
-_NOW = Deadline(0.0)
 _ASKED, _CHECKED = "brokers asked for timers", "topics checked"
 
 
@@ -139,34 +135,27 @@ def _given_up(sender: Sender, cause: RocketMQError, waited_s: float | None) -> R
 def check_timers(
     sender: Sender, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
 ) -> None:
-    """That the topic's brokers know timers, if rows may have some: older ones would deliver at once.
+    """That the topic's brokers have timers, if rows may need some: old ones would deliver at once.
 
-    A broker is asked once in a process; one that is silent is not waited for, and asked again after a while.
+    With ``longDelay=dmq`` nothing is asked here: each row finds its way.
     """
-    timers = [names[name] for name in columns.TIMERS if name in names]
-    if not timers:
+    wanted = [names[name] for name in columns.TIMERS if name in names]
+    if not wanted or options.long_delay == "dmq":
         return
     deadline = Deadline.after(options.request_timeout)
     if brokers is None:
         brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
-    again: dict[tuple[object, str], Deadline] = process.kept(_ASKED)
-    server = options.name_server
-    due = [name for name in sorted(brokers) if again.get((server, name), _NOW).expired]
-    knowing = sender.timers(topic, due, deadline) if due else {}
-    for name in due:
-        if name not in knowing:
-            logger.info("broker %s does not say whether it knows timers", name)
-            again[server, name] = Deadline.after(SILENT_S)
-        elif knowing[name]:
-            again[server, name] = Deadline(math.inf)
-    old = sorted(broker for broker, knows in knowing.items() if not knows)
-    if old:
-        raise OptionError(
-            f"column {' and '.join(map(repr, timers))} cannot be used: {', '.join(old)} is older than RocketMQ 5.0 and "
-            "would deliver at once",
-            topic=topic,
-            remedy="Use column 'delayLevel', or newer brokers",
-        )
+    without = sorted(
+        name for name, ms in timers(sender, options).longest_ms(topic, brokers, deadline).items() if not ms
+    )
+    if without:
+        refused = no_timers(f"column {' and '.join(map(repr, wanted))}", without, topic)
+        raise OptionError(refused.message, topic=topic, remedy=refused.remedy)
+
+
+def timers(sender: Sender, options: Options) -> Timers:
+    """What this process knows of brokers' timers: tasks are short, and each would ask anew."""
+    return Timers(sender, process.once(_ASKED, options.name_server, dict))
 
 
 def check_brokers(options: Options, names: Mapping[str, str], once: bool = False) -> None:

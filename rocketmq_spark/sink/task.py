@@ -22,11 +22,14 @@ from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.encode.encoder import Chunk, Encoded, Encoder
 from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.errors import RocketMQError, SendFailed
-from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.model import Message, MessageQueue, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.destination import Place
+from rocketmq_spark.producer.encoding import Prepared
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
+from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.sink import checks, routing
@@ -68,6 +71,9 @@ class TaskWriter:
         self._whole = Whole(options, self._names, self._sender, self._engine.timer.wall_ms)
         self._router = routing.Router(options, self._names, self._queues)
         self._candidates = routing.candidates(options)
+        self._long_delays = LongDelays(
+            self._sender, checks.timers(self._sender, options), self._settings, self._engine.timer.wall_ms
+        )
         self._tally = Tally()
         self._expected = 0
         self._row = 0
@@ -145,29 +151,32 @@ class TaskWriter:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
         max_bytes, at = 0 if delayed else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes):
-            request = self._request(share.topic, chunk, max_bytes, rows[at : at + chunk.rows])
+            now_ms, place = self._engine.timer.wall_ms(), Place(share.queue)
+            if len(chunk.body) <= max_bytes:
+                topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])
+                request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
+            else:  # a row that does not fit into a batch or must not travel in one
+                prepared = _alone(share.topic, chunk)
+                if delayed and self._options.long_delay == "dmq":
+                    prepared, place = self._long_delay(prepared, place)
+                topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
             at += chunk.rows
             self._submit(
                 Outgoing(
-                    share.topic,
+                    topic,
                     request,
                     self._options.send_timeout,
-                    share.queue,
+                    place.queue,
                     ordered=not delayed,
-                    candidates=self._candidates,
+                    candidates=self._candidates if topic == share.topic else None,
                     done=functools.partial(self._note, chunk.rows),
                 )
             )
 
-    def _request(self, topic: str, chunk: Chunk, max_bytes: int, rows: Rows) -> SendRequest:
-        """A batch, or a single message for a row that does not fit into one or must not travel in one."""
-        now_ms = self._engine.timer.wall_ms()
-        if len(chunk.body) <= max_bytes:
-            return encoding.batch_request(chunk.body, self._whole.properties(topic, rows), self._settings, now_ms)
-        (item,) = decode_batch(chunk.body)
-        message = Message(topic, bytes(item.body), flag=item.flag)
-        prepared = encoding.Prepared(message, "", item.properties, False)
-        return encoding.single_request(prepared, self._settings, now_ms)
+    def _long_delay(self, prepared: Prepared, place: Place) -> tuple[Prepared, Place]:
+        deadline = Deadline.after(self._options.send_timeout)
+        queues = functools.partial(self._queues, prepared.message.topic, False)
+        return self._long_delays.placed(prepared, place, queues, deadline)
 
     def _submit(self, outgoing: Outgoing) -> None:
         """Hand over what is counted when it ends; while there is no room for it, what ended is counted."""
@@ -212,3 +221,9 @@ class TaskWriter:
             return
         failed = ended.brokers[:-1]
         self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)
+
+
+def _alone(topic: str, chunk: Chunk) -> Prepared:
+    """A row as a message of its own."""
+    (item,) = decode_batch(chunk.body)
+    return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)

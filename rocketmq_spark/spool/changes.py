@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rocketmq_spark.spool.keys import DEAD, LAST, RECORD, TOTALS, Due, numbered, ordered
-from rocketmq_spark.spool.records import Record, State, Totals
+from rocketmq_spark.spool.keys import DEAD, LAST, RECORD, TOTALS, Due, marked, numbered, ordered
+from rocketmq_spark.spool.records import Record, State, Totals, decoded
 
 _NEVER = Due(LAST, LAST)
 
@@ -34,9 +34,21 @@ class Change:
             self.puts.append((ordered(record.lane, sequence), b""))
         return sequence
 
+    def mark(self, record: Record, due: Due) -> None:
+        """By its marks a record is found, and when it is due."""
+        self.puts += [(marked(*mark), due.key) for mark in record.marks]
+
     def pend(self, due: Due, state: State) -> None:
         self.puts.append((due.key, state.encode()))
         self.earliest = min(self.earliest, due)
+
+    def remark(self, data: bytes | None, due: Due) -> None:
+        """The same of a record as it is stored, if it can be read."""
+        if isinstance(record := decoded(data), Record):
+            self.mark(record, due)
+
+    def unmark(self, record: Record) -> None:
+        self.deletes += [marked(*mark) for mark in record.marks]
 
     def finish(self, sequence: int, size: int) -> None:
         """A record is over."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.spool.keys import NOTE
 from rocketmq_spark.spool.records import Record
 
 
 class Ticket:
-    """What one caller adds: records with their due times, and how they are stored. ``error`` is why they are not."""
+    """What one caller adds: records with their due times, how they are stored, and notes. ``error`` is why they are not."""
 
-    def __init__(self, records: Sequence[tuple[Record, int]]) -> None:
+    def __init__(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
         self.items = [(record, due_ms, record.encode()) for record, due_ms in records]
+        self.notes = [(NOTE + name, value) for name, value in (notes or {}).items()]
         self.size = sum([len(data) for _, _, data in self.items])
         self.laned = any(record.lane for record, _ in records)
         self.error: RocketMQError | None = None

@@ -6,6 +6,8 @@ Pure. What is stored has a number (its *sequence*), which it keeps. Areas:
 * ``p`` pending by due time and sequence: when a record is due, and how it fared so far.
 * ``o`` order by lane and sequence: the records of a lane, of which only the first is pending.
 * ``d`` dead by sequence: records that were given up.
+* ``i`` marks by space and place: which record is found there, and when it is due.
+* ``n`` notes by name: what a user of the store writes down beside records.
 * ``m`` the totals, ``e`` whose records these are.
 
 Seed 003 has ``expireTime:retryCount:typeName:uuid`` as text, whose order ends in 2286 and whose parts a name can break.
@@ -17,11 +19,12 @@ import struct
 from typing import NamedTuple
 
 RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
+MARK, NOTE = b"i", b"n"
 TOTALS, OWNER = b"m", b"e"
 
 _DUE = struct.Struct(">cQQ")
 _NUMBERED = struct.Struct(">cQ")
-_LANE = struct.Struct(">cH")
+_LANE = _MARK = struct.Struct(">cH")
 _SEQUENCE = struct.Struct(">Q")
 LAST = 2**64 - 1
 
@@ -61,6 +64,24 @@ def ordered(lane: bytes, sequence: int) -> bytes:
 def lane_of(key: bytes) -> bytes:
     """The lane of such a key."""
     return key[_LANE.size : -_SEQUENCE.size]
+
+
+def marked(space: bytes, place: bytes = b"") -> bytes:
+    """The key of a mark, or where its space begins."""
+    return _MARK.pack(MARK, len(space)) + space + place
+
+
+def behind_space(space: bytes) -> bytes:
+    """Where a space ends."""
+    number = int.from_bytes(space) + 1
+    if number >> 8 * len(space):
+        return _MARK.pack(MARK, len(space) + 1)
+    return _MARK.pack(MARK, len(space)) + number.to_bytes(len(space))
+
+
+def place_of(key: bytes) -> bytes:
+    """The place of a mark in its space."""
+    return key[_MARK.size + _MARK.unpack_from(key)[1] :]
 
 
 def behind(area: bytes) -> bytes:

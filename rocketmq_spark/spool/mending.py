@@ -13,7 +13,19 @@ from pathlib import Path
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Database, repaired
-from rocketmq_spark.spool.keys import DEAD, ORDER, PENDING, RECORD, TOTALS, Due, behind, lane_of, numbered, ordered
+from rocketmq_spark.spool.keys import (
+    DEAD,
+    MARK,
+    ORDER,
+    PENDING,
+    RECORD,
+    TOTALS,
+    Due,
+    behind,
+    lane_of,
+    numbered,
+    ordered,
+)
 from rocketmq_spark.spool.keys import sequence_of as number
 from rocketmq_spark.spool.records import Record, State, Totals, decoded
 
@@ -54,6 +66,7 @@ def mend(db: Database) -> None:
             continue
         totals.depth += 1
         totals.size += len(data)
+        change.remark(data, pending.get(sequence, Due(totals.last_ms, sequence)))
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
         if sequence not in pending and (not lane or lane not in busy):
@@ -67,7 +80,8 @@ def mend(db: Database) -> None:
         change.deletes += [pending[sequence].key] if sequence in pending else []
         change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
         change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
-    db.write(change.all_puts, change.deletes, sync=True)
+    stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
+    db.write(change.all_puts, change.deletes + stale, sync=True)
     missing = max(len(lost), before.depth + before.dead - len(kept))
     logger.error(
         "the spool in %s was mended: %d records are there, %d are lost%s",
@@ -84,6 +98,11 @@ def lane_with(db: Database, sequence: int) -> bytes | None:
         if number(key) == sequence:
             return lane_of(key)
     return None
+
+
+def marks_with(db: Database, sequence: int) -> list[bytes]:
+    """The keys of its marks."""
+    return [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence == sequence]
 
 
 def dead_ones(db: Database) -> Iterator[tuple[int, Record | DecodeError, int]]:

@@ -14,9 +14,11 @@ from typing import NamedTuple
 from rocketmq_spark.errors import DecodeError
 
 VERSION = 1
+MARKED = 2  # of a record: marks stand before its payload
 
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
+_LENGTH = struct.Struct(">H")
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
 _TOTALS = struct.Struct(">B7Q")
 
@@ -29,8 +31,10 @@ class Record:
         kind: Who handles it.
         payload: What the handler gets.
         stored_ms: When it was stored, ms since 1970.
-        target: What it waits for, such as a broker's name; empty for nothing in particular.
+        target: What it waits for when it has failed, such as a broker's name; empty for nothing in particular.
         lane: Records of a lane are handled one after the other, in the order in which they were stored; empty for none.
+        marks: By what it is found until it is over, each a space and a place in it. Of two records with the same first mark
+            the second one is not kept.
     """
 
     kind: str
@@ -38,18 +42,22 @@ class Record:
     stored_ms: int
     target: str = ""
     lane: bytes = b""
+    marks: tuple[tuple[bytes, bytes], ...] = ()
 
     def encode(self) -> bytes:
         kind, target = self.kind.encode(), self.target.encode()
         rest = _REST.pack(self.stored_ms, len(kind), len(target), len(self.lane)) + kind + target + self.lane
+        if self.marks:
+            parts = [_LENGTH.pack(len(part)) + part for mark in self.marks for part in mark]
+            rest = b"".join((rest, _LENGTH.pack(len(parts)), *parts))
         crc = zlib.crc32(self.payload, zlib.crc32(rest))
-        return b"".join((_HEAD.pack(VERSION, crc), rest, self.payload))
+        return b"".join((_HEAD.pack(MARKED if self.marks else VERSION, crc), rest, self.payload))
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
         try:
             version, crc = _HEAD.unpack_from(data)
-            if version != VERSION:
+            if version not in (VERSION, MARKED):
                 raise DecodeError(f"a record of version {version}; this release reads version {VERSION}")
             if zlib.crc32(data[_HEAD.size :]) != crc:
                 raise DecodeError("a record does not fit its checksum: it was damaged")
@@ -58,8 +66,17 @@ class Record:
             for length in lengths:
                 parts.append(data[at : at + length])
                 at += length
-            return cls(parts[0].decode(), data[at:], stored_ms, parts[1].decode(), parts[2])
-        except (struct.error, UnicodeDecodeError) as e:
+            marks: list[bytes] = []
+            if version == MARKED:
+                (count,) = _LENGTH.unpack_from(data, at)
+                at += _LENGTH.size
+                for _ in range(count):
+                    (length,) = _LENGTH.unpack_from(data, at)
+                    at += _LENGTH.size + length
+                    marks.append(data[at - length : at])
+            pairs = tuple(zip(marks[::2], marks[1::2], strict=True))
+            return cls(parts[0].decode(), data[at:], stored_ms, parts[1].decode(), parts[2], pairs)
+        except (struct.error, ValueError) as e:
             raise DecodeError(f"a record of {len(data)} bytes cannot be read: {e}") from e
 
 

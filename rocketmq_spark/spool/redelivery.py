@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_OUT = 64
 PAGE = 1000
+GATHER_S = 0.005
 # After a failure of the store, such as a full disk.
 TROUBLE_S = 1.0
 
@@ -42,7 +43,7 @@ Handler = Callable[[Record, Callable[[Handled], None]], None]
 
 
 class Redelivery:
-    """Hands out the records of a store by their kind.
+    """Hands out the records of a store by their kind, at most ``max_out`` at once.
 
     A handler may be called on its thread only, and calls back once, on any thread. An exception counts as a failure. A
     record that nobody handles goes to the dead.
@@ -55,6 +56,7 @@ class Redelivery:
         clock: Callable[[], int],
         timer: Timer,
         schedule: Schedule | None = None,
+        max_out: int = MAX_OUT,
     ) -> None:
         self.delivered = 0
         self.listens = False  # whether ``answered`` may mean something
@@ -67,18 +69,21 @@ class Redelivery:
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
         self._ended: deque[tuple[Work, Handled]] = deque()
-        self._window = MAX_OUT
+        self._window = self._max_out = max_out
+        # With a large window many end in a moment: they are settled by one write, and no small part of it is filled up, for
+        # each look at the store passes over all that is out.
+        self._least, self._gather_s = (1, 0.0) if max_out <= MAX_OUT else (max_out // 8, GATHER_S)
         self._alarm_ms: int | None = None
         self._asked = False
         self._closed = False
         self._changed = threading.Condition()
 
-    def wake(self) -> None:
+    def wake(self, in_s: float = 0.0) -> None:
         """Look soon what there is to do: something was added, or at a start."""
         with self._changed:
             if not self._asked and not self._closed:
                 self._asked = True
-                self._timer.later(0, self._turn)
+                self._timer.later(in_s, self._turn)
 
     def begin(self) -> None:
         """The store has records of an earlier process: whatever answers from now on may be what they wait for."""
@@ -164,13 +169,14 @@ class Redelivery:
         now_ms = self._clock()
         with self._changed:
             room = 0 if self._closed else self._window - len(self._out)
-        if room > 0:
+            crowded = room < self._least and len(self._out) > len(self._ended)
+        if room > 0 and not crowded:
             for work in self._store.take(now_ms, room):
                 self._try(work)
         with self._changed:
             if self._called:
                 return 0.0
-            if len(self._out) >= self._window:  # what ends calls the next turn
+            if crowded or len(self._out) >= self._window:  # what ends calls the next turn
                 return None
         due_ms = self._store.next_due_ms()
         return None if due_ms is None else max(0.0, (due_ms - now_ms) / 1000)
@@ -194,7 +200,7 @@ class Redelivery:
                 return  # a second answer
             self._ended.append((work, handled))
             self._changed.notify_all()
-        self.wake()
+        self.wake(self._gather_s)
 
     def _settle(self) -> None:
         with self._changed:
@@ -226,10 +232,10 @@ class Redelivery:
     def _note(self, work: Work, handled: Handled, now_ms: int) -> None:
         if handled.reason is None:
             self.delivered += 1
-            self._window = min(MAX_OUT, 2 * self._window)
+            self._window = min(self._max_out, 2 * self._window)
         elif not handled.final:
             self._window = 1
-            self._silences.failed(work.state.target, now_ms)
+            self._silences.failed(work.record.target, now_ms)
 
     def _hasten(self) -> None:
         with self._changed:

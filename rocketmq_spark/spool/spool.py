@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import DecodeError, RocketMQError
@@ -14,7 +15,7 @@ from rocketmq_spark.model import MessageQueue, Resent, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import PAGE, Handled, Redelivery
+from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Handled, Redelivery
 from rocketmq_spark.spool.schedule import Schedule, SteadyClock
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.timer import Timer
@@ -30,23 +31,35 @@ def _monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class Trade(NamedTuple):
+    """What makes a send of a record, by its kind, how many of these may be out at once, and when what fails is due again."""
+
+    sends: Mapping[str, Callable[[Record], SpooledSend]]
+    max_out: int = MAX_OUT
+    schedule: Schedule = Schedule()
+
+
+SENDS = Trade({sends.KIND: sends.send_of})
+
+
 class SendSpool:
-    """Implements ``ports.Spool`` over a ``Store``. It closes both of them."""
+    """Implements ``ports.Spool`` over a ``Store``. It closes both of them. Without a ``clock`` it has a steady one."""
 
     def __init__(
         self,
         store: Store,
         resender: Resender,
         timer: Timer,
-        wall_ms: Callable[[], int] = _now_ms,
-        monotonic_ms: Callable[[], int] = _monotonic_ms,
+        clock: Callable[[], int] | None = None,
         schedule: Schedule | None = None,
+        trade: Trade = SENDS,
     ) -> None:
         self.store = store
         self._resender = resender
-        self._schedule = schedule or Schedule()
-        self._clock = SteadyClock(wall_ms, monotonic_ms, store.totals.last_ms)
-        self.redelivery = Redelivery(store, {sends.KIND: self._handle}, self._clock, timer, self._schedule)
+        self._schedule = schedule or trade.schedule
+        self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
+        handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
+        self.redelivery = Redelivery(store, handlers, self._clock, timer, self._schedule, trade.max_out)
         if len(store):
             self.redelivery.begin()
 
@@ -116,9 +129,11 @@ class SendSpool:
         finally:
             self.store.close()
 
-    def _handle(self, record: Record, done: Callable[[Handled], None]) -> None:
+    def _handle(
+        self, send_of: Callable[[Record], SpooledSend], record: Record, done: Callable[[Handled], None]
+    ) -> None:
         try:
-            send = sends.send_of(record)
+            send = send_of(record)
         except DecodeError as e:
             done(Handled(e.message, final=True))
             return

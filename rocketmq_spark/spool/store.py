@@ -9,9 +9,10 @@ Of a *lane* only the first record is pending. The next one follows when the firs
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ from rocketmq_spark.spool import keys, mending
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.group import Group, Ticket
-from rocketmq_spark.spool.keys import ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.keys import NOTE, ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.marks import Marks
 from rocketmq_spark.spool.records import Record, State, Totals, decoded
 
 logger = logging.getLogger(__name__)
@@ -85,15 +87,47 @@ class Store:
         """Whether a record of the lane is not settled yet."""
         return lane in self._lanes
 
-    def add(self, records: Sequence[tuple[Record, int]]) -> None:
-        """Keep records, each due at its moment (ms since 1970): when it returns they are as safe as ``sync`` says.
+    def add(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
+        """Keep records, each due at its moment (ms since 1970), and write ``notes`` down: when it returns both are as safe as
+        ``sync`` says. One whose first mark another one has is not kept.
 
         All or none. Raises ``SpoolFull`` beyond ``max_bytes``, ``SpoolError`` when they cannot be written.
         """
-        self._group.put(Ticket(records))
+        self._group.put(Ticket(records, notes))
+
+    def notes(self) -> dict[bytes, bytes]:
+        """What was written down last, by its name."""
+        with self._ready:
+            return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, behind(NOTE))}
+
+    def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
+        """The first places of a space of marks, of records that are not over; from ``start`` on, if that is given."""
+        with self._ready:
+            if start is None:
+                first = self._marks.first(space)
+                return [] if first is None else [first]
+            return [place for place, _ in itertools.islice(self._marks.all(space, start), limit)]
+
+    def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
+        """Drop records by one of their marks, unless somebody has them; how many. They have no lane."""
+        with self._ready:
+            change, gone = Change(self.totals), set()
+            for mark in marks:
+                due = self._marks.known(*mark)
+                if due is None or due.sequence in self._leased or due.sequence in gone:
+                    continue
+                data = self._db.get(numbered(RECORD, due.sequence)) or b""
+                if isinstance(record := decoded(data), Record):
+                    change.unmark(record)
+                change.deletes.append(due.key)
+                change.finish(due.sequence, len(data))
+                gone.add(due.sequence)
+            if gone:
+                self._write(change)
+            return len(gone)
 
     def take(self, now_ms: int, limit: int) -> list[Work]:
-        """The first records that are due and that nobody has, at most ``limit``; each is to be settled or given back.
+        """The first records that are due and that nobody has, at most ``limit``; each is to be settled.
 
         One that cannot be read goes to the dead with the reason, as it is.
         """
@@ -121,9 +155,11 @@ class Store:
                 sequence, tries = work.due.sequence, work.state.tries + 1
                 change.deletes.append(work.due.key)
                 if isinstance(verdict, Again):
-                    state = State(tries, now_ms, work.state.target, verdict.reason)
-                    change.pend(Due(verdict.due_ms, sequence), state)
+                    state, due = State(tries, now_ms, work.record.target, verdict.reason), Due(verdict.due_ms, sequence)
+                    change.pend(due, state)
+                    change.mark(work.record, due)
                     continue
+                change.unmark(work.record)
                 if isinstance(verdict, Dead):
                     change.bury(sequence, work.size, State(tries, now_ms, "", verdict.reason))
                 else:
@@ -133,11 +169,6 @@ class Store:
             self._write(change)
             self._lanes.difference_update(left)
             self._leased.difference_update(work.due.sequence for work, _ in outcomes)
-
-    def give_back(self, works: Sequence[Work]) -> None:
-        """They were taken and not tried."""
-        with self._lock:
-            self._leased.difference_update(work.due.sequence for work in works)
 
     def hasten(self, targets: Collection[str] | None, start: Due | None, limit: int, now_ms: int) -> Due | None:
         """Let what waits for ``targets``, or for anything, fall due now: looks at ``limit`` records from ``start`` on.
@@ -156,6 +187,8 @@ class Store:
                 if (targets is None or state.target in targets) and due.sequence not in self._leased:
                     change.deletes.append(key)
                     change.pend(Due(now_ms, due.sequence), state)
+                    if self._marks.used:
+                        change.remark(self._db.get(numbered(RECORD, due.sequence)), Due(now_ms, due.sequence))
             if change.puts:
                 self._write(change)
             return goes_on
@@ -209,6 +242,7 @@ class Store:
             data = self._db.get(TOTALS)
         self.totals = Totals() if data is None else Totals.decode(data)
         self._lanes = set(_lanes(self._db))
+        self._marks = Marks(self._db)
         self._floor = Due(0, 0)
 
     def _reopen(self, repair: bool) -> None:
@@ -222,17 +256,27 @@ class Store:
         try:
             with self._ready:
                 change, lanes = Change(self.totals), set(self._lanes) if any(t.laned for t in tickets) else self._lanes
+                marks: set[tuple[bytes, bytes]] = set()
                 for ticket in tickets:
                     held = change.totals.all_bytes
                     if self._max_bytes is not None and held + ticket.size > self._max_bytes:
                         ticket.error = _full(self.path, held, ticket.size, self._max_bytes)
                         continue
+                    change.puts += ticket.notes
                     for record, due_ms, data in ticket.items:
+                        if record.marks and (record.marks[0] in marks or self._marks.known(*record.marks[0])):
+                            continue
                         sequence = change.add(record, data)
                         if not record.lane or record.lane not in lanes:
-                            change.pend(Due(due_ms, sequence), State(0, record.stored_ms, record.target))
+                            # What is marked was not tried yet: it waits for its time alone.
+                            target = "" if record.marks else record.target
+                            change.pend(Due(due_ms, sequence), State(0, record.stored_ms, target))
                         if record.lane:
                             lanes.add(record.lane)
+                        if record.marks:
+                            change.mark(record, Due(due_ms, sequence))
+                            marks.add(record.marks[0])
+                            self._marks.added(record)
                 if change.puts:
                     self._write(change, self._sync)
                     self._lanes = lanes
@@ -266,6 +310,7 @@ class Store:
             change = Change(self.totals)
             change.deletes.append(due.key)
             change.bury(due.sequence, len(data), State(0, now_ms, "", f"it cannot be read: {e.message}"))
+            change.deletes += mending.marks_with(self._db, due.sequence) if self._marks.used else ()
             lane = mending.lane_with(self._db, due.sequence) if self._lanes else None
             if lane is not None and not self._leave(change, lane, due.sequence, now_ms):
                 self._lanes.discard(lane)

@@ -1,49 +1,86 @@
 """A message on its way to a service that delays it: what the topic ``dmq_inner_topic`` carries as bodies.
 
-Big-endian: ``RDMQ``, version, when it is due and when it was born (epoch ms), the message's flag, then topic, property
-string and body, the former two with their lengths before them. The due time stands at a fixed place, so that a query
-finds it without taking the rest apart. It is absolute: what a service is late in consuming does not add to the delay.
+Big-endian: ``RDMQ``, version, kind, when it is due (epoch ms), the digest of its id, when it was born (epoch ms), the message's
+flag, then topic, property string and body, the former two with their lengths before them. Due time and digest stand at fixed
+places, so that a query finds them without taking the rest apart; together they say which message it is. The due time is
+absolute: what a service is late in consuming does not add to the delay. A ``CANCEL`` has the same two, and nothing else.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import struct
 from typing import NamedTuple
 
-from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.errors import DecodeError, LocalProtocolError
 
 INNER_TOPIC = "dmq_inner_topic"
 MAGIC = b"RDMQ"
 VERSION = 1
-_HEAD = struct.Struct(">4sBqqiHI")
+MESSAGE, CANCEL = 0, 1
+# A property of an envelope alone: broker and number of the queue that the sender chose.
+QUEUE = "DMQ_QUEUE"
+_HEAD = struct.Struct(">4sBBq16sqiHI")
+# Where they stand.
+KIND_AT, DUE_AT, DIGEST_AT, DIGEST_END = 5, 6, 14, 30
+_HANDLE = "dmq1"
 
 
 class Envelope(NamedTuple):
-    """A message as it is to be sent when it is due; ``properties`` is a stored property string, with its message id."""
+    """A message as it is to be sent when it is due; ``properties`` is a stored property string, with ``msg_id`` in it."""
 
     topic: str
     due_ms: int
+    msg_id: str
     born_ms: int
     flag: int
     properties: str
     body: bytes
+    kind: int = MESSAGE
 
     def pack(self) -> bytes:
         topic, properties = self.topic.encode(), self.properties.encode()
-        head = _HEAD.pack(MAGIC, VERSION, self.due_ms, self.born_ms, self.flag, len(topic), len(properties))
+        id_ = digest(self.msg_id.encode())
+        head = _HEAD.pack(
+            MAGIC, VERSION, self.kind, self.due_ms, id_, self.born_ms, self.flag, len(topic), len(properties)
+        )
         return b"".join((head, topic, properties, self.body))
 
 
-def unpack(data: bytes) -> Envelope:
+class Opened(NamedTuple):
+    """An envelope that was taken apart; ``identity``, due time and digest, says which message it is."""
+
+    topic: str
+    due_ms: int
+    identity: bytes
+    born_ms: int
+    flag: int
+    properties: str
+    body: bytes
+    kind: int
+
+
+def digest(data: bytes) -> bytes:
+    """Of an id, or of whatever identifies something that has none."""
+    return hashlib.blake2b(data, digest_size=DIGEST_END - DIGEST_AT).digest()
+
+
+def cancelling(topic: str, due_ms: int, msg_id: str, now_ms: int) -> bytes:
+    """The envelope that takes another one back."""
+    return Envelope(topic, due_ms, msg_id, now_ms, 0, "", b"", CANCEL).pack()
+
+
+def unpack(data: bytes) -> Opened:
     """Raises ``DecodeError`` for what ``Envelope.pack`` of this version did not make."""
     if len(data) < _HEAD.size or data[:4] != MAGIC:
         raise DecodeError(
             f"{len(data)} bytes that begin with {data[:4].hex(' ')!r} are no envelope of a delayed message"
         )
-    _, version, due_ms, born_ms, flag, topic_size, properties_size = _HEAD.unpack_from(data)
-    if version != VERSION:
+    _, version, kind, due_ms, _, born_ms, flag, topic_size, properties_size = _HEAD.unpack_from(data)
+    if version != VERSION or kind not in (MESSAGE, CANCEL):
         raise DecodeError(
-            f"the envelope of a delayed message has version {version}; expected {VERSION}",
+            f"the envelope of a delayed message has version {version} and kind {kind}; expected version {VERSION}",
             remedy="Update whatever delays messages before what sends them",
         )
     body_at = _HEAD.size + topic_size + properties_size
@@ -59,4 +96,34 @@ def unpack(data: bytes) -> Envelope:
         )
     except UnicodeDecodeError as e:
         raise DecodeError(f"the envelope of a delayed message has a name that is no text: {e}") from e
-    return Envelope(topic, due_ms, born_ms, flag, properties, bytes(data[body_at:]))
+    identity = data[DUE_AT:DIGEST_END]
+    return Opened(topic, due_ms, bytes(identity), born_ms, flag, properties, bytes(data[body_at:]), kind)
+
+
+class DelayHandle(NamedTuple):
+    """What takes back a message that waits in an envelope: it goes to the queue where the envelope went, behind it."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    due_ms: int
+    msg_id: str
+
+    def __str__(self) -> str:
+        text = f"{_HANDLE} {self.topic} {self.broker_name} {self.queue_id} {self.due_ms} {self.msg_id}"
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> DelayHandle | None:
+        """None for a handle of another kind, such as a broker's."""
+        try:
+            version, *parts = base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
+        except ValueError:
+            return None
+        if version != _HANDLE:
+            return None
+        try:
+            topic, broker_name, queue_id, due_ms, msg_id = parts
+            return cls(topic, broker_name, int(queue_id), int(due_ms), msg_id)
+        except ValueError as e:
+            raise LocalProtocolError(f"{text!r} is not a recall handle: {e}") from e

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
 
@@ -438,14 +437,5 @@ class TestRealBroker:
 def test_whether_brokers_know_timers_and_queues_to_read(real: Parts, broker_cluster: LocalBroker, topic: str) -> None:
     broker_cluster.admin.create_topic(topic, read_queues=8, write_queues=3)
     assert len(real.sender.publish_queues(topic, real.soon)) == 3
-    assert real.sender.timers(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: True}
+    assert real.sender.timers(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: 259_200_000}
     assert [queue.queue_id for queue in real.sender.all_queues(topic, real.soon)] == list(range(8))
-
-
-def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts: Parts) -> None:
-    """It is not waited for longer than the others."""
-    broker.on(ROUTE, route(1, {"broker-a": broker.address, "b": "127.0.0.1:1"}))
-    parts.routes.get("t")
-    broker.on(Request.GET_MAX_OFFSET, [mb.never, replace(ok(offset=1), version=409)])
-    assert parts.sender.timers("t", ["broker-a", "b", "x"], parts.soon.within(0.05)) == {}
-    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": False}

@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.codes import RESERVED_PROPERTIES
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, once, released
-from rocketmq_spark.wire.envelope import Envelope
+from rocketmq_spark.wire.envelope import Envelope, cancelling
 
 PROPERTIES = (
     "UNIQ_KEY\x01ID\x02KEYS\x01k1 k2\x02TAGS\x01paid\x02__SHARDINGKEY\x01u-7\x02"
@@ -15,20 +15,20 @@ PROPERTIES = (
 
 
 def test_3_33_the_original_has_all_that_its_sender_gave_it() -> None:
-    body = Envelope("orders", 1, 2, 9, PROPERTIES, b"x").pack()
+    body = Envelope("orders", 1, "ID", 2, 9, PROPERTIES, b"x").pack()
     expected = Released("orders", b"x", "paid", "k1 k2", 9, "u-7", {"region": "eu", "名": "名"}, "ID")
     assert released(body) == expected
 
 
 def test_3_33_what_it_had_not_is_null_but_for_an_id_that_stays() -> None:
-    found = released(Envelope("orders", 1, 2, 0, "", b"x").pack())
-    assert found == Released("orders", b"x", None, None, 0, None, {}, "F58D5700B9F8538FB594B268DA69C2FD")
-    assert released(Envelope("orders", 1, 3, 0, "", b"x").pack()).msg_id != found.msg_id
+    found = released(Envelope("orders", 1, "", 2, 0, "", b"x").pack())
+    assert found == Released("orders", b"x", None, None, 0, None, {}, "1DC79179E5710EE3B12E08CBF3F4882E")
+    assert released(Envelope("orders", 1, "", 3, 0, "", b"x").pack()).msg_id != found.msg_id
 
 
 def test_no_property_of_rocketmqs_own_comes_out_as_the_users() -> None:
     text = "".join(f"{name}\x01v\x02" for name in RESERVED_PROPERTIES)
-    assert released(Envelope("orders", 1, 2, 0, text, b"x").pack()).properties == {}
+    assert released(Envelope("orders", 1, "", 2, 0, text, b"x").pack()).properties == {}
 
 
 @pytest.mark.parametrize("topic", [DEAD_TOPIC, "mine"])
@@ -38,8 +38,19 @@ def test_3_i_what_is_no_envelope_is_a_dead_letter_with_the_reason(topic: str) ->
     assert "no envelope of a delayed message" in found.properties[PROBLEM]
 
 
-def test_3_b_an_envelope_that_came_twice_counts_once_and_order_stays() -> None:
-    assert list(once([b"b", b"a", b"b", b"c", b"a"])) == [b"b", b"a", b"c"]
+def test_3_b_a_message_that_came_twice_counts_once_and_order_stays() -> None:
+    first, again, other = (
+        Envelope("orders", 5, id_, born, 0, "", b"x").pack() for id_, born in (("a", 1), ("a", 2), ("b", 1))
+    )
+    assert list(once([b"b", first, b"a", b"b", again, other, b"a"])) == [b"b", first, b"a", other]
+
+
+def test_3_h_what_is_taken_back_does_not_come_out() -> None:
+    one, other = (Envelope("orders", 5, id_, 1, 0, "", b"x").pack() for id_ in "ab")
+    assert list(once([one, other, cancelling("orders", 5, "a", 3)])) == [other]
+    assert list(once([one, cancelling("orders", 6, "a", 3)])) == [one]
+    newer = cancelling("orders", 5, "a", 3).replace(b"RDMQ\1", b"RDMQ\2")
+    assert list(once([one, newer])) == [one, newer]
 
 
 def test_the_schema_names_the_fields_in_their_order() -> None:

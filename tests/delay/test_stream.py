@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rocketmq_spark import Message, Producer
+from rocketmq_spark import Message, MessageQueue, Producer
 from rocketmq_spark.delay import delayed
 from rocketmq_spark.delay.release import PROBLEM
 from rocketmq_spark.delay.stream import protobuf_problem
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.wire.envelope import Envelope
+from rocketmq_spark.wire.envelope import Envelope, cancelling
 from tests.fix_spark import wait_until
 from tests.spark.pipelines import read, read_stream
 
@@ -48,7 +48,10 @@ def test_3_27_originals_come_when_they_are_due_once_and_whole(
             # Python workers and RocksDB take their time to start.
             producer.send(Message(inner, b"no envelope"))
             wait_until(query, lambda: _stored(rocketmq, dead), 120.0)
+            taken_back = _send_and_take_back(producer, inner, target)
             due = _send(producer, inner, target)
+            for cancel in taken_back:
+                producer.send(Message(inner, cancel), queue=MessageQueue(inner, "broker-a", 0))
             wait_until(query, lambda: _stored(rocketmq, target) >= len(due), 120.0)
         finally:
             query.stop()
@@ -82,7 +85,7 @@ def test_3_24_what_waited_comes_after_a_restart_though_nothing_new_does(
     try:
         due_ms = int(time.time() * 1000) + 20_000
         with Producer(name_server=rocketmq.name_server, group="delays") as producer:
-            producer.send(Message(inner, Envelope(target, due_ms, 1, 0, "", b"x").pack()))
+            producer.send(Message(inner, Envelope(target, due_ms, "", 1, 0, "", b"x").pack()))
         wait_until(query, lambda: _held(query) and query.lastProgress["numInputRows"] < 2, 120.0)
     finally:
         query.stop()
@@ -106,8 +109,23 @@ def _send(producer: Producer, inner: str, target: str) -> dict[str, int]:
     due = {f"ID{i}": now_ms + 1000 * (i % 20 - 5) + i for i in range(300)}
     for name in [*due, "ID19", "ID39", "ID59", "ID79", "ID99"]:
         properties = f"UNIQ_KEY\x01{name}\x02TAGS\x01t\x02KEYS\x01{name} k\x02region\x01eu\x02"
-        producer.send(Message(inner, Envelope(target, due[name], now_ms, 3, properties, name.encode()).pack()))
+        producer.send(Message(inner, Envelope(target, due[name], name, now_ms, 3, properties, name.encode()).pack()))
     return due
+
+
+def _send_and_take_back(producer: Producer, inner: str, target: str) -> list[bytes]:
+    """Messages that fall due before the last of the others does, and what takes them back: of some in the same micro-batch,
+    of the others later.
+    """
+    now_ms, queue = int(time.time() * 1000), MessageQueue(inner, "broker-a", 0)
+    names = [f"GONE{i}" for i in range(6)]
+    for name in names:
+        envelope = Envelope(target, now_ms + 12_000, name, now_ms, 0, f"UNIQ_KEY\x01{name}\x02", name.encode())
+        producer.send(Message(inner, envelope.pack()), queue=queue)
+    cancels = [cancelling(target, now_ms + 12_000, name, now_ms) for name in names]
+    for cancel in cancels[:3]:
+        producer.send(Message(inner, cancel), queue=queue)
+    return cancels[3:]
 
 
 def _stored(mq: LocalBroker, topic: str) -> int:

@@ -55,7 +55,7 @@ def test_3_24_killed_at_any_moment_it_loses_nothing_and_is_never_early(
     due = {f"ID{i:04}": began_ms + chance.randrange(10_000, 20_000 + 15_000 * KILLS) for i in range(2000)}
     with Producer(name_server=rocketmq.name_server, group="delays") as producer:
         for name, due_ms in due.items():
-            body = Envelope(target, due_ms, began_ms, 0, f"UNIQ_KEY\x01{name}\x02", name.encode()).pack()
+            body = Envelope(target, due_ms, name, began_ms, 0, f"UNIQ_KEY\x01{name}\x02", name.encode()).pack()
             producer.send(Message(inner, body))
     arguments = ("--name-server", rocketmq.name_server, "--inner-topic", inner, "--checkpoint", str(tmp_path / "c"))
     job = Job(log, *arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +128,8 @@ class ScriptedSender:
         self.offsets: Iterator[int] = itertools.count(100, 100)
         self.probes: dict[str, bool] = {}
         self.batch_topics: dict[str, bool] = {}
+        self.longest_timers: dict[str, int] = {"a": 259_200_000, "b": 259_200_000}
+        self.consumed_topics: set[str] = set()
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         self.events.append(("route", (topic, refresh)))
@@ -138,6 +140,15 @@ class ScriptedSender:
             raise RouteNotFound("the name server knows no such topic", "ns:9876", Response.TOPIC_NOT_EXIST, topic)
         queues: Sequence[MessageQueue] = found
         return queues
+
+    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+        self.events.append(("timers", sorted(brokers)))
+        return {name: self.longest_timers[name] for name in brokers if name in self.longest_timers}
+
+    def consumed(self, topic: str, deadline: Deadline) -> bool:
+        self.events.append(("consumed", topic))
+        self.publish_queues(topic, deadline)
+        return topic in self.consumed_topics
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return sorted((*self.publish_queues(topic, deadline), *self.read_only))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
 from rocketmq_spark.clock import Deadline
@@ -77,3 +80,27 @@ def test_what_has_no_answer_at_the_close_has_not_failed_for_good(bench: Bench, r
     resender.resend(SpooledSend("T", REQUEST), found.append)
     resender.close(Deadline.after(0))
     assert [(each.queue, each.passing) for each in found] == [(None, True)]
+
+
+def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> None:
+    bench.sender = Sender(bench.time)
+    blocks: list[int] = []
+
+    @contextlib.contextmanager
+    def together() -> Iterator[None]:
+        before = len(bench.sender.calls)
+        yield
+        if len(bench.sender.calls) > before:
+            blocks.append(len(bench.sender.calls) - before)
+
+    resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time), together)
+    found: list[Resent] = []
+    for _ in range(2):
+        for number in range(5):
+            resender.resend(SpooledSend("T", REQUEST, q("b:1"), (str(number),)), found.append)
+        assert len(found) % 5 == 0
+        bench.time.advance(1)
+    assert (len(found), blocks) == (10, [5, 5])
+    resender.close(Deadline.after(0))
+    resender.resend(SpooledSend("T", REQUEST, q("b:1"), ("late",)), found.append)
+    assert (found[-1].queue, found[-1].passing) == (None, True)

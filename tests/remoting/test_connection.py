@@ -12,7 +12,8 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest
+from rocketmq_spark.remoting.channel import Channel
+from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy
@@ -391,3 +392,32 @@ def test_ten_thousand_waiters_cost_no_more_each_than_a_few(broker: MockBroker, c
     for _ in range(1000):
         connection.call(Command(1000), soon())
     assert looks <= (time.monotonic() - start) / TICK_S + 5
+
+
+def test_what_is_sent_together_is_one_write_at_the_end(
+    broker: MockBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.on(PING, ok())
+    outcomes, writes = Outcomes(), []
+    first, other = connect(broker.address), connect(broker.address)
+    write = Channel.write
+    monkeypatch.setattr(Channel, "write", lambda self, deadline: writes.append(self) or write(self, deadline))
+    with together():
+        for connection in (first, other, first, first):
+            with together():
+                connection.call_each([(ping(), outcomes)], soon())
+        assert writes == []
+    outcomes.wait(4)
+    assert len(writes) == 2
+    first.call_each([(ping(), outcomes)], soon())
+    outcomes.wait(1)
+    assert len(writes) == 3
+
+
+def test_who_waits_in_the_midst_of_it_takes_the_others_along(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, ok())
+    outcomes, connection = Outcomes(), connect(broker.address)
+    with together():
+        connection.call_each([(ping(), outcomes)], soon())
+        connection.call(ping(), soon())
+        outcomes.wait(1)

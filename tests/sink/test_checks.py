@@ -10,6 +10,7 @@ from rocketmq_spark import codes, process, session
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.producer import long_delays
 from rocketmq_spark.sink import checks
 from tests.live.writes import TYPES, sink_options
 
@@ -119,7 +120,7 @@ class Asked:
 
     def timers(self, topic, brokers, deadline):
         self.versions_asked.append((sorted(brokers), deadline.remaining() <= 3.0))
-        return {name: v >= codes.FIRST_WITH_TIMERS for name, v in self.versions.items() if name in brokers}
+        return {name: 1000 * (v >= codes.FIRST_WITH_TIMERS) for name, v in self.versions.items() if name in brokers}
 
     def publish_queues(self, topic, deadline, refresh=False):
         self.asked += 1
@@ -144,7 +145,7 @@ def use(monkeypatch):
 @pytest.mark.parametrize("column", ["delayms", "deliverat"])
 def test_timers_are_refused_by_brokers_that_would_ignore_them(use, column):
     use(Asked(OLD))
-    with pytest.raises(OptionError, match=f"column '{column}' cannot be used: b is older than RocketMQ 5.0"):
+    with pytest.raises(OptionError, match=f"column '{column}' cannot be kept: b is older than RocketMQ 5.0"):
         checks.check_brokers(sink_options("x:1", topic="t"), {column: column})
     checks.check_brokers(sink_options("x:1", topic="t"), {"delaylevel": "delayLevel"})
     use(Asked())
@@ -193,7 +194,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
     del client.versions["b"]
     for _ in range(3):
         assert timers(client, {"a", "b"}) == [["a", "b"]]
-    monkeypatch.setattr(checks, "SILENT_S", 0.0)
+    monkeypatch.setattr(long_delays, "SILENT_S", 0.0)
     process.kept(checks._ASKED).clear()
     timers(client, {"a", "b"})
     client.versions["b"] = OLD

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import Handled, Redelivery
+from rocketmq_spark.spool.redelivery import MAX_OUT, Handled, Redelivery
 from rocketmq_spark.spool.schedule import Schedule
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ManualTimer, Time
@@ -21,14 +21,15 @@ def record(payload: bytes, kind: str = "k", target: str = "", lane: bytes = b"",
 class Bench:
     """A redelivery of one kind, ``k``. ``works`` says whether a try succeeds; ``tried`` are seconds and payloads."""
 
-    def __init__(self, path: Path, schedule: Schedule | None = None) -> None:
+    def __init__(self, path: Path, schedule: Schedule | None = None, max_out: int = MAX_OUT) -> None:
         self.time = Time()
         self.start = self.time.now
         self.store = Store(path, sync="never")
         self.tried: list[tuple[float, bytes]] = []
         self.works: Callable[[Record], Handled] = lambda one: Handled()
         self.waiting: list[Callable[[Handled], None]] | None = None  # a list holds answers back
-        self.redelivery = Redelivery(self.store, {"k": self._handle}, self.now_ms, ManualTimer(self.time), schedule)
+        timer = ManualTimer(self.time)
+        self.redelivery = Redelivery(self.store, {"k": self._handle}, self.now_ms, timer, schedule, max_out)
 
     def now_ms(self) -> int:
         return BASE_MS + round(1000 * (self.time.now - self.start))

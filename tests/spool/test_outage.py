@@ -14,6 +14,7 @@ from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult,
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.schedule import SteadyClock
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.properties import decode_properties
@@ -68,7 +69,8 @@ def test_3_24_after_thirty_minutes_every_id_is_there_and_twice_only_where_an_ans
         return round(1000 * time.now)
 
     resender = EngineResender(broker, settings, bench.timer("outage-resend"))
-    spool = SendSpool(Store(tmp_path / "s", "never"), resender, bench.timer("outage-spool"), wall_ms, monotonic_ms)
+    clock = SteadyClock(wall_ms, monotonic_ms, 0)
+    spool = SendSpool(Store(tmp_path / "s", "never"), resender, bench.timer("outage-spool"), clock)
     producer = Producer(broker, settings, None, bench.timer, spool)
     bench.producers.append(producer)
     given: list[Future[SendResult]] = []

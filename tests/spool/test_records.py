@@ -12,8 +12,9 @@ from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.records import Record, State, Totals, decoded
 
 numbers = st.integers(0, 2**64 - 1)
+marks = st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=3).map(tuple)
 records = st.builds(
-    Record, st.text(max_size=30), st.binary(max_size=100), numbers, st.text(max_size=30), st.binary(max_size=30)
+    Record, st.text(max_size=30), st.binary(max_size=100), numbers, st.text(max_size=30), st.binary(max_size=30), marks
 )
 states = st.builds(State, st.integers(0, 65535), numbers, st.text(max_size=30), st.text(max_size=60))
 

@@ -161,3 +161,30 @@ def test_an_alarm_is_set_once_however_often_somebody_wakes_it(bench: Bench) -> N
         bench.redelivery.wake()
         bench.time.advance(0)
     assert len(bench.time.due) == 1
+
+
+def test_a_large_window_is_filled_up_in_large_parts_and_settled_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path / "s", max_out=8 * MAX_OUT)
+    bench.waiting = []
+    bench.add(*(record(str(i).encode()) for i in range(10 * MAX_OUT)), after_s=0)
+    bench.time.advance(1)
+    assert len(bench.waiting) == 8 * MAX_OUT
+    settled = []
+    settle = bench.store.settle
+    monkeypatch.setattr(
+        bench.store, "settle", lambda outcomes, now_ms: settled.append(len(outcomes)) or settle(outcomes, now_ms)
+    )
+    for _ in range(MAX_OUT - 1):
+        bench.waiting.pop(0)(Handled())
+    bench.time.advance(1)
+    assert (settled, len(bench.waiting)) == ([MAX_OUT - 1], 7 * MAX_OUT + 1)
+    bench.waiting.pop(0)(Handled())
+    bench.time.advance(1)
+    assert len(bench.waiting) == 8 * MAX_OUT
+    while bench.waiting:
+        bench.waiting.pop(0)(Handled())
+        bench.time.advance(1)
+    assert bench.payloads == [str(i).encode() for i in range(10 * MAX_OUT)]
+    assert len(bench.store) == 0

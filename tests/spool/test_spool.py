@@ -11,6 +11,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
 from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.schedule import SteadyClock
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ManualTimer, Time
@@ -42,9 +43,9 @@ class Fixture:
 
     def open(self) -> None:
         self.resender = FakeResender()
-        self.spool = SendSpool(
-            Store(self.path, sync="never"), self.resender, ManualTimer(self.time), self.wall_ms, self.monotonic_ms
-        )
+        store = Store(self.path, sync="never")
+        clock = SteadyClock(self.wall_ms, self.monotonic_ms, store.totals.last_ms)
+        self.spool = SendSpool(store, self.resender, ManualTimer(self.time), clock)
 
     def wall_ms(self) -> int:
         return 1_700_000_000_000 + self.monotonic_ms() + self.wall_step_ms

@@ -96,12 +96,6 @@ class StoreMachine(RuleBasedStateMachine):
                 self.model.kept[following] = (self.now, lane)
         self.store.settle(outcomes, self.now)
 
-    @precondition(lambda self: self.out)
-    @rule()
-    def give_back(self) -> None:
-        self.store.give_back(list(self.out.values()))
-        self.out.clear()
-
     @rule(limit=st.integers(1, 3))
     def hasten(self, limit: int) -> None:
         start, first = None, True

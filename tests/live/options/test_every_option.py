@@ -36,6 +36,7 @@ SINK = {
     "compress_above": "test_task::test_what_travels_alone_is_compressed",
     "compression": "test_task::test_compression_none_and_batches_are_not_compressed",
     "require_store_ok": "test_outage::test_require_store_ok_asks_again_and_does_not_take_less",
+    "long_delay": "test_long_delay::test_rows_of_the_sink_go_the_same_ways",
     "on_send_failure": "test_spooling::test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives",
     "spool_dir": "test_spooling::test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives",
     "spool_sync": "test_spooling::test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives",

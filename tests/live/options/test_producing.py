@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.codes import Request, Response, SysFlag
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import SendStatus
 from rocketmq_spark.wire.messages import decode_batch
@@ -199,6 +199,21 @@ def test_require_store_ok__asks_again_when_a_message_is_stored_less_safely(
     producer, sender = made(scripted.address, **given)
     assert producer.send(Message("t", b"x")).status is SendStatus.FLUSH_DISK_TIMEOUT
     assert len(sender.sends) == attempts
+
+
+def test_long_delay__sends_what_timers_do_not_serve_as_an_envelope(scripted: MockBroker, made: Make) -> None:
+    ten_days = 10 * 24 * 3600
+    plain, sent = made(scripted.address)
+    plain.send(Message("t", b"x"), delay=ten_days)
+    scripted.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["g"]}'))
+    scripted.on(Request.GET_CONSUMER_CONNECTION_LIST, refuse(Response.CONSUMER_NOT_ONLINE, "nobody"))
+    producer, enveloped = made(scripted.address, long_delay="dmq")
+    with pytest.raises(MessageRefused, match="consumes dmq_inner_topic"):
+        producer.send(Message("t", b"x"), delay=ten_days)
+    members = b'{"subscriptionTable":{"dmq_inner_topic":{"subString":"*"}}}'
+    scripted.on(Request.GET_CONSUMER_CONNECTION_LIST, ok(members))
+    producer.send(Message("t", b"x"), delay=ten_days)
+    assert [queue.topic for _, queue, _ in (*sent.sends, *enveloped.sends)] == ["t", "dmq_inner_topic"]
 
 
 @pytest.mark.parametrize(("sync", "syncs"), [("always", 1), ("batch", 1), ("never", 0)])

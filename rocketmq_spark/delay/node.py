@@ -1,0 +1,65 @@
+"""Options to a node of the delay service: its reader, its store, and what sends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.delay import waiting
+from rocketmq_spark.delay.release import DEAD_TOPIC
+from rocketmq_spark.delay.service import DelayService, Names, Tools
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.store import Store
+from rocketmq_spark.wire.envelope import INNER_TOPIC
+
+GROUP = "rocketmq_delay"
+# Sends without an answer: what 5,000 a second need where an answer takes a tenth of a second.
+MAX_OUT = 512
+
+
+def wall_ms() -> int:
+    """Due times are moments of the wall clock, so that clock decides, whatever is done to it."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node works: its folder, the topic of envelopes, and that of what is none. ``now_ms`` is its clock."""
+
+    folder: Path
+    topic: str = INNER_TOPIC
+    dead_topic: str = DEAD_TOPIC
+    now_ms: Callable[[], int] = wall_ms
+    dead: bool = False  # try again what was given up
+
+
+def open_node(place: Place, **options: object) -> DelayService:
+    """A node that has joined its group. ``options`` are those of a connection, and ``group``."""
+    given = {"group": GROUP, **options}
+    parsed = options_table.parse(given).for_role("pull consumer")
+    settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
+    for topic in (place.topic, place.dead_topic):
+        session.ensure_topic(parsed, topic)
+    store = Store(place.folder)
+    try:
+        store.belong(f"the delay service, group {parsed.group!r}")
+        if place.dead:
+            store.revive(place.now_ms())
+        reader = session.PullConsumer(**{**given, "auto_commit": False, "consume_from_where": "earliest"})
+        try:
+            reader.subscribe(place.topic)
+        except BaseException:
+            reader.close()
+            raise
+    except BaseException:
+        store.close()
+        raise
+    trade = waiting.trade(settings, place.dead_topic, MAX_OUT)
+    open_spool = partial(session.resending, store, session.sender(parsed), settings, place.now_ms, trade)
+    tools = Tools(place.now_ms, partial(session.kept_ms, parsed), session.committer(parsed).create_group)
+    return DelayService(reader, session.member(parsed), Names(parsed.group), store, open_spool, tools)

@@ -1,0 +1,61 @@
+"""How far a node is with a queue of envelopes, and what another one may leave out that takes the queue over. Pure.
+
+A group's offset alone says too little: it stays at the oldest envelope whose original was not sent, and behind that one lie
+many whose originals were. So three numbers are kept at the broker, as offsets of three groups.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_SEEN = struct.Struct(">5Q")
+
+
+class Progress(NamedTuple):
+    """All envelopes before offset ``oldest`` are done; of those before ``stored`` also all that were due by ``done_ms``."""
+
+    oldest: int
+    stored: int
+    done_ms: int
+
+    def done(self, offset: int, due_ms: int) -> bool:
+        """Whether the original of an envelope was sent for sure."""
+        return offset < self.oldest or (offset < self.stored and due_ms <= self.done_ms)
+
+    def then(self, later: Progress) -> Progress:
+        """What is true after both. Envelopes that come late put ``done_ms`` back: then what was said before says more."""
+        newer = later.stored >= self.stored and later.done_ms >= self.done_ms
+        stored, done_ms = (later if newer else self)[1:]
+        return Progress(max(self.oldest, later.oldest), stored, done_ms)
+
+
+class Seen(NamedTuple):
+    """What a node wrote down of a queue: all from ``begin`` to before ``stored`` is in its store, or done; and what it told."""
+
+    begin: int
+    stored: int
+    told: Progress
+
+    def encode(self) -> bytes:
+        return _SEEN.pack(self.begin, self.stored, *self.told)
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> Seen | None:
+        """None where nothing is written."""
+        if not data:
+            return None
+        begin, stored, *told = _SEEN.unpack(data)
+        return cls(begin, stored, Progress(*told))
+
+
+def resumed(seen: Seen | None, told: Progress | None, first: int) -> Seen:
+    """Where a node begins with a queue that it gets: where it was, if it has all since the oldest that is not done; else there.
+
+    ``told`` is what the last node of the queue said, ``first`` the first offset that the broker keeps.
+    """
+    if told is None:
+        return seen or Seen(first, first, Progress(first, first, 0))
+    if seen is not None and seen.begin <= told.oldest <= seen.stored:
+        return Seen(seen.begin, seen.stored, told)
+    return Seen(told.oldest, told.oldest, told)

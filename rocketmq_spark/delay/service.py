@@ -1,0 +1,304 @@
+"""A node of the delay service: a member of a group that shares the queues of ``dmq_inner_topic``.
+
+An envelope is durable in the node's store before the node goes on to read; its original is sent when it is due, and forgotten
+when a broker took it. The inner topic stays the truth: what is told to brokers (``progress``) lets another node go on with a
+queue, or this one with an empty disk. A node holds the records of its own queues; of those that it loses it keeps only what
+the topic does not have any more.
+
+A driver: one thread, that of ``run``, reads, stores and tells; sending is the spool's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.delay import waiting
+from rocketmq_spark.delay.progress import Progress, Seen, resumed
+from rocketmq_spark.delay.retention import Retention
+from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.spool.spool import SendSpool
+from rocketmq_spark.spool.store import Store
+
+logger = logging.getLogger(__name__)
+
+# As many messages are stored by one write, and as often positions are told.
+PAGE, TELL_S, POLL_S = 2000, 0.5, 0.2
+# So long the last node of a queue has to hear that it is another's now, and to say how far it came.
+HAND_OVER_S = 2.0
+REQUEST_S = 3.0
+# After so long without a queue there is none for this node.
+JOIN_S = 30.0
+PAUSE_S = 0.5
+
+
+class Reader(Protocol):
+    """What the node needs of a pull consumer that is subscribed to the inner topic."""
+
+    def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]: ...
+    def assignment(self) -> list[MessageQueue]: ...
+    def seek(self, queue: MessageQueue, offset: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The consumer group, and those whose offsets are the other two numbers of a ``Progress``."""
+
+    group: str
+
+    @property
+    def all(self) -> tuple[str, str, str]:
+        return self.group, f"{self.group}_stored", f"{self.group}_done_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The clock that due times are compared with; how long a broker keeps messages, None where it does not tell; and what
+    makes a group on all brokers.
+    """
+
+    now_ms: Callable[[], int]
+    kept_ms: Callable[[str], int | None]
+    make_group: Callable[[str], None]
+
+
+class DelayService:
+    """One node. ``open_spool`` makes what sends from ``store``."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        member: GroupMember,
+        names: Names,
+        store: Store,
+        open_spool: Callable[[], SendSpool],
+        tools: Tools,
+    ) -> None:
+        self._reader = reader
+        self._member = member
+        self._names = names
+        self._store = store
+        self._open_spool = open_spool
+        self._tools = tools
+        self._now_ms = tools.now_ms
+        self._retention = Retention(tools.kept_ms)
+        self._spool: SendSpool | None = None
+        self._seen: dict[MessageQueue, Seen] = {}
+        self._gained: dict[MessageQueue, Deadline | None] = {}
+        self._next_tell = Deadline(0.0)
+        self._joined = False
+        self._patience = Deadline.after(JOIN_S)
+        self.stored = 0
+
+    def run(self, over: threading.Event) -> None:
+        """Until ``over``; then what is due and out comes to its end, and the queues go to other nodes."""
+        try:
+            while not over.is_set():
+                try:
+                    self.turn()
+                except RocketMQError as e:
+                    if not e.retriable:
+                        raise
+                    logger.warning("the delay service goes on after an error: %s", e)
+                    over.wait(PAUSE_S)
+        finally:
+            self.close()
+
+    def turn(self) -> None:
+        """One step: take over and give up queues, read and store what comes, say how far it is."""
+        polled, known = self._poll(), set(self._seen)
+        self._own(set(self._reader.assignment()))
+        # What came of a queue before it was begun comes again, from where it begins.
+        self._keep([message for message in polled if message.queue in known & self._seen.keys()])
+        if self._spool is None and self._joined:
+            self._spool = self._open_spool()
+        if self._spool is not None:
+            self._spool.redelivery.wake()  # the clock may have been put forward
+        if self._next_tell.expired:
+            self._tell(list(self._seen))
+            self._next_tell = Deadline.after(TELL_S)
+
+    @property
+    def sent(self) -> int:
+        """Originals that brokers took."""
+        return 0 if self._spool is None else self._spool.redelivery.delivered
+
+    @property
+    def waiting(self) -> int:
+        """Messages that it holds."""
+        return len(self._store)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Send nothing more, say how far it is, leave the group, and give the store free."""
+        deadline = Deadline.after(timeout_s)
+        try:
+            if self._spool is not None:
+                self._spool.redelivery.close(deadline)
+            self._tell(self._seen)
+        except RocketMQError as e:
+            logger.warning("the last positions are not told: %s", e)
+        finally:
+            self._seen.clear()
+            self._reader.close()
+            if self._spool is not None:
+                self._spool.close(Deadline.after(0))
+            self._store.close()
+
+    # --- queues
+
+    def _own(self, mine: set[MessageQueue]) -> None:
+        lost = self._seen.keys() - mine
+        if lost:
+            # Who has told more since has them for longer than we know.
+            self._tell([queue for queue in lost if self._told(queue) == self._seen[queue].told])
+            for queue in lost:
+                del self._seen[queue]
+            self._leave(lost)
+        self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
+        for queue in sorted(self._gained):
+            self._begin(queue)
+        begun = bool(mine) and mine <= self._seen.keys()
+        if not self._joined and (begun or self._patience.expired):
+            self._joined = True
+            self._leave(set(self._noted()) - mine)  # of an earlier process
+
+    def _noted(self) -> dict[MessageQueue, Seen]:
+        """What is written down of queues."""
+        found = {}
+        for name, value in self._store.notes().items():
+            if (seen := Seen.decode(value)) is not None:
+                topic, broker_name, number = name.decode().split("/")
+                found[MessageQueue(topic, broker_name, int(number))] = seen
+        return found
+
+    def _begin(self, queue: MessageQueue) -> None:
+        """One that another node had is left to it for a moment. Raises what questions raise: then it is tried again, too."""
+        told, seen = self._told(queue), self._noted().get(queue)
+        if told is not None and (seen is None or seen.told != told):
+            patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
+            if not patience.expired:
+                return
+        first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
+        found = resumed(seen, told, first)
+        if told is not None and (seen is None or seen.told != told):  # somebody else had it, or told brokers more
+            self._forget(queue, lambda offset, due_ms: told.done(offset, due_ms))
+        if found.stored < first:
+            logger.warning(
+                "%s begins at %d, and envelopes from %d on are not done: what is not in %s is lost; the topic's retention "
+                "must exceed the longest delay", queue, first, found.stored, self._store.path,
+            )  # fmt: skip
+        try:
+            self._reader.seek(queue, max(first, found.stored))
+        except OffsetError as e:  # it is another node's again
+            logger.info("%s is not begun: %s", queue, e)
+            return
+        self._seen[queue] = found
+        logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.told.oldest)
+
+    def _leave(self, queues: Iterable[MessageQueue]) -> None:
+        """Their next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
+        for queue in queues:
+            try:
+                first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
+            except RocketMQError as e:
+                logger.warning("what is held of %s stays here, and may be sent from elsewhere, too: %s", queue, e)
+                continue
+            gone = self._forget(queue, lambda offset, due_ms, first=first: offset >= first)  # type: ignore[misc]
+            self._store.add([], {_note(queue): b""})
+            logger.info("%s has gone to another node, with %d messages that wait", queue, gone)
+
+    def _forget(self, queue: MessageQueue, unwanted: Callable[[int, int], bool]) -> int:
+        space, start, gone = waiting.space_of(queue), b"", 0
+        while places := self._store.places(space, start, PAGE):
+            found = [place for place in places if unwanted(*waiting.offset_and_due(place))]
+            gone += self._store.forget([(space, place) for place in found])
+            start = places[-1] + b"\0"
+        return gone
+
+    # --- envelopes
+
+    def _poll(self) -> list[ReceivedMessage]:
+        polled = self._reader.poll(POLL_S)
+        while polled and len(polled) < PAGE and (more := self._reader.poll(0)):
+            polled += more
+        return polled
+
+    def _keep(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Store what is not done, in one write with how far it was read."""
+        now_ms, seen, cancels = self._now_ms(), dict(self._seen), []
+        records = []
+        for message in messages:
+            queue, offset = message.queue, message.queue_offset
+            of_queue = seen[queue]
+            if offset < of_queue.stored:
+                continue
+            seen[queue] = of_queue._replace(stored=offset + 1)
+            found = waiting.arrival(queue, offset, message.body, now_ms)
+            if found.cancels is not None:
+                cancels.append(found.cancels)
+            elif found.record is not None and not of_queue.told.done(offset, found.due_ms):
+                records.append((found.record, found.due_ms))
+                self._retention.note(queue.broker_name, found.due_ms - message.store_timestamp)
+        changed = {queue: each for queue, each in seen.items() if each != self._seen[queue]}
+        if not changed:
+            return
+        self._store.add(records, {_note(queue): each.encode() for queue, each in changed.items()})
+        self._seen = seen
+        self.stored += len(records)
+        if cancels:
+            logger.info("%d of %d messages are taken back", self._store.forget(cancels), len(cancels))
+        self._retention.warn()
+
+    # --- positions
+
+    def _told(self, queue: MessageQueue) -> Progress | None:
+        deadline = Deadline.after(REQUEST_S)
+        oldest, stored, done_ms = (self._member.committed(g, queue, deadline, False) for g in self._names.all)
+        return None if oldest is None else Progress(oldest, stored if stored is not None else oldest, done_ms or 0)
+
+    def _tell(self, queues: Iterable[MessageQueue]) -> None:
+        """Say how far queues are. What cannot be told is told the next time; brokers know less then, and never too much."""
+        first = self._store.places(waiting.IDENTITY)
+        done_ms = max(0, waiting.due_of(first[0]) - 1) if first else self._now_ms()
+        news: dict[MessageQueue, Progress] = {}
+        for queue in queues:
+            seen = self._seen[queue]
+            places = self._store.places(waiting.space_of(queue))
+            oldest = min(seen.stored, waiting.offset_and_due(places[0])[0]) if places else seen.stored
+            now = seen.told.then(Progress(oldest, seen.stored, done_ms))
+            nothing_new = (
+                now.oldest == now.stored == seen.told.oldest == seen.told.stored
+            )  # all is done: since when, nobody asks
+            if now != seen.told and not nothing_new:
+                news[queue] = now
+        if not news:
+            return
+        self._commit(news)
+        for queue, now in news.items():
+            self._seen[queue] = self._seen[queue]._replace(told=now)
+        self._store.add([], {_note(queue): self._seen[queue].encode() for queue in news})
+
+    def _commit(self, news: dict[MessageQueue, Progress]) -> None:
+        """Drops of ``news`` what brokers did not take."""
+        for number, group in enumerate(self._names.all):
+            offsets = {queue: progress[number] for queue, progress in news.items()}
+            errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
+            if any(isinstance(error, GroupNotFound) for error in errors.values()):  # on a broker that is new
+                self._tools.make_group(group)
+                errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
+            for queue in errors:
+                del news[queue]
+            if errors:
+                error = next(iter(errors.values()))
+                logger.warning("how far %d queues are cannot be told as group %s now: %s", len(errors), group, error)
+
+
+def _note(queue: MessageQueue) -> bytes:
+    return str(queue).encode()

@@ -1,0 +1,108 @@
+"""Envelopes as records of a store, and what is sent when they are due. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rocketmq_spark.codes import Property
+from rocketmq_spark.delay.release import PROBLEM
+from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.model import Message, MessageQueue, SpooledSend
+from rocketmq_spark.producer.encoding import Prepared, single_request
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.schedule import STEPS_S, Schedule
+from rocketmq_spark.spool.sends import broker_target, topic_target
+from rocketmq_spark.spool.spool import Trade
+from rocketmq_spark.wire.envelope import CANCEL, QUEUE, Opened, digest, unpack
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
+
+KIND = "delayed"
+# The space of marks by due time and id, so that its first place is the earliest that is not done.
+IDENTITY = b"id"
+_DUE = struct.Struct(">Q")
+_PLACE = struct.Struct(">QQ")
+_ID = f"{Property.UNIQ_KEY}\x01"
+_LAST_MS = (1 << 63) - 1
+
+
+class Arrival(NamedTuple):
+    """What an envelope means to a store: a record with its due time, or the mark of one that is taken back."""
+
+    record: Record | None
+    due_ms: int
+    cancels: tuple[bytes, bytes] | None = None
+
+
+def space_of(queue: MessageQueue) -> bytes:
+    """Where the records of a queue are found by offset."""
+    return b"q" + str(queue).encode()
+
+
+def place(offset: int, due_ms: int = 0) -> bytes:
+    return _PLACE.pack(offset, due_ms)
+
+
+def offset_and_due(place: bytes) -> tuple[int, int]:
+    offset, due_ms = _PLACE.unpack(place)
+    return offset, due_ms
+
+
+def due_of(identity: bytes) -> int:
+    """When the record with this identity was due at first."""
+    due_ms: int = _DUE.unpack_from(identity)[0]
+    return due_ms
+
+
+def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arrival:
+    """An envelope that lies at ``offset``. What is none is due at once, to go to the dead letters."""
+    due_ms, identity, target = 0, digest(body), ""
+    try:
+        opened = unpack(body)
+    except DecodeError:
+        pass
+    else:
+        due_ms, identity = min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
+        if opened.kind == CANCEL:
+            return Arrival(None, due_ms, (IDENTITY, _DUE.pack(due_ms) + identity))
+        chosen = _chosen(opened)
+        target = topic_target(opened.topic) if chosen is None else broker_target(chosen)
+    marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
+    return Arrival(Record(KIND, body, now_ms, target, marks=marks), due_ms)
+
+
+def trade(settings: ProducerSettings, dead_topic: str, max_out: int) -> Trade:
+    """How a spool sends such records. Nothing of them failed before they were due, so the steps count from the first try."""
+    return Trade({KIND: sending(settings, dead_topic)}, max_out, Schedule((0, *STEPS_S)))
+
+
+def sending(settings: ProducerSettings, dead_topic: str) -> Callable[[Record], SpooledSend]:
+    """What makes the original of a record, as its sender would have sent it; of what is no envelope a dead letter."""
+
+    def send_of(record: Record) -> SpooledSend:
+        body = record.payload
+        try:
+            opened = unpack(body)
+        except DecodeError as e:
+            opened = Opened(dead_topic, 0, b"", record.stored_ms, 0, "", body, 0)
+            found = {Property.UNIQ_KEY: digest(body).hex().upper(), PROBLEM: str(e)}
+            opened = opened._replace(properties=encode_properties(found))
+        queue, text = _chosen(opened), opened.properties
+        if QUEUE in text:
+            text = encode_properties({k: v for k, v in decode_properties(text).items() if k != QUEUE})
+        msg_id = text.partition(_ID)[2].partition("\x02")[0]
+        message = Message(opened.topic, opened.body, flag=opened.flag)
+        request = single_request(Prepared(message, msg_id, text, False), settings, opened.born_ms)
+        return SpooledSend(opened.topic, request, queue, (msg_id,))
+
+    return send_of
+
+
+def _chosen(opened: Opened) -> MessageQueue | None:
+    """The queue that its sender chose."""
+    if QUEUE not in opened.properties:
+        return None
+    broker_name, _, number = decode_properties(opened.properties).get(QUEUE, "").rpartition(":")
+    return MessageQueue(opened.topic, broker_name, int(number)) if broker_name and number.isdecimal() else None

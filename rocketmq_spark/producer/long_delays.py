@@ -1,0 +1,178 @@
+"""What the timers of brokers do not serve: longer than they take, switched off, or older than 5.0 (option ``longDelay``).
+
+Such a message goes as an envelope to ``dmq_inner_topic``, whence a service sends it when it is due, or it is refused. A driver
+in so far as it asks brokers what they do, and whether anybody takes envelopes; both are asked seldom.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Collection, MutableMapping, Sequence
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import TIMER_MAX_DELAY_S, Property
+from rocketmq_spark.errors import AccessDenied, MessageRefused, RouteNotFound
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.destination import Place
+from rocketmq_spark.producer.encoding import Prepared, Waiting, single_request
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
+
+logger = logging.getLogger(__name__)
+
+# A broker's configuration may change, and who consumes may go.
+TIMERS_S, SILENT_S, CONSUMED_S = 600.0, 30.0, 10.0
+_TIMERS = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+_NOBODY = "Start what delays them: rocketmq-spark delay serve, or the Spark job of docs/delay.md"
+
+
+class Timers:
+    """What the timers of brokers do, as they said it; ``known`` may be shared by all that use the same cluster."""
+
+    def __init__(self, sender: Sender, known: MutableMapping[str, tuple[int | None, Deadline]]) -> None:
+        self._sender = sender
+        self._known = known
+
+    def longest_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
+        """By broker, 0 for none. A broker that is silent is left out, and asked again after a while."""
+        due = [name for name in brokers if name not in self._known or self._known[name][1].expired]
+        if due:
+            told = self._sender.timers(topic, sorted(due), deadline)
+            for name in due:
+                if name not in told:
+                    logger.info("broker %s does not say what its timers do", name)
+                # One without is asked again each time: it is refused, and may have been updated.
+                rest_s = SILENT_S if name not in told else TIMERS_S if told[name] else 0.0
+                self._known[name] = told.get(name), Deadline.after(rest_s)
+        found = {name: self._known[name][0] for name in brokers}
+        return {name: longest for name, longest in found.items() if longest is not None}
+
+
+class LongDelays:
+    """Decides for each message with a timer, and makes envelopes."""
+
+    def __init__(self, sender: Sender, timers: Timers, settings: ProducerSettings, wall_ms: Callable[[], int]) -> None:
+        self._sender = sender
+        self._timers = timers
+        self._settings = settings
+        self._wall_ms = wall_ms
+        self._consumed = Deadline(0.0)
+
+    def placed(
+        self, prepared: Prepared, place: Place, queues: Callable[[], Sequence[MessageQueue]], deadline: Deadline
+    ) -> tuple[Prepared, Place]:
+        """What is sent for a message with a timer, and where to: itself, or its envelope. ``queues`` are those of its topic."""
+        known = (place.queue,) if place.queue is not None else queues()
+        brokers = {queue.broker_name for queue in known}
+        due_ms = self.needed(prepared.message.topic, prepared.properties, brokers, deadline)
+        if due_ms is None:
+            return prepared, place
+        chosen = place.queue
+        if chosen is None and known and self._settings.environment is not None:
+            chosen = random.choice(known)  # the service knows no environments
+        return self.enveloped(prepared, due_ms, chosen, deadline), Place()
+
+    def needed(self, topic: str, properties: str, brokers: Collection[str], deadline: Deadline) -> int | None:
+        """When a message is due that needs an envelope; None where timers of all ``brokers`` serve, or it has none.
+
+        Raises ``MessageRefused`` with ``longDelay=error`` where brokers would deliver at once; a delay that is only too long
+        they refuse themselves.
+        """
+        found = decode_properties(properties)
+        delay, moment = (found.get(name) for name in _TIMERS)
+        if delay is None and moment is None:
+            return None
+        now_ms = self._wall_ms()
+        due_ms = now_ms + int(delay) if delay is not None else int(moment or 0)
+        if due_ms <= now_ms:
+            return None
+        longest = self._timers.longest_ms(topic, brokers, deadline)
+        if self._settings.long_delay == "error":
+            without = sorted(name for name, ms in longest.items() if not ms)
+            if without:
+                raise no_timers(f"a delay of {(due_ms - now_ms) / 1000:g} s", without, topic)
+            return None
+        served = min(longest.values(), default=1000 * TIMER_MAX_DELAY_S)
+        return due_ms if due_ms - now_ms > served else None
+
+    def enveloped(self, prepared: Prepared, due_ms: int, queue: MessageQueue | None, deadline: Deadline) -> Prepared:
+        """The message as the body of another one. Raises ``MessageRefused`` when nobody takes envelopes."""
+        self._check(deadline)
+        message = prepared.message
+        body = envelope(message, prepared.properties, due_ms, self._wall_ms(), queue)
+        if len(body) > self._settings.max_message_size:
+            raise MessageRefused(
+                f"the message takes {len(body)} bytes with all that a delay of this length needs; expected at most "
+                f"{self._settings.max_message_size}, option 'maxMessageSize'",
+                topic=message.topic,
+            )
+        msg_id = decode_properties(prepared.properties)[Property.UNIQ_KEY]
+        text = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
+        return Prepared(Message(INNER_TOPIC, body), prepared.msg_id, text, True, Waiting(message.topic, due_ms))
+
+    def _check(self, deadline: Deadline) -> None:
+        if not self._consumed.expired:
+            return
+        try:
+            consumed = self._sender.consumed(INNER_TOPIC, deadline)
+        except RouteNotFound:
+            consumed = False
+        except AccessDenied as e:
+            logger.warning("whether anybody consumes %s cannot be asked: %s", INNER_TOPIC, e)
+            consumed = True
+        if not consumed:
+            raise MessageRefused(
+                f"option 'longDelay' is 'dmq', but no member of a consumer group consumes {INNER_TOPIC}: the message would lie "
+                "there unseen",
+                topic=INNER_TOPIC,
+                remedy=_NOBODY,
+            )
+        self._consumed = Deadline.after(CONSUMED_S)
+
+
+def with_handle(result: SendResult, prepared: Prepared) -> SendResult:
+    """The result with what takes a message in an envelope back; none while the envelope has no place."""
+    waiting, queue = prepared.waiting, result.queue
+    if waiting is None or queue is None or result.queue_offset is None:
+        return result
+    handle = DelayHandle(waiting.topic, queue.broker_name, queue.queue_id, waiting.due_ms, prepared.msg_id)
+    return dataclasses.replace(result, recall_handle=str(handle))
+
+
+def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
+    """``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
+    found = {name: value for name, value in decode_properties(properties).items() if name not in _TIMERS}
+    msg_id = found.get(Property.UNIQ_KEY, "")
+    if queue is not None:
+        found[QUEUE] = f"{queue.broker_name}:{queue.queue_id}"
+    text = encode_properties(found)
+    return Envelope(message.topic, due_ms, msg_id, born_ms, message.flag, text, bytes(message.body)).pack()
+
+
+def cancelling_request(
+    handle: DelayHandle, topic: str, msg_id: str, settings: ProducerSettings, now_ms: int
+) -> SendRequest:
+    """What takes a message of ``topic`` back, for the queue that its envelope went to."""
+    if handle.topic != topic:
+        raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
+    if handle.due_ms <= now_ms:
+        raise MessageRefused(
+            f"it is too late to recall message {handle.msg_id}: it was due {(now_ms - handle.due_ms) / 1000:g} s ago",
+            topic=topic,
+        )
+    body = cancelling(topic, handle.due_ms, handle.msg_id, now_ms)
+    properties = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
+    return single_request(Prepared(Message(INNER_TOPIC, body), msg_id, properties, False), settings, now_ms)
+
+
+def no_timers(what: str, brokers: Collection[str], topic: str) -> MessageRefused:
+    """What brokers do not delay, and would deliver at once or refuse."""
+    return MessageRefused(
+        f"{what} cannot be kept: {', '.join(brokers)} is older than RocketMQ 5.0, or has timerWheelEnable=false",
+        topic=topic,
+        remedy="Set option 'longDelay' to 'dmq' with the service of docs/delay.md, use a delay level, or newer brokers",
+    )

@@ -1,0 +1,50 @@
+"""``rocketmq-spark delay serve``: a process that is told to end, and wrong usage."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.clock import Deadline, wait_until
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.wire.envelope import Envelope
+from tests.cli.conftest import documents
+from tests.live.delay.serving import Command
+from tests.live.writes import stored
+
+Run = Callable[..., Result]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_it_is_told_to_end(
+    rocketmq: LocalBroker, make_topic: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    inner, target, dead = make_topic(queues=1), make_topic(queues=1), make_topic(queues=1)
+    arguments = ("--topic", inner, "--dead-topic", dead, "--group", f"delay_{inner}")
+    command = Command(rocketmq, tmp_path / "node", *arguments)
+    with Producer(name_server=rocketmq.name_server, group="g_cli") as producer:
+        for name, due_ms in (("now", 1), ("far", 1 << 50)):
+            body = Envelope(target, due_ms, name, 1, 0, f"UNIQ_KEY\x01{name}\x02", name.encode()).pack()
+            producer.send(Message(inner, body))
+    assert [message.body for message in stored(rocketmq, target, 1)] == [b"now"]
+
+    def settled() -> bool:
+        return rocketmq.admin.consume_stats(f"delay_{inner}_stored", inner) != {}
+
+    assert wait_until(settled, Deadline.after(20), 0.1)
+    begun, ended = documents(command.end(number))
+    assert (begun["group"], begun["waiting"]) == (f"delay_{inner}", 0)
+    assert ended == {"stored": 2, "sent": 1, "waiting": 1}
+
+
+def test_wrong_usage_is_told_at_once(run: Run, tmp_path: Path) -> None:
+    assert "Missing option '--data'" in run("delay", "serve").output
+    refused = run("delay", "serve", "--data", str(tmp_path / "d"), "--group", "a b")
+    assert (refused.exit_code, "option 'group' is 'a b'" in refused.output) == (1, True)
+    assert "delay" in run("--help").output

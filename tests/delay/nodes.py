@@ -1,0 +1,169 @@
+"""Nodes of the delay service on a scripted inner topic: what each reads, what it sends, and time that a test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.delay import service, waiting
+from rocketmq_spark.delay.service import DelayService, Names, Tools
+from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError
+from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.spool import SendSpool
+from rocketmq_spark.spool.store import Store
+from rocketmq_spark.wire.envelope import INNER_TOPIC, Envelope
+from tests.producer.scripted import ManualTimer, Time
+
+START_MS = 1_700_000_000_000
+QUEUES = [MessageQueue(INNER_TOPIC, "broker-a", i) for i in range(2)]
+
+
+class Topic:
+    """The inner topic and the offsets of groups."""
+
+    def __init__(self) -> None:
+        self.messages: dict[MessageQueue, list[bytes]] = {queue: [] for queue in QUEUES}
+        self.first: dict[MessageQueue, int] = dict.fromkeys(QUEUES, 0)
+        self.offsets: dict[tuple[str, MessageQueue], int] = {}
+        self.groups: set[str] = {"g", "g_stored", "g_done_ms"}
+        self.silent = False
+
+    def put(self, body: bytes, queue: MessageQueue = QUEUES[0]) -> None:
+        self.messages[queue].append(body)
+
+    # As a ``GroupMember``.
+
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+        assert not young_at_zero
+        self._ask()
+        return self.offsets.get((group, queue))
+
+    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
+        self._ask()
+        return QueueBounds(self.first[queue], len(self.messages[queue]), 0)
+
+    def commit(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
+    ) -> dict[MessageQueue, RocketMQError]:
+        if group not in self.groups:
+            return dict.fromkeys(offsets, GroupNotFound("no such group"))
+        if self.silent:
+            return dict.fromkeys(offsets, CallTimeout("no answer"))
+        self.offsets |= {(group, queue): offset for queue, offset in offsets.items()}
+        return {}
+
+    def _ask(self) -> None:
+        if self.silent:
+            raise CallTimeout("no answer")
+
+
+class Reader:
+    """A pull consumer whose queues a test gives it."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.at: dict[MessageQueue, int] = {}
+        self.closed = False
+
+    def own(self, *queues: MessageQueue) -> None:
+        self.at = {q: self.at.get(q, self.topic.offsets.get(("g", q), 0)) for q in queues}
+
+    def assignment(self) -> list[MessageQueue]:
+        return sorted(self.at)
+
+    def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]:
+        for queue, at in self.at.items():
+            at = max(at, self.topic.first[queue])
+            if at < len(self.topic.messages[queue]):
+                self.at[queue] = at + 1
+                return [received(queue, at, self.topic.messages[queue][at])]
+        return []
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        if queue not in self.at:
+            raise OffsetError("the queue is not assigned")
+        self.at[queue] = offset
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Sends:
+    """A resender that notes what is sent, and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.sent: list[SpooledSend] = []
+        self.answer: Callable[[SpooledSend], Resent | None] = lambda send: Resent(
+            send.queue or MessageQueue(send.topic, "broker-a", 0)
+        )
+        self.waiting: list[Callable[[Resent], None]] = []
+
+    def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        self.sent.append(send)
+        answer = self.answer(send)
+        if answer is None:
+            self.waiting.append(done)
+        else:
+            done(answer)
+
+    def close(self, deadline: Deadline) -> None:
+        pass
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [bytes(send.request.body) for send in self.sent]
+
+
+class Node:
+    """A node of group ``g``, on a folder; ``world`` is the clock of all of them."""
+
+    def __init__(self, topic: Topic, folder: Path, world: Time) -> None:
+        self.topic, self.folder, self.world = topic, folder, world
+        self.step_ms = 0  # of this machine's clock
+        self.sends = Sends()
+        self.open()
+
+    def open(self) -> None:
+        self.reader = Reader(self.topic)
+        self.store = Store(self.folder, sync="never")
+        trade = waiting.trade(ProducerSettings(group="g"), "dead", 64)
+        tools = Tools(self.now_ms, lambda broker: 3_600_000, self.topic.groups.add)
+        member: Any = self.topic
+        self.service = DelayService(
+            self.reader, member, Names("g"), self.store,
+            lambda: SendSpool(self.store, self.sends, ManualTimer(self.world), self.now_ms, trade=trade), tools,
+        )  # fmt: skip
+
+    def now_ms(self) -> int:
+        return START_MS + round(1000 * (self.world.now - 1000)) + self.step_ms
+
+    def turn(self, *queues: MessageQueue) -> None:
+        """One step with these queues; what is due is sent in it."""
+        self.reader.own(*queues)
+        self.service.turn()
+        self.world.run_due()
+
+    def kill(self) -> None:
+        """What is in memory is gone."""
+        self.store.close()
+        self.open()
+
+
+def received(queue: MessageQueue, offset: int, body: bytes) -> ReceivedMessage:
+    return ReceivedMessage(
+        queue.topic, queue, offset, 0, body, {}, 0, 0, START_MS, START_MS, "", "", 0, 0, 0, f"OFF{offset}"
+    )
+
+
+def envelope(name: str, due_s: float, topic: str = "orders") -> bytes:
+    due_ms = START_MS + round(1000 * due_s)
+    return Envelope(topic, due_ms, name, START_MS, 0, f"UNIQ_KEY\x01{name}\x02", name.encode()).pack()
+
+
+def at_once(monkeypatch: Any) -> None:
+    """Positions are told each turn, and queues that change hands are begun without waiting."""
+    monkeypatch.setattr(service, "TELL_S", 0.0)
+    monkeypatch.setattr(service, "HAND_OVER_S", 0.0)

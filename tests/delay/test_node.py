@@ -1,0 +1,59 @@
+"""From options to a node, on a real broker: what it makes, and what it leaves as it was when it cannot begin."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.delay import node as nodes
+from rocketmq_spark.delay.node import Place, open_node
+from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.session import drainer
+from rocketmq_spark.spool.database import in_use
+from tests.live.writes import sink_options
+
+
+def test_topics_are_made_and_the_folder_is_the_services_own(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
+    place = Place(tmp_path / "not" / "yet", f"{topic}-inner", f"{topic}-dead")
+    node = open_node(place, name_server=rocketmq.name_server, group=f"g_{topic}")
+    assert {place.topic, place.dead_topic} <= set(rocketmq.admin.topics())
+    with pytest.raises(SpoolError, match="in use"):
+        open_node(place, name_server=rocketmq.name_server, group=f"g_{topic}2")
+    node.turn()
+    node.close()
+    assert not in_use(place.folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"group": "a b"}, OptionError), ({"topic": "x"}, OptionError), ({"name_server": "127.0.0.1:1"}, RocketMQError)],
+)
+def test_a_node_that_cannot_begin_holds_nothing(
+    rocketmq: LocalBroker, tmp_path: Path, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        open_node(Place(tmp_path / "d"), **{"name_server": rocketmq.name_server, **options})
+    assert not in_use(tmp_path / "d")
+
+
+def test_the_spools_command_leaves_its_folder_alone(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
+    from rocketmq_spark.delay import waiting
+    from rocketmq_spark.spool.store import Store
+    from tests.delay.nodes import QUEUES, envelope
+
+    store = Store(tmp_path / "d")
+    store.belong("the delay service, group 'g'")
+    found = waiting.arrival(QUEUES[0], 0, envelope("m", 5), 1)
+    assert found.record is not None
+    store.add([(found.record, found.due_ms)])
+    store.close()
+    with pytest.raises(SpoolError, match="holds sends of the delay service"):
+        drainer(tmp_path / "d", sink_options(rocketmq.name_server))
+
+
+def test_the_wall_clock_decides() -> None:
+    assert abs(nodes.wall_ms() - 1000 * time.time()) < 60_000

@@ -1,0 +1,118 @@
+"""What nodes say of a queue is true whatever happens, and nothing is lost that another one leaves out."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rocketmq_spark.delay.progress import Progress, Seen, resumed
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """One queue of envelopes; its node may lose its disk, stop and come back to it, or give the queue to another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100
+        self.due: list[int] = []  # of each envelope by offset
+        self.sent: list[int] = []
+        self.told: Progress | None = None
+        self.begin_with(None)
+
+    def begin_with(self, seen: Seen | None, held: set[int] | None = None) -> None:
+        self.held = set(held or ())
+        if self.told is not None and (seen is None or seen.told != self.told):
+            self.held = {offset for offset in self.held if not self.told.done(offset, self.due[offset])}
+        self.seen = resumed(seen, self.told, 0)
+
+    @rule(delays=st.lists(st.integers(-30, 60), min_size=1, max_size=5))
+    def send(self, delays: list[int]) -> None:
+        """Some come late: they were due before they are there."""
+        self.due += [self.now + delay for delay in delays]
+
+    @rule(count=st.integers(1, 4))
+    def read(self, count: int) -> None:
+        for offset in range(self.seen.stored, min(len(self.due), self.seen.stored + count)):
+            if not self.seen.told.done(offset, self.due[offset]):
+                self.held.add(offset)
+            self.seen = self.seen._replace(stored=offset + 1)
+
+    @rule(seconds=st.integers(0, 40), most=st.integers(0, 3))
+    def pass_time(self, seconds: int, most: int) -> None:
+        """What is due is sent, or not all of it yet."""
+        self.now += seconds
+        for offset in sorted((o for o in self.held if self.due[o] <= self.now), key=lambda o: self.due[o])[:most]:
+            self.held.remove(offset)
+            self.sent.append(offset)
+
+    @rule()
+    def tell(self) -> None:
+        oldest = min(self.held, default=self.seen.stored)
+        done_ms = max(0, min((self.due[o] for o in self.held), default=self.now + 1) - 1)
+        self.told = self.seen.told.then(Progress(oldest, self.seen.stored, done_ms))
+        self.seen = self.seen._replace(told=self.told)
+
+    @rule()
+    def lose_the_disk(self) -> None:
+        self.begin_with(None)
+
+    @rule()
+    def restart(self) -> None:
+        self.begin_with(self.seen, self.held)
+
+    @rule(data=st.data())
+    def go_to_another_and_come_back(self, data: st.DataObject) -> None:
+        """The other one does some of the work meanwhile, and this one still has its disk."""
+        mine, held = self.seen, self.held
+        self.begin_with(None)
+        self.read(data.draw(st.integers(1, 4)))
+        self.pass_time(data.draw(st.integers(0, 40)), 3)
+        if data.draw(st.booleans()):
+            self.tell()
+        self.begin_with(mine, held)
+
+    @invariant()
+    def what_is_told_is_true(self) -> None:
+        if self.told is not None:
+            said = {offset for offset, due in enumerate(self.due) if self.told.done(offset, due)}
+            assert said <= set(self.sent)
+
+    def teardown(self) -> None:
+        self.read(len(self.due))
+        self.pass_time(1000, len(self.due))
+        assert set(self.sent) == set(range(len(self.due)))
+
+
+QueueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = QueueMachine.TestCase
+
+
+def test_3_g_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
+    """Of a queue whose first message waits for ten days, everything behind it was sent."""
+    told = Progress(0, 0, 0).then(Progress(0, 1000, 5000))
+    assert resumed(None, told, 0) == Seen(0, 0, told)
+    assert [told.done(999, 5000), told.done(999, 5001), told.done(1000, 5000)] == [True, False, False]
+
+
+def test_what_is_said_never_goes_back() -> None:
+    """An envelope that came late put the time back for a moment; the next telling says more than both."""
+    before = Progress(3, 10, 5000)
+    assert before.then(Progress(3, 12, 4000)) == before
+    assert before.then(Progress(5, 9, 6000)) == Progress(5, 10, 5000)
+    assert before.then(Progress(5, 12, 6000)) == Progress(5, 12, 6000)
+
+
+@given(st.builds(Seen, *[st.integers(0, 2**63 - 1)] * 2, st.builds(Progress, *[st.integers(0, 2**63 - 1)] * 3)))
+def test_what_is_written_down_comes_back(seen: Seen) -> None:
+    assert Seen.decode(seen.encode()) == seen
+    assert Seen.decode(b"") is Seen.decode(None) is None
+
+
+def test_a_node_goes_on_where_it_was_if_it_has_all_since_the_oldest() -> None:
+    told = Progress(5, 20, 1)
+    assert resumed(Seen(3, 9, told), Progress(5, 20, 1), 0) == Seen(3, 9, told)
+    assert resumed(Seen(6, 9, told), told, 0) == Seen(5, 5, told), "what lies before its beginning it has not"
+    assert resumed(Seen(0, 4, told), told, 0) == Seen(5, 5, told), "others were faster"
+    assert resumed(Seen(3, 9, told), None, 0) == Seen(3, 9, told), "the broker forgot"
+    assert resumed(None, None, 7) == Seen(7, 7, Progress(7, 7, 0))

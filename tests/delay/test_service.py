@@ -1,0 +1,493 @@
+"""Nodes of the delay service on a scripted inner topic, by the holes of the list G3. The store is real."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.delay import service
+from rocketmq_spark.errors import AccessDenied
+from rocketmq_spark.model import Resent
+from rocketmq_spark.wire.envelope import cancelling
+from tests.delay.nodes import QUEUES, START_MS, Node, Topic, at_once, envelope
+from tests.producer.scripted import Time
+
+ONE, TWO = QUEUES
+DOWN = Resent(None, "down", passing=True)
+
+
+class World:
+    """An inner topic, time, and nodes by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.topic, self.time = Topic(), Time()
+        self._folder = folder
+        self.nodes: dict[str, Node] = {}
+
+    def node(self, name: str) -> Node:
+        self.nodes[name] = Node(self.topic, self._folder / name, self.time)
+        return self.nodes[name]
+
+    def offsets(self, queue=ONE) -> tuple[int | None, ...]:  # type: ignore[no-untyped-def]
+        return tuple(self.topic.offsets.get((group, queue)) for group in ("g", "g_stored", "g_done_ms"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    at_once(monkeypatch)
+    one = World(tmp_path)
+    yield one
+    for node in one.nodes.values():
+        node.store.close()
+
+
+def test_3_27_3_32_an_original_is_sent_when_it_is_due_and_not_before(world: World) -> None:
+    node = world.node("a")
+    for seconds in (1, 7, 59, 3601):
+        world.topic.put(envelope(f"m{seconds}", seconds))
+    node.turn(ONE)
+    node.turn(ONE)
+    found = {}
+    for _ in range(3700):
+        world.time.advance(1)
+        found[node.now_ms() - START_MS] = node.sends.bodies[:]
+    assert [len(found[at]) for at in (1000, 6000, 7000, 58_000, 59_000, 3_600_000, 3_601_000)] == [1, 1, 2, 2, 3, 3, 4]
+
+
+def test_3_31_3_a_nothing_is_told_before_it_is_durable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was read and not stored is read again."""
+    node = world.node("a")
+    world.topic.put(envelope("m", 5))
+    node.turn(ONE)
+    node.turn(ONE)
+
+    def full(*args: object) -> None:
+        raise OSError("no space left on device")
+
+    world.topic.put(envelope("n", 5))
+    with monkeypatch.context() as patched:
+        patched.setattr(node.store, "add", full)
+        node.reader.own(ONE)
+        with pytest.raises(OSError, match="no space"):
+            node.service.turn()
+        assert world.offsets()[:2] == (0, 1)
+    node.kill()
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(5)
+    assert node.sends.bodies == [b"m", b"n"]
+
+
+def test_3_31_a_kill_after_the_write_and_before_the_telling_makes_no_second_record(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", 5))
+    world.topic.silent = False
+    node.turn(ONE)
+    node.turn(ONE)
+    world.topic.offsets.clear()  # as if nothing had been told
+    node.kill()
+    for _ in range(3):
+        node.turn(ONE)
+    assert len(node.store) == 1
+    world.time.advance(5)
+    assert node.sends.bodies == [b"m"]
+
+
+def test_3_b_a_message_that_its_sender_repeated_counts_once(world: World) -> None:
+    node = world.node("a")
+    for queue in (ONE, ONE, TWO):
+        world.topic.put(envelope("m", 5), queue)
+    for _ in range(4):
+        node.turn(ONE, TWO)
+    world.time.advance(5)
+    node.turn(ONE, TWO)
+    assert node.sends.bodies == [b"m"]
+    assert (world.offsets(ONE)[0], world.offsets(TWO)[0]) == (2, 1)
+
+
+def test_3_c_an_original_is_forgotten_only_when_a_broker_took_it(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", 5))
+    node.turn(ONE)
+    node.turn(ONE)
+    node.sends.answer = lambda send: None  # no answer yet
+    world.time.advance(6)
+    node.turn(ONE)
+    assert (node.sends.bodies, len(node.store), world.offsets()[0]) == ([b"m"], 1, 0)
+    node.kill()  # so it is sent once more, with the same id
+    for _ in range(2):
+        node.turn(ONE)
+    assert node.sends.bodies == [b"m", b"m"]
+    node.sends.waiting[-1](Resent(ONE))
+    world.time.run_due()
+    node.turn(ONE)
+    assert (len(node.store), world.offsets()[0]) == (0, 1)
+    assert {send.msg_ids for send in node.sends.sent} == {("m",)}
+
+
+def test_3_e_what_is_past_due_is_sent_at_once(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", -3600))
+    node.turn(ONE)
+    node.turn(ONE)
+    assert node.sends.bodies == [b"m"]
+
+
+def test_3_f_a_lost_disk_is_rebuilt_from_the_inner_topic_without_what_was_sent(world: World) -> None:
+    node = world.node("a")
+    for name, seconds in (("far", 1000), ("m1", 1), ("m2", 2), ("late", 500)):
+        world.topic.put(envelope(name, seconds))
+    for _ in range(5):
+        node.turn(ONE)
+    world.time.advance(10)
+    node.turn(ONE)
+    assert (node.sends.bodies, world.offsets()[0]) == ([b"m1", b"m2"], 0)
+    node.store.close()
+    fresh = world.node("fresh")
+    for _ in range(6):
+        fresh.turn(ONE)
+    world.time.advance(1000)
+    assert fresh.sends.bodies == [b"late", b"far"]
+    fresh.turn(ONE)
+    assert world.offsets()[0] == 4
+
+
+def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk that has them sends them all the same."""
+    node = world.node("a")
+    world.topic.put(envelope("m", 5 * 3600))
+    node.turn(ONE)
+    node.turn(ONE)
+    assert "a message waits for 5.0 hours, and broker-a keeps messages for 1.0" in caplog.text
+    world.topic.first[ONE] = 1
+    node.kill()
+    node.turn(ONE)
+    world.time.advance(5 * 3600)
+    assert node.sends.bodies == [b"m"]
+    world.topic.offsets[("g", ONE)] = 0
+    fresh = world.node("fresh")
+    fresh.turn(ONE)
+    assert "begins at 1, and envelopes from 0 on are not done" in caplog.text
+
+
+def test_3_g_3_34_queues_change_hands_and_nothing_comes_twice(world: World) -> None:
+    one, two = world.node("one"), world.node("two")
+    names = [f"m{i}" for i in range(20)]
+    for i, name in enumerate(names):
+        world.topic.put(envelope(name, 2 * i + 1), QUEUES[i % 2])
+    for _ in range(12):
+        one.turn(ONE, TWO)
+    world.time.advance(10)  # some are sent
+    one.turn(ONE, TWO)
+    one.turn(ONE)  # another node has come
+    for _ in range(12):
+        two.turn(TWO)
+    world.time.advance(10)
+    for node, queues in ((one, [ONE]), (two, [TWO])):
+        node.turn(*queues)
+    two.turn()  # and gone
+    for _ in range(12):
+        one.turn(ONE, TWO)
+    world.time.advance(30)
+    one.turn(ONE, TWO)
+    assert len(one.store) == len(two.store) == 0
+    assert two.sends.bodies
+    assert Counter(one.sends.bodies + two.sends.bodies) == Counter(name.encode() for name in names)
+
+
+def test_3_g_a_node_that_dies_is_followed_by_another_which_repeats_what_it_had_not_told(world: World) -> None:
+    one, two = world.node("one"), world.node("two")
+    for i in range(6):
+        world.topic.put(envelope(f"m{i}", i + 1))
+    for _ in range(7):
+        one.turn(ONE)
+    world.time.advance(2)
+    one.turn(ONE)
+    world.time.advance(1)  # sent, and not told
+    one.store.close()
+    for _ in range(7):
+        two.turn(ONE)
+    world.time.advance(10)
+    assert one.sends.bodies == [b"m0", b"m1", b"m2"]
+    assert two.sends.bodies == [b"m2", b"m3", b"m4", b"m5"]
+
+
+def test_3_g_what_the_next_owner_cannot_read_stays_and_is_sent_from_here(world: World) -> None:
+    node = world.node("a")
+    for name in ("m0", "m1"):
+        world.topic.put(envelope(name, 100))
+    for _ in range(3):
+        node.turn(ONE)
+    world.topic.first[ONE] = 1
+    node.turn()
+    assert len(node.store) == 1
+    world.time.advance(100)
+    assert node.sends.bodies == [b"m0"]
+
+
+def test_3_g_who_was_away_for_long_puts_nothing_back(world: World) -> None:
+    """A machine that slept says nothing of queues that another one has had since."""
+    one, two = world.node("one"), world.node("two")
+    world.topic.put(envelope("m0", 1))
+    world.topic.put(envelope("m1", 500))
+    for _ in range(3):
+        one.turn(ONE)
+    for _ in range(3):
+        two.turn(ONE)
+    world.time.advance(2)
+    two.turn(ONE)
+    two.turn(ONE)
+    after = world.offsets()
+    assert after[0] == 1
+    one.turn()
+    assert world.offsets() == after
+
+
+def test_3_g_a_restart_leaves_what_went_to_others_meanwhile(world: World) -> None:
+    one, two = world.node("one"), world.node("two")
+    for queue in QUEUES:
+        world.topic.put(envelope(f"m{queue.queue_id}", 100), queue)
+    for _ in range(3):
+        one.turn(ONE, TWO)
+    one.kill()
+    for _ in range(3):
+        two.turn(TWO)
+    one.turn(ONE)
+    assert (len(one.store), len(two.store)) == (1, 1)
+    world.time.advance(100)
+    assert sorted(one.sends.bodies + two.sends.bodies) == [b"m0", b"m1"]
+
+
+def test_a_node_without_queues_sends_what_only_it_has(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", 5))
+    node.turn(ONE)
+    node.turn(ONE)
+    world.topic.first[ONE] = 1
+    node.kill()
+    node.turn()
+    assert node.sends.bodies == []
+    monkeypatch.setattr(node.service, "_patience", Deadline(0.0))
+    world.time.advance(5)
+    node.turn()
+    assert node.sends.bodies == [b"m"]
+
+
+def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HAND_OVER_S", 60.0)
+    one, two = world.node("one"), world.node("two")
+    for i in range(3):
+        world.topic.put(envelope(f"m{i}", i + 1))
+    for _ in range(3):
+        one.turn(ONE)
+    for _ in range(3):
+        two.turn(ONE)  # nothing of it is read yet
+    world.time.advance(2)
+    one.turn()  # it hears of it now
+    assert one.sends.bodies == [b"m0", b"m1"]
+    two.service._gained[ONE] = Deadline(0.0)
+    for _ in range(3):
+        two.turn(ONE)
+    world.time.advance(2)
+    assert two.sends.bodies == [b"m2"]
+    two.turn(ONE)
+    two.kill()
+    two.turn(ONE)
+    assert two.service._seen, "its own queue it has at once"
+
+
+def test_3_h_what_is_taken_back_is_not_sent(world: World) -> None:
+    node = world.node("a")
+    for name in ("m", "n"):
+        world.topic.put(envelope(name, 5))
+    world.topic.put(cancelling("orders", START_MS + 5000, "m", START_MS))
+    world.topic.put(cancelling("orders", START_MS + 5000, "never", START_MS))
+    for _ in range(5):
+        node.turn(ONE)
+    world.time.advance(10)
+    node.turn(ONE)
+    assert node.sends.bodies == [b"n"]
+    assert world.offsets()[0] == 4
+
+
+def test_3_h_it_is_not_sent_by_a_node_that_reads_everything_again_either(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("first", 900))
+    world.topic.put(envelope("m", 500))
+    world.topic.put(cancelling("orders", START_MS + 500_000, "m", START_MS))
+    for _ in range(4):
+        node.turn(ONE)
+    fresh = world.node("fresh")
+    for _ in range(4):
+        fresh.turn(ONE)
+    world.time.advance(1000)
+    assert fresh.sends.bodies == [b"first"]
+
+
+def test_3_i_a_bad_body_is_a_dead_letter_and_stops_nobody(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(b"no envelope")
+    world.topic.put(envelope("m", 1))
+    for _ in range(3):
+        node.turn(ONE)
+    world.time.advance(1)
+    node.turn(ONE)
+    assert [(send.topic, bytes(send.request.body)) for send in node.sends.sent] == [
+        ("dead", b"no envelope"), ("orders", b"m"),
+    ]  # fmt: skip
+    assert world.offsets()[0] == 2
+
+
+@pytest.mark.parametrize("step_s", [-60, 60])
+def test_3_j_g2_8_the_nodes_own_clock_decides_and_may_be_put(world: World, step_s: int) -> None:
+    """Due times are absolute: a clock that is a minute ahead sends a minute early by others, and never by its own."""
+    node = world.node("a")
+    world.topic.put(envelope("m", 100))
+    node.turn(ONE)
+    node.turn(ONE)
+    node.step_ms = 1000 * step_s
+    world.time.advance(99 - step_s)
+    node.turn(ONE)
+    assert node.sends.bodies == []
+    world.time.advance(1)
+    node.turn(ONE)
+    assert node.sends.bodies == [b"m"]
+
+
+def test_3_k_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", 10))
+    node.turn(ONE)
+    node.turn(ONE)
+    node.sends.answer = lambda send: DOWN
+    at = []
+    for _ in range(120):
+        world.time.advance(1)
+        at += [round(world.time.now - 1000)] * (len(node.sends.sent) - len(at))
+    assert at == [10, 13, 18, 48, 108]
+    node.sends.answer = lambda send: Resent(ONE)
+    world.time.advance(150)
+    assert len(node.store) == 0
+
+
+def test_3_27_g2_1_what_is_not_due_is_not_sent_because_its_topic_answers(world: World) -> None:
+    """Only what failed waits for an answer; after a restart anything might have failed."""
+    node = world.node("a")
+    for name, seconds in (("m", 5), ("n", 100), ("o", 200)):
+        world.topic.put(envelope(name, seconds))
+    for _ in range(2):
+        node.turn(ONE)
+    node.kill()
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(6)
+    assert node.sends.bodies == [b"m"]
+    works, node.sends.answer = node.sends.answer, lambda send: DOWN
+    world.time.advance(94)
+    node.sends.answer = works
+    world.topic.put(envelope("now", 0))
+    node.turn(ONE)  # its topic answers: what failed is sent soon, and the rest waits
+    world.time.advance(3)
+    assert node.sends.bodies == [b"m", b"n", b"now", b"n"]
+
+
+def test_3_k_g2_10_what_is_refused_for_good_is_kept_with_its_content(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", 1))
+    node.sends.answer = lambda send: Resent(None, "no permission")
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(1)
+    node.turn(ONE)
+    assert (node.store.totals.dead, world.offsets()[0]) == (1, 1)
+    node.sends.answer = lambda send: Resent(ONE)
+    assert node.store.revive(node.now_ms()) == 1
+    node.turn(ONE)
+    world.time.advance(1)
+    assert node.sends.bodies == [b"m", b"m"]
+
+
+def test_3_24_brokers_that_do_not_answer_are_told_later(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", 5))
+    node.turn(ONE)
+    node.turn(ONE)
+    world.topic.silent = True
+    world.time.advance(6)
+    node.turn(ONE)
+    assert world.offsets()[0] == 0
+    world.topic.silent = False
+    node.turn(ONE)
+    assert world.offsets()[0] == 1
+
+
+def test_the_groups_of_the_other_numbers_are_made(world: World) -> None:
+    world.topic.groups = {"g"}
+    node = world.node("a")
+    world.topic.put(envelope("m", 5))
+    node.turn(ONE)
+    node.turn(ONE)
+    assert world.topic.groups == {"g", "g_stored", "g_done_ms"}
+    assert world.offsets() == (0, 1, START_MS + 4999)
+
+
+def test_when_all_is_done_nothing_more_is_told(world: World) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", 1))
+    for _ in range(3):
+        node.turn(ONE)
+        world.time.advance(1)
+    told = world.offsets()
+    assert told[:2] == (1, 1)
+    world.time.advance(100)
+    node.turn(ONE)
+    assert world.offsets() == told
+
+
+def test_3_25_the_end_sends_nothing_new_and_tells_the_rest(world: World) -> None:
+    node, over = world.node("a"), threading.Event()
+    world.topic.put(envelope("m", 1))
+    world.topic.put(envelope("n", 100))
+    for _ in range(3):
+        node.turn(ONE)
+    world.time.advance(2)
+    over.set()
+    node.service.run(over)
+    assert (node.sends.bodies, world.offsets()[0], node.reader.closed) == ([b"m"], 1, True)
+    node.open()
+    node.turn(ONE)
+    world.time.advance(100)
+    assert node.sends.bodies == [b"m", b"n"]
+
+
+def test_an_error_that_may_pass_is_waited_out_and_another_ends_the_service(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = world.node("a")
+    node.reader.own(ONE)
+    world.topic.silent = True
+    turns = []
+
+    def wait(seconds: float) -> bool:
+        turns.append(seconds)
+        monkeypatch.setattr(node.reader, "poll", denied)
+        return False
+
+    def denied(timeout_s: float = 5.0) -> list:  # type: ignore[type-arg]
+        raise AccessDenied("access denied")
+
+    over = threading.Event()
+    monkeypatch.setattr(over, "wait", wait)
+    with pytest.raises(AccessDenied):
+        node.service.run(over)
+    assert len(turns) == 1
+    assert "goes on after an error" in caplog.text
+    assert node.reader.closed

@@ -1,0 +1,93 @@
+"""Envelopes as records, and what is sent of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.delay import waiting
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.wire.envelope import QUEUE, Envelope, cancelling
+from rocketmq_spark.wire.properties import decode_properties
+
+INNER = MessageQueue("dmq_inner_topic", "broker-a", 3)
+PROPERTIES = (
+    "UNIQ_KEY\x01ID\x02KEYS\x01k1 k2\x02TAGS\x01paid\x02__SHARDINGKEY\x01u-7\x02WAIT\x01true\x02region\x01eu\x02"
+)
+ORDER = Envelope("orders", 5000, "ID", 1000, 7, PROPERTIES, b"body")
+SEND = waiting.sending(ProducerSettings(group="g"), DEAD_TOPIC)
+
+
+def record(envelope: Envelope, offset: int = 9) -> Record:
+    found = waiting.arrival(INNER, offset, envelope.pack(), 1)
+    assert found.record is not None
+    return found.record
+
+
+def test_3_33_3_d_the_original_is_as_its_sender_made_it() -> None:
+    send = SEND(record(ORDER))
+    assert (send.topic, send.queue, send.msg_ids) == ("orders", None, ("ID",))
+    request = send.request
+    assert (request.body, request.flag, request.born_timestamp_ms, request.sys_flag) == (b"body", 7, 1000, 0)
+    assert decode_properties(request.properties) == decode_properties(PROPERTIES)
+
+
+def test_a_large_body_is_compressed_as_of_any_message() -> None:
+    request = SEND(record(ORDER._replace(body=b"x" * 5000))).request
+    assert (zlib.decompress(request.body), bool(request.sys_flag & SysFlag.COMPRESSED)) == (b"x" * 5000, True)
+
+
+def test_the_queue_that_was_chosen_is_kept_and_its_property_is_not() -> None:
+    send = SEND(record(ORDER._replace(properties=f"{PROPERTIES}{QUEUE}\x01broker:b:2\x02")))
+    assert send.queue == MessageQueue("orders", "broker:b", 2)
+    assert QUEUE not in decode_properties(send.request.properties)
+    assert SEND(record(ORDER._replace(properties=f"{QUEUE}\x01nonsense\x02"))).queue is None
+
+
+def test_3_b_what_is_sent_twice_has_one_first_mark_wherever_it_lies() -> None:
+    first, again = record(ORDER, 9), record(ORDER._replace(born_ms=2000), 10)
+    assert first.marks[0] == again.marks[0]
+    assert record(ORDER._replace(due_ms=6000)).marks[0] != first.marks[0]
+    assert waiting.due_of(first.marks[0][1]) == 5000
+
+
+def test_3_d_the_due_time_is_absolute() -> None:
+    found = [waiting.arrival(INNER, 9, ORDER.pack(), now_ms).due_ms for now_ms in (1, 4000, 9000)]
+    assert found == [5000] * 3
+
+
+@given(st.integers(-(1 << 63), (1 << 63) - 1))
+def test_any_due_time_can_be_kept(due_ms: int) -> None:
+    found = waiting.arrival(INNER, 9, ORDER._replace(due_ms=due_ms).pack(), 1)
+    assert found.due_ms == max(0, due_ms)
+    assert found.record is not None
+    assert waiting.offset_and_due(found.record.marks[1][1]) == (9, found.due_ms)
+
+
+@pytest.mark.parametrize("body", [b"hello", ORDER.pack()[:40], b"RDMQ\x02" + ORDER.pack()[5:]])
+def test_3_i_what_is_no_envelope_is_due_at_once_as_a_dead_letter_with_the_reason(body: bytes) -> None:
+    found = waiting.arrival(INNER, 9, body, 1)
+    assert (found.due_ms, found.cancels) == (0, None)
+    assert found.record is not None
+    send = SEND(found.record)
+    assert (send.topic, send.request.body) == (DEAD_TOPIC, body)
+    assert "envelope of a delayed message" in decode_properties(send.request.properties)[PROBLEM]
+
+
+def test_3_h_what_takes_back_names_the_mark() -> None:
+    found = waiting.arrival(INNER, 12, cancelling("orders", 5000, "ID", 2000), 1)
+    assert found == waiting.Arrival(None, 5000, record(ORDER).marks[0])
+
+
+def test_a_record_waits_for_whatever_takes_its_original() -> None:
+    assert record(ORDER).target == "topic orders"
+    assert record(ORDER._replace(properties=f"{QUEUE}\x01b:2\x02")).target == "broker b"
+    assert dataclasses.replace(record(ORDER), target="").kind == waiting.KIND

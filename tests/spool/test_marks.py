@@ -1,0 +1,117 @@
+"""By what records are found while they are kept. Real RocksDB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.spool import mending
+from rocketmq_spark.spool.keys import MARK, RECORD, Due, behind, behind_space, marked, numbered, place_of
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.store import Again, Dead, Done, Store
+from tests.spool.bench import BASE_MS
+
+
+def marked_record(name: bytes, place: int = 0, payload: bytes = b"x") -> Record:
+    return Record("k", payload, BASE_MS, marks=((b"id", name), (b"q", place.to_bytes(8, "big"))))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = Store(tmp_path / "s", sync="never")
+    yield one
+    one.close()
+
+
+def first(store: Store) -> int | None:
+    found = store.places(b"q")
+    assert found == store.places(b"q", b"")
+    return int.from_bytes(found[0], "big") if found else None
+
+
+@given(st.binary(max_size=3), st.binary(max_size=3), st.binary(max_size=3))
+def test_a_space_ends_before_the_next_one(space: bytes, other: bytes, place: bytes) -> None:
+    key = marked(other, place)
+    assert (marked(space) <= key < behind_space(space)) is (space == other)
+    assert place_of(key) == place
+    assert MARK <= key < behind(MARK)
+
+
+def test_3_b_of_two_with_one_first_mark_the_second_is_not_kept(store: Store) -> None:
+    store.add([(marked_record(b"a", 1), 10), (marked_record(b"a", 2), 10), (marked_record(b"b", 3), 10)])
+    store.add([(marked_record(b"b", 4), 10)])
+    assert len(store) == 2
+    works = store.take(10, 9)
+    assert [work.record.marks[1][1][-1] for work in works] == [1, 3]
+    store.settle([(work, Done()) for work in works], 10)
+    store.add([(marked_record(b"a", 5), 10)])
+    assert len(store) == 1, "it is forgotten with its record"
+
+
+def test_the_first_place_is_that_of_the_oldest_that_is_not_over(store: Store) -> None:
+    assert first(store) is None
+    store.add([(marked_record(bytes([i]), i), 10 + i) for i in (5, 3, 7)])
+    assert first(store) == 3
+    three, five = store.take(15, 9)
+    assert first(store) == 3, "who has it has not finished it"
+    store.settle([(three, Done()), (five, Again(99, "why"))], 15)
+    assert first(store) == 5
+    store.add([(marked_record(b"old", 1), 9)])
+    assert first(store) == 1
+    store.settle([(work, Dead("why")) for work in store.take(200, 9)], 200)
+    assert first(store) is None
+
+
+def test_places_come_in_pages(store: Store) -> None:
+    store.add([(marked_record(bytes([i]), i), 10) for i in range(5)])
+    assert [place[-1] for place in store.places(b"q", (2).to_bytes(8, "big"), 2)] == [2, 3]
+
+
+def test_3_h_what_is_forgotten_is_gone_unless_somebody_has_it(store: Store) -> None:
+    store.add([(marked_record(name, i), 10) for i, name in enumerate((b"a", b"b", b"c"))])
+    (taken,) = store.take(10, 1)
+    store.settle([(taken, Again(50, "why"))], 10)
+    (other,) = store.take(10, 1)
+    assert store.forget([(b"id", b"a"), (b"id", b"b"), (b"id", b"nobody"), (b"id", b"a")]) == 1
+    assert (len(store), first(store)) == (2, 1)
+    store.settle([(other, Done())], 10)
+    assert [work.record.marks[0][1] for work in store.take(99, 9)] == [b"c"]
+
+
+def test_what_falls_due_early_is_still_found(store: Store) -> None:
+    store.add([(marked_record(b"a"), 500)])
+    assert store.hasten(None, None, 10, 20) is None
+    assert store.forget([(b"id", b"a")]) == 1
+    assert (len(store), store.take(1000, 9)) == (0, [])
+
+
+def test_notes_are_written_with_records_and_kept(store: Store) -> None:
+    assert store.notes() == {}
+    store.add([(marked_record(b"a"), 10)], {b"n": b"1"})
+    store.add([], {b"n": b"2", b"m": b""})
+    store.close()
+    again = Store(store.path, sync="never")
+    assert (again.notes(), len(again)) == ({b"n": b"2", b"m": b""}, 1)
+    assert again.forget([(b"id", b"a")]) == 1
+    again.close()
+
+
+def test_g2_10_marks_are_mended_with_their_store(store: Store) -> None:
+    store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
+    db = store._db
+    (gone, kept) = (Due(10, sequence) for sequence in (1, 2))
+    db.write([], [numbered(RECORD, gone.sequence), marked(b"id", b"b")])
+    mending.mend(db)
+    assert [place_of(key) for key, _ in db.scan(MARK, behind(MARK))] == [(2).to_bytes(8, "big"), b"b"]
+    assert Due.parse(db.get(marked(b"id", b"b")) or b"") == kept
+
+
+def test_g2_10_a_record_that_cannot_be_read_has_no_marks_any_more(store: Store) -> None:
+    store.add([(marked_record(b"a", 1), 10)])
+    store._db.write([(numbered(RECORD, 1), b"garbage")])
+    assert store.take(10, 9) == []
+    assert first(store) is None
