@@ -1,8 +1,8 @@
 """The delay service's figures: so many messages a second in and out of a node, how late they are, and a million that wait.
 
-``python -m benchmarks.delay [--rate N] [--seconds S] [--pending N]`` prints them, on a broker of this machine. The node is a
-process of its own, as ``rocketmq-spark delay serve`` starts it; lateness is when the broker stored an original, less when
-it was due.
+``python -m benchmarks.delay [--rate N] [--seconds S] [--nodes N] [--pending N]`` prints them, on a broker of this machine. A
+node is a process of its own, as ``rocketmq-spark delay serve`` starts it; lateness is when the broker stored an original, less
+when it was due.
 """
 
 from __future__ import annotations
@@ -92,22 +92,24 @@ def lateness(mq: LocalBroker, count: int, within_s: float) -> np.ndarray:
     return np.concatenate(found)
 
 
-def in_and_out(rate: int, seconds: float) -> None:
-    print(f"{rate:,} messages a second in and out for {seconds:g} s, each delayed for 3 s")
+def in_and_out(rate: int, seconds: float, nodes: int) -> None:
+    print(f"{rate:,} messages a second in and out of {nodes} nodes for {seconds:g} s, each delayed for 3 s")
     with LocalBroker(quiet=True) as mq, tempfile.TemporaryDirectory() as folder:
         mq.create_topic(TARGET, queues=8)
-        service = Service(mq, Path(folder) / "node")
-        time.sleep(3)
-        before = service.cpu_s()
-        sent = feed(mq, rate, seconds, 3000)
-        late = lateness(mq, sent, 60 + seconds)
-        cpu_s = service.cpu_s() - before
-        told = service.end()
+        services = [Service(mq, Path(folder) / f"node{i}") for i in range(nodes)]
+        try:
+            time.sleep(5)
+            before = sum(service.cpu_s() for service in services)
+            sent = feed(mq, rate, seconds, 3000)
+            late = lateness(mq, sent, 60 + seconds)
+            cpu_s = sum(service.cpu_s() for service in services) - before
+        finally:
+            told = [service.end() for service in services]
     p50, p99 = np.percentile(late, (50, 99))
     print(
         f"  {len(late):,} of {sent:,} came, {int((late < 0).sum())} early; late by {p50:.0f} ms (half), "
         f"{p99:.0f} ms (99 of 100), {late.max()} ms at most\n"
-        f"  the node: {1e6 * cpu_s / sent:.0f} µs of processor for a message, stored {told['stored']:,}, sent {told['sent']:,}"
+        f"  {1e6 * cpu_s / sent:.0f} µs of processor for a message; sent by each: {[one['sent'] for one in told]}"
     )
 
 
@@ -143,11 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--pending", type=int, default=1_000_000)
     arguments = parser.parse_args()
     print(f"load of the machine: {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
     if arguments.rate:
-        in_and_out(arguments.rate, arguments.seconds)
+        in_and_out(arguments.rate, arguments.seconds, arguments.nodes)
     if arguments.pending:
         pending(arguments.pending)
 

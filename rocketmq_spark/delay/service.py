@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # As many messages are stored by one write, and as often positions are told.
 PAGE, TELL_S, POLL_S = 2000, 0.5, 0.2
+# After brokers could not be told.
+AGAIN_S = 5.0
 # So long the last node of a queue has to hear that it is another's now, and to say how far it came.
 HAND_OVER_S = 2.0
 REQUEST_S = 3.0
@@ -93,6 +95,7 @@ class DelayService:
         self._seen: dict[MessageQueue, Seen] = {}
         self._gained: dict[MessageQueue, Deadline | None] = {}
         self._next_tell = Deadline(0.0)
+        self._told_all = True
         self._joined = False
         self._patience = Deadline.after(JOIN_S)
         self.stored = 0
@@ -122,8 +125,7 @@ class DelayService:
         if self._spool is not None:
             self._spool.redelivery.wake()  # the clock may have been put forward
         if self._next_tell.expired:
-            self._tell(list(self._seen))
-            self._next_tell = Deadline.after(TELL_S)
+            self._next_tell = Deadline.after(TELL_S if self._tell(list(self._seen)) else AGAIN_S)
 
     @property
     def sent(self) -> int:
@@ -263,8 +265,10 @@ class DelayService:
         oldest, stored, done_ms = (self._member.committed(g, queue, deadline, False) for g in self._names.all)
         return None if oldest is None else Progress(oldest, stored if stored is not None else oldest, done_ms or 0)
 
-    def _tell(self, queues: Iterable[MessageQueue]) -> None:
-        """Say how far queues are. What cannot be told is told the next time; brokers know less then, and never too much."""
+    def _tell(self, queues: Iterable[MessageQueue]) -> bool:
+        """Say how far queues are, and whether all of it could be told. What could not is told the next time: brokers know less
+        then, and never too much.
+        """
         first = self._store.places(waiting.IDENTITY)
         done_ms = max(0, waiting.due_of(first[0]) - 1) if first else self._now_ms()
         news: dict[MessageQueue, Progress] = {}
@@ -279,14 +283,17 @@ class DelayService:
             if now != seen.told and not nothing_new:
                 news[queue] = now
         if not news:
-            return
-        self._commit(news)
+            return True
+        all_told = self._commit(news)
         for queue, now in news.items():
             self._seen[queue] = self._seen[queue]._replace(told=now)
-        self._store.add([], {_note(queue): self._seen[queue].encode() for queue in news})
+        if news:
+            self._store.add([], {_note(queue): self._seen[queue].encode() for queue in news})
+        return all_told
 
-    def _commit(self, news: dict[MessageQueue, Progress]) -> None:
-        """Drops of ``news`` what brokers did not take."""
+    def _commit(self, news: dict[MessageQueue, Progress]) -> bool:
+        """Drops of ``news`` what brokers did not take; whether they took all."""
+        count = len(news)
         for number, group in enumerate(self._names.all):
             offsets = {queue: progress[number] for queue, progress in news.items()}
             errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
@@ -297,7 +304,11 @@ class DelayService:
                 del news[queue]
             if errors:
                 error = next(iter(errors.values()))
-                logger.warning("how far %d queues are cannot be told as group %s now: %s", len(errors), group, error)
+                # Once when it begins.
+                level = logging.WARNING if self._told_all else logging.INFO
+                logger.log(level, "how far %d queues are cannot be told as group %s now: %s", len(errors), group, error)
+        self._told_all = len(news) == count
+        return self._told_all
 
 
 def _note(queue: MessageQueue) -> bytes:

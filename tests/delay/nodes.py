@@ -166,4 +166,5 @@ def envelope(name: str, due_s: float, topic: str = "orders") -> bytes:
 def at_once(monkeypatch: Any) -> None:
     """Positions are told each turn, and queues that change hands are begun without waiting."""
     monkeypatch.setattr(service, "TELL_S", 0.0)
+    monkeypatch.setattr(service, "AGAIN_S", 0.0)
     monkeypatch.setattr(service, "HAND_OVER_S", 0.0)

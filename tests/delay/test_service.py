@@ -415,15 +415,17 @@ def test_3_k_g2_10_what_is_refused_for_good_is_kept_with_its_content(world: Worl
     assert node.sends.bodies == [b"m", b"m"]
 
 
-def test_3_24_brokers_that_do_not_answer_are_told_later(world: World) -> None:
+def test_3_24_brokers_that_do_not_answer_are_told_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", 5))
     node.turn(ONE)
     node.turn(ONE)
     world.topic.silent = True
     world.time.advance(6)
-    node.turn(ONE)
+    for _ in range(3):
+        node.turn(ONE)
     assert world.offsets()[0] == 0
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     world.topic.silent = False
     node.turn(ONE)
     assert world.offsets()[0] == 1

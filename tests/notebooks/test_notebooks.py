@@ -68,3 +68,17 @@ def test_consumer_groups(run_notebook: Callable[[str], Done]) -> None:
     assert number(text, "- of these by bert before: ") <= number(text, "consumed twice: ")
     assert "exit codes: [0, 0]" in text
     assert images == 1
+
+
+def test_outage_and_delays(run_notebook: Callable[[str], Done]) -> None:
+    text, images = run_notebook("04_outage_and_delays.ipynb")
+    assert "sent: {'SEND_OK'}" in text
+    assert number(text, "spooled so far: ") >= 1
+    assert "after the outage the spool holds: 0" in text
+    assert "- missing: 0\n" in text
+    assert number(text, "- of these by the spool: ") >= number(text, "spooled so far: ")
+    assert "waiting: 80 " in text
+    for delay in (1, 7, 59, 3601):
+        assert f"after {delay} s: 20 delivered, early: 0" in text
+    assert "stored: 80 - sent: 80" in text
+    assert images == 2

@@ -18,9 +18,9 @@ from tests.live.delay.serving import Command
 from tests.live.writes import stored
 from tests.scale import scaled
 
-KILLS = scaled(20, 3)
+KILLS = scaled(20)
 # A kill each so many seconds, more or less; messages fall due all the while.
-STEP_S = 3
+STEP_S = 2.5
 COUNT = 1000
 
 
