@@ -32,7 +32,7 @@ check: $(READY)
 soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-chaos soak-group)
 
 soak-pipelines: $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/live/loss tests/live/growth
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/live/loss tests/live/growth tests/live/batches
 
 soak-properties: $(READY)
 	@$(PYTEST) -m property

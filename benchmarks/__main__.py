@@ -7,19 +7,35 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import codec, consume, harness, idle, latency, memory, planning, read, spark, targets, workload, write
+from benchmarks import (
+    codec,
+    consume,
+    growth,
+    harness,
+    idle,
+    latency,
+    memory,
+    planning,
+    read,
+    spark,
+    targets,
+    workload,
+    write,
+)
 from benchmarks.harness import Found
 from benchmarks.kafka import KafkaNode, connector_jars
 
 SECTIONS = ("codec", "read", "write", "consume", "idle", "latency", "planning", "memory")
+# Takes long, and is asked for by name.
+MORE = ("growth",)
 
 
 def main() -> None:
     options = harness.arguments(__doc__ or "")
     wanted = options.sections or SECTIONS
-    unknown = set(wanted).difference(SECTIONS)
+    unknown = set(wanted).difference(SECTIONS + MORE)
     if unknown:
-        raise SystemExit(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+        raise SystemExit(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS + MORE)}")
     found: Found = {}
     with contextlib.ExitStack() as stack:
         kafka = None
@@ -46,6 +62,10 @@ def main() -> None:
             memory.run(broker, options, found)
     if "planning" in wanted:
         planning.run(options, found)
+    if "growth" in wanted:
+        session = spark.plain_session((), spark.FAST, growth.SLOTS)
+        growth.run(session, options, found)
+        session.stop()
     results = list(targets.verdicts(found))
     harness.show(targets.table([v for v in results if v.value is not None or not options.sections]))
     if options.json:

@@ -71,19 +71,26 @@ def spent_by(servers: Sequence[int]) -> dict[tuple[str, int], float]:
     What a JVM started and saw end is the JVM's; a Python worker that ended is forgotten, with all that it ever did.
     """
     spent = {("server", pid): process_cpu(pid) for pid in servers}
+    for kind, pid in family(servers):
+        with contextlib.suppress(OSError):
+            spent[kind, pid] = process_cpu(pid, children=kind == "jvm")
+    return spent
+
+
+def family(without: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """This process and all its living descendants, ``python`` or ``jvm``; not those in ``without``, nor their children."""
     queue = [os.getpid()]
     while queue:
         pid = queue.pop()
-        if pid in servers:
+        if pid in without:
             continue
         with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as comm:
-                java = comm.read().strip() == "java"
-            spent["jvm" if java else "python", pid] = process_cpu(pid, children=java)
+                kind = "jvm" if comm.read().strip() == "java" else "python"
             for task in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as children:
                     queue += map(int, children.read().split())
-    return spent
+            yield kind, pid
 
 
 @contextlib.contextmanager
@@ -170,7 +177,7 @@ def show(table: Table) -> None:
 def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=description)
     parser.add_argument(
-        "sections", nargs="*", help="only these: codec, read, write, consume, idle, latency, planning, memory"
+        "sections", nargs="*", help="only these: codec, read, write, consume, idle, latency, planning, memory, growth"
     )
     parser.add_argument(
         "--messages", type=int, help="messages of 100 B in a read; of 1 KiB, in a write and of slow peers: fewer"

@@ -53,11 +53,17 @@ def compiled() -> Path:
 
 
 def run(
-    mode: str, name_server: str, topic: str, count: int, *arguments: int | str, on_begin: Callable[[], None]
+    mode: str,
+    name_server: str,
+    topic: str,
+    count: int,
+    *arguments: int | str,
+    on_begin: Callable[[], None],
+    on_end: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """One run in a JVM of its own that has warmed up: messages, distinct messages, seconds, CPU seconds of that JVM.
 
-    ``on_begin`` is called when the pass that counts begins.
+    ``on_begin`` is called when the pass that counts begins, ``on_end`` when it has ended and the JVM has yet to.
     """
     command = [
         str(find_java().path), "-Xmx2g", f"-Duser.home={compiled()}", f"-DwarmUpMs={1000 * WARM_UP_S:.0f}",
@@ -75,6 +81,7 @@ def run(
                     on_begin()
                 elif line.startswith("{"):
                     found = json.loads(line)
+                    on_end()
             watch.cancel()
         if process.returncode or found is None:
             errors.seek(0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ def run(broker: LocalBroker, session: SparkSession, kafka: KafkaNode | None, opt
         count = harness.count_of(options.messages, size)
         topic = f"read-{size}"
         workload.fill(broker, topic, count, size)
+        workload.fill(broker, whole(topic), count, size, whole=True)
         if kafka is not None:
             kafka.write(spark.rows(session, count // SLOWER, size), topic)
         with tempfile.TemporaryDirectory() as folder:
@@ -70,6 +73,7 @@ class Reads:
             *self._plain_sockets(per, depth),
             *self._ours(),
             Case(targets.STREAM, self.available_now),
+            *self._whole(),
             Case(targets.CEILING, self.prebuilt),
             *self._java(32, lite=True),
             *self._kafka(),
@@ -103,6 +107,16 @@ class Reads:
             Case(targets.ALONE, lambda: raw.decoded(self.broker, self.topic, self.count), warm_up=False),
             Case(targets.SPARK, lambda: self.noop(self.source()), warm_up),
             Case(targets.PLAIN, lambda: self.noop(self.source(columns=PLAIN)), warm_up),
+        ]
+
+    def _whole(self) -> list[Case]:
+        """The same messages in a batch topic."""
+        topic = whole(self.topic)
+        return [
+            Case(targets.BULK_WHOLE, lambda: raw.bulk(self.broker, topic, self.count), warm_up=False),
+            Case(targets.ALONE_WHOLE, lambda: raw.decoded(self.broker, topic, self.count), warm_up=False),
+            Case(targets.SPARK_WHOLE, lambda: self.noop(spark.source(self.session, self.broker, topic))),
+            Case(targets.LITE_WHOLE, lambda: self.peer("lite", 32, 20, topic=topic), warm_up=False),
         ]
 
     def _java(self, max_offsets: int, lite: bool = False) -> list[Case]:
@@ -143,21 +157,36 @@ class Reads:
         reader = self.session.read.format("ceiling").option("path", str(self.path)).option("rows", self.count)
         return self.noop(reader.load())
 
-    def peer(self, mode: str, *arguments: int) -> Result:
-        return java_run(self.broker, mode, self.topic, self.part, *arguments, at_least=True)
+    def peer(self, mode: str, *arguments: int, topic: str | None = None) -> Result:
+        return java_run(self.broker, mode, topic or self.topic, self.part, *arguments, at_least=True)
+
+
+def whole(topic: str) -> str:
+    """The batch topic with the messages of ``topic``."""
+    return f"{topic}-whole"
 
 
 def java_run(
-    broker: LocalBroker, mode: str, topic: str, count: int, *arguments: int | str, at_least: bool = False
+    broker: LocalBroker,
+    mode: str,
+    topic: str,
+    count: int,
+    *arguments: int | str,
+    at_least: bool = False,
+    until: Callable[[], None] = lambda: None,
 ) -> Result:
-    """A run of the Java client, its count checked."""
-    pid, before = raw.pid_of(broker), 0.0
+    """A run of the Java client, its count checked. Time and CPU of the broker go on ``until`` returns."""
+    pid, marks = raw.pid_of(broker), []
 
-    def begin() -> None:
-        nonlocal before
-        before = harness.process_cpu(pid)
+    def mark() -> None:
+        marks.append((time.perf_counter(), harness.process_cpu(pid)))
 
-    found = java.run(mode, broker.name_server, topic, count, *arguments, on_begin=begin)
+    def end() -> None:
+        until()
+        mark()
+
+    found = java.run(mode, broker.name_server, topic, count, *arguments, on_begin=mark, on_end=end)
     distinct = found["distinct"]
     harness.expect(f"Java {mode}", distinct, max(count, distinct) if at_least else count)
-    return Result(distinct, found["seconds"], Cpu(jvm=found["cpu"], server=harness.process_cpu(pid) - before))
+    (begin_s, cpu_before), (end_s, cpu_after) = marks
+    return Result(distinct, end_s - begin_s, Cpu(jvm=found["cpu"], server=cpu_after - cpu_before))

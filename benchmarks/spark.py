@@ -21,7 +21,7 @@ _QUIET = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "ERROR",
 }
-_FAST = {
+FAST = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
@@ -32,7 +32,7 @@ _FAST = {
 
 def session(jars: Sequence[Path] = ()) -> SparkSession:
     """With the settings that docs/performance.md recommends."""
-    made = plain_session(jars, _FAST)
+    made = plain_session(jars, FAST)
     ceiling.register(made)
     return made
 

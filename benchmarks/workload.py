@@ -13,7 +13,7 @@ import pyarrow as pa
 from rocketmq_spark import LocalBroker
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.codes import Property, SysFlag
 from rocketmq_spark.encode.encoder import Encoder
 from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.errors import RocketMQError
@@ -22,6 +22,7 @@ from rocketmq_spark.options import parse
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.session import client
 from rocketmq_spark.wire import compression
+from rocketmq_spark.wire.properties import encode_properties
 
 QUEUES = 8
 _ROWS = 20_000
@@ -65,14 +66,15 @@ def bodies(count: int, size: int) -> Iterator[bytes]:
             yield bytes(chunk.body)
 
 
-def send(broker: LocalBroker, topic: str, batches: Iterable[bytes], depth: int = 4) -> None:
-    """Send batch bodies round robin, ``depth`` at a time."""
+def send(broker: LocalBroker, topic: str, batches: Iterable[bytes], depth: int = 4, whole: bool = False) -> None:
+    """Send batch bodies round robin, ``depth`` at a time; ``whole`` gives each an id, so that a batch topic stores it as one."""
     sender = client(parse({"nameServer": broker.name_server})).sender
     queues = sender.publish_queues(topic, Deadline.after(10))
 
     def one(turn_and_body: tuple[int, bytes]) -> None:
         turn, body = turn_and_body
-        request = SendRequest("bench", body, batch=True, born_timestamp_ms=int(time.time() * 1000))
+        properties = encode_properties({Property.UNIQ_KEY: f"{turn:032}"}) if whole else ""
+        request = SendRequest("bench", body, properties, batch=True, born_timestamp_ms=int(time.time() * 1000))
         _send(sender, queues[turn % len(queues)], request)
 
     with ThreadPoolExecutor(depth) as pool:
@@ -80,10 +82,10 @@ def send(broker: LocalBroker, topic: str, batches: Iterable[bytes], depth: int =
             pass
 
 
-def fill(broker: LocalBroker, topic: str, count: int, size: int) -> None:
-    """Write ``count`` messages round robin, and wait until all can be read."""
-    broker.create_topic(topic, queues=QUEUES)
-    send(broker, topic, bodies(count, size))
+def fill(broker: LocalBroker, topic: str, count: int, size: int, whole: bool = False) -> None:
+    """Write ``count`` messages round robin, and wait until all can be read; ``whole`` for a batch topic."""
+    broker.create_topic(topic, queues=QUEUES, batch=whole)
+    send(broker, topic, bodies(count, size), whole=whole)
     wait_visible(broker, topic, count)
 
 

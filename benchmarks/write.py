@@ -49,34 +49,37 @@ class Writes:
         kafka = self.kafka
         return [
             Case(targets.SEND, self.bodies),
+            Case(targets.SEND_WHOLE, lambda: self.bodies(whole=True)),
             Case(targets.WRITE, self.batch),
+            Case(targets.WRITE_WHOLE, lambda: self.batch(whole=True)),
             Case(targets.HASH, lambda: self.batch(self.rows("concat('s-', id % 1000) shardingKey"))),
             Case("Spark topic to topic, AvailableNow", self.stream),
             Case(targets.DROP, self.drop),
             Case(targets.JAVA_BATCH[0], lambda: self.peer("batch", self.size, 1 << 20, 2), warm_up=False),
             Case(targets.JAVA_BATCH[1], lambda: self.peer("auto", self.size), warm_up=False),
+            Case(targets.JAVA_WHOLE, lambda: self.peer("batch", self.size, 1 << 20, 2, whole=True), warm_up=False),
             *([Case(targets.KAFKA_WRITE, lambda: self.to_kafka(kafka))] if kafka is not None else []),
         ]
 
-    def topic(self, name: str | None = None) -> str:
+    def topic(self, name: str | None = None, whole: bool = False) -> str:
         name = name or f"write-{self.size}-{next(_NUMBERS)}"
-        self.broker.create_topic(name, queues=workload.QUEUES)
+        self.broker.create_topic(name, queues=workload.QUEUES, batch=whole)
         return name
 
     def rows(self, *more: str) -> DataFrame:
         return spark.rows(self.session, self.count, self.size, *more)
 
-    def bodies(self) -> Result:
+    def bodies(self, whole: bool = False) -> Result:
         """Encoded before, sent by plain sends one after the other."""
-        name = self.topic()
+        name = self.topic(whole=whole)
         batches = list(workload.bodies(self.count, self.size))
         with harness.timed([self.pid], self.count) as result:
-            workload.send(self.broker, name, batches)
+            workload.send(self.broker, name, batches, whole=whole)
             workload.wait_visible(self.broker, name, self.count)
         return result
 
-    def batch(self, rows: DataFrame | None = None) -> Result:
-        name = self.topic()
+    def batch(self, rows: DataFrame | None = None, whole: bool = False) -> Result:
+        name = self.topic(whole=whole)
         rows = rows if rows is not None else self.rows()
         with harness.timed([self.pid], self.count) as result:
             writer = rows.write.format("rocketmq").option("nameServer", self.broker.name_server).option("topic", name)
@@ -113,11 +116,12 @@ class Writes:
         harness.expect("spark-sql-kafka write", kafka.read(self.session, name).count(), self.count)
         return result
 
-    def peer(self, mode: str, *arguments: int) -> Result:
-        name = self.topic()
-        result = java_run(self.broker, mode, name, self.count, *arguments, "warm")
-        with harness.timed([self.pid], self.count) as rest:
+    def peer(self, mode: str, *arguments: int, whole: bool = False) -> Result:
+        name = self.topic(whole=whole)
+
+        def visible() -> None:
             workload.wait_visible(self.broker, name, self.count)
+
+        result = java_run(self.broker, mode, name, self.count, *arguments, "warm", until=visible)
         harness.expect(f"Java {mode}", workload.visible(self.broker, name), self.count)
-        result.seconds += rest.seconds
         return result

@@ -430,6 +430,15 @@ class Options:
     batch_max_delay: float | None = _row(
         p.positive_duration, None, ("producer",), "how long a message waits for company; rows never wait", shown="10ms"
     )
+    batch_by_tag: str = _row(
+        p.choice("auto", "true", "false"),
+        "auto",
+        ("sink",),
+        "rows of one tag share a batch in a batch topic, so that brokers can filter (docs/batch-topics.md): `true` also where "
+        "rows name their queues, whose order is then that of each tag; `auto` where they do not, for up to 16 tags in an Arrow "
+        "batch",
+        shown="auto",
+    )
     total_batch_max_bytes: int | None = _row(
         p.size(1),
         ByRole({"sink": 32 << 20}),

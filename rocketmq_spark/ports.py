@@ -61,6 +61,9 @@ class Sender(Protocol):
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         """Whether a member of some consumer group subscribes to the topic now. Raises ``RouteNotFound`` without such a topic."""
 
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
+        """Whether the topic stores a batch that has an id of its own as one message; None while nobody says."""
+
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """One attempt on one queue. ``SendResult.msg_id`` is left empty: ids are the producer's business."""
 
@@ -229,14 +232,14 @@ class PullSource(Protocol):
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """The route as it is now; one question takes no longer than the time of a request."""
 
-    def attributes(self, topic: str, broker_name: str) -> Mapping[str, str]:
-        """The attributes of a topic's configuration on a broker."""
-
     def compacted(self, queue: MessageQueue) -> bool:
         """Whether the queue's topic keeps the last message of a key only, so that offsets without one are right."""
 
     def batched(self, queue: MessageQueue) -> bool:
-        """Whether the queue's topic stores batches whole, so that its brokers know no properties of single messages."""
+        """Whether the queue's topic stores batches whole, so that its brokers know no properties of single messages.
+
+        Where nobody can tell, it may be so.
+        """
 
 
 class GroupMember(Protocol):

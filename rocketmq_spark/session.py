@@ -21,6 +21,7 @@ from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
 from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.long_polls import wanted_of
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
@@ -71,6 +72,7 @@ class Client:
     committer: RemotingCommitter
     member: RemotingMember
     pulls: RemotingPulls
+    kinds: Kinds
     admin: Admin
     retry: Retry
 
@@ -104,7 +106,8 @@ def _wire(options: Options) -> Client:
     routes = Routes(NameServers(calls, options.name_server))
     instance = Instance(groups, calls, routes)
     questions, admin = Questions(calls, routes), Admin(options.name_server, calls)
-    send = RemotingSender(calls, routes, instance)
+    kinds = Kinds(calls, routes)
+    send = RemotingSender(calls, routes, instance, kinds)
     retry = Retry(options.num_retries, options.retry_interval)
     return Client(
         calls=calls,
@@ -113,8 +116,9 @@ def _wire(options: Options) -> Client:
         instance=instance,
         sender=send,
         committer=RemotingCommitter(questions, admin),
-        member=RemotingMember(questions, routes, instance, send),
-        pulls=RemotingPulls(calls, routes, admin, retry),
+        member=RemotingMember(questions, routes, instance, send, kinds),
+        pulls=RemotingPulls(calls, routes, kinds, retry),
+        kinds=kinds,
         admin=admin,
         retry=retry,
     )

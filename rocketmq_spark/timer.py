@@ -5,6 +5,7 @@ A driver: it owns a thread and a lock, and knows nothing of messages. Tests repl
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from queue import Empty, SimpleQueue
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,8 @@ class Timer:
         self._name = name
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # a condition of Python's takes several times as long
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -59,14 +62,17 @@ class Timer:
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call once on the thread, ``seconds`` from now; never after ``close``."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
-            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), call))
+            entry = (time.monotonic() + seconds, next(self._numbers), call)
+            heapq.heappush(self._due, entry)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            is_next = self._due[0] is entry
+        if is_next:
+            self._wakes.put(None)
 
     def every(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
         """Call again and again, ``seconds`` after each end, whatever the call raises."""
@@ -89,11 +95,11 @@ class Timer:
 
     def close(self, wait_s: float = 5.0) -> None:
         """Forget what was not called yet and end the thread; a call under way is waited for a moment."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._due.clear()
-            self._changed.notify()
             thread = self._thread
+        self._wakes.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait_s)
 
@@ -105,10 +111,12 @@ class Timer:
                 logger.exception("a call of %s failed", self._name)
 
     def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            while not self._closed:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return None
                 wait = self._due[0][0] - time.monotonic() if self._due else None
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._due)[2]
-                self._changed.wait(wait)
-        return None
+            with contextlib.suppress(Empty):
+                self._wakes.get(timeout=wait)

@@ -288,6 +288,21 @@ def route(topic_queues: int, masters: Mapping[str, str], perm: int = 6, **more: 
     return ok(json.dumps(body).encode())
 
 
+def topic_config(**attributes: str) -> Command:
+    """The answer to a question for a topic's configuration: an ordinary one; ``_`` stands for ``.`` in names of attributes."""
+    body = {
+        "topicName": "t",
+        "readQueueNums": 1,
+        "writeQueueNums": 1,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": False,
+        "attributes": {name.replace("_", "."): value for name, value in attributes.items()},
+    }
+    return ok(json.dumps(body).encode())
+
+
 def offsets(values: Mapping[int, int]) -> Callable[[Call], Command]:
     """GET_MAX_OFFSET and its kin, by queue id."""
     return lambda call: rpc.GET_MAX_OFFSET.reply(call.command, offset=values[int(call.ext("queueId"))])

@@ -92,6 +92,7 @@ SAMPLES = {
     "auto_batch": ("true", True, "on", "true or false"),
     "batch_max_bytes": ("64k", 64 << 10, "0", "a size"),
     "batch_max_delay": ("20", 0.02, "0", "above zero"),
+    "batch_by_tag": ("TRUE", "true", "yes", "one of auto, true, false"),
     "total_batch_max_bytes": ("1m", 1 << 20, "-1", "a size"),
     "compress_above": ("0", 0, "4t", "a size"),
     "long_delay": ("DMQ", "dmq", "later", "one of error, dmq"),

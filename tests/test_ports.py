@@ -135,6 +135,7 @@ def sender() -> Fake:
         ports.Sender,
         publish_queues=lambda topic, deadline, refresh=False: QUEUES,
         timers=lambda topic, brokers, deadline: dict.fromkeys(brokers, True),
+        keeps_batches=lambda topic, deadline: False,
         send_async=send_async,
         send=send,
         client_id="me",
@@ -150,7 +151,7 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     names = checks.check(made, from_arrow_schema(batch.schema))
     checks.check_brokers(made, names)
     assert TaskWriter(made, names).write([batch]).rows == 2
-    assert {"publish_queues", "timers", "send_async"} == set(fake.asked)
+    assert {"publish_queues", "timers", "keeps_batches", "send_async"} == set(fake.asked)
 
 
 def test_a_producer_sends_through_a_sender() -> None:
@@ -184,7 +185,7 @@ def reading() -> dict[str, Fake]:
             is_proxy=lambda topic, broker, deadline: False,
             check_filter=lambda broker, group, topic, sql, deadline: None,
         ),
-        "pulls": Fake(ports.PullSource, attributes=lambda topic, broker: {}, batched=lambda queue: False),
+        "pulls": Fake(ports.PullSource, batched=lambda queue: False),
     }
 
 
@@ -216,7 +217,7 @@ def test_predicates_ask_for_the_kind_of_a_topic(wired: Callable[..., None]) -> N
     wired(**fakes)
     reader = PrunedReader(options("batch source"), ())
     list(reader.pushFilters([EqualTo(("tags",), "a")]))
-    assert fakes["pulls"].asked == ["attributes"]
+    assert fakes["pulls"].asked == ["batched"]
 
 
 def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:

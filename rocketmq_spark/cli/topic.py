@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -23,13 +24,17 @@ def topic() -> None:
 @click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues on each broker.")
 @click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all).")
 @click.option("--attribute", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Such as message.type=FIFO.")
+@click.option(
+    "--batch", is_flag=True, help="A batch topic: it stores batches whole, which is quicker (docs/batch-topics.md)."
+)
 @connected
 @click.pass_obj
-def create(
-    output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...], attribute: dict[str, str]
-) -> None:
-    """Create a topic, or change how many queues it has."""
-    route = target.client().admin.create_topic(name, queues, brokers or None, attributes=attribute)
+def create(output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **kind: Any) -> None:
+    """Create a topic, or change how many queues it has. What kind it is stays as it is."""
+    from rocketmq_spark.client.admin import batch_attributes
+
+    attributes = batch_attributes(kind["attribute"]) if kind["batch"] else kind["attribute"]
+    route = target.client().admin.create_topic(name, queues, brokers or None, attributes=attributes)
     where = sorted(data.broker_name for data in route.queues)
     total = sum(data.write_queues for data in route.queues)
     output.item(

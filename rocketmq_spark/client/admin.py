@@ -10,8 +10,16 @@ from rocketmq_spark.client.questions import Questions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RocketMQError, RouteNotFound, TopicNotFound
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    NotSupported,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+    TopicNotFound,
+)
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, names, rpc
@@ -59,7 +67,10 @@ class Admin(Closing):
         attributes: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
     ) -> TopicRoute:
-        """Create or change a topic on the masters of ``brokers`` (default: all), and wait until the route shows it."""
+        """Create or change a topic on the masters of ``brokers`` (default: all), and wait until the route shows it.
+
+        Those of a batch topic are ``batch_attributes()``.
+        """
         _check(names.topic_problem(topic))
         deadline = Deadline.after(timeout_s)
         masters = _masters(self.cluster(), brokers)
@@ -78,7 +89,14 @@ class Admin(Closing):
                 attributes=",".join(f"+{k}={v}" for k, v in (attributes or {}).items()) or None,
                 bname=name,
             )
-            self._calls.ask(address, command, deadline)
+            answer = self._calls.ask(address, command, deadline)
+            if attributes and answer.version < FIRST_WITH_ATTRIBUTES:
+                raise NotSupported(
+                    f"broker {name} is older than RocketMQ 5.0 and leaves attributes out: {', '.join(sorted(attributes))}",
+                    address,
+                    topic=topic,
+                    remedy="The topic is an ordinary one there now; use newer brokers, or delete it",
+                )
         return self._await_route(topic, dict.fromkeys(masters, (reads, writes, perm)), deadline)
 
     def _await_route(self, topic: str, wanted: Mapping[str, tuple[int, int, int]], deadline: Deadline) -> TopicRoute:
@@ -155,6 +173,17 @@ class Admin(Closing):
             return self.routes.get(topic, 0.0)
         except (RouteNotFound, TopicNotFound):
             return None
+
+
+def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """``attributes`` with the one that makes a topic store batches whole."""
+    given = dict(attributes or {})
+    if given.setdefault(QUEUE_TYPE, BATCH_QUEUE) != BATCH_QUEUE:
+        raise OptionError(
+            f"attribute {QUEUE_TYPE!r} is {given[QUEUE_TYPE]!r}, but that of a batch topic is {BATCH_QUEUE!r}",
+            remedy="Leave one of them out",
+        )
+    return given
 
 
 def _masters(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:

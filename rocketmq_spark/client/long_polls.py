@@ -14,12 +14,14 @@ from typing import Any
 from rocketmq_spark.client.aside import Aside
 from rocketmq_spark.client.asked import own
 from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.kinds import Kinds, is_batched
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import RETRY_PREFIX, PullSysFlag, Response, SysFlag
-from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, RocketMQError
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import (
     MASTER_ID,
+    NO_FILTER,
     BrokerData,
     PullAnswer,
     PullRequest,
@@ -45,9 +47,10 @@ _STATUS = {
 class LongPolls:
     """Pulls over the connections of a client."""
 
-    def __init__(self, calls: Calls, routes: Routes) -> None:
+    def __init__(self, calls: Calls, routes: Routes, kinds: Kinds) -> None:
         self._calls = calls
         self._routes = routes
+        self._kinds = kinds
         self._aside = Aside()
 
     def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
@@ -57,11 +60,9 @@ class LongPolls:
             if data is None or not data.addresses:
                 raise BrokerNotFound("no address of the queue's broker is known", queue=str(request.queue))
             broker_id, address = replica(data, request.broker_id)
-            command = command_of(request, self._calls, broker_id == MASTER_ID)
-            ask = functools.partial(
-                self._calls.ask_async, address, command, deadline, functools.partial(self._told, request, address, done)
-            )
-            if self._calls.pool.live(address) and not self._aside.busy(address):
+            ask = functools.partial(self._ask, request, address, broker_id == MASTER_ID, deadline, done)
+            knows = not request.filter or self._kinds.fresh(request.queue)
+            if knows and self._calls.pool.live(address) and not self._aside.busy(address):
                 ask()
             else:
                 self._aside.run(address, ask)
@@ -69,6 +70,32 @@ class LongPolls:
             done(e)
         except RuntimeError as e:
             done(ConnectionLost(f"no connection can be made: {e}", queue=str(request.queue)))
+
+    def _ask(self, request: PullRequest, address: str, is_master: bool, deadline: Deadline, done: Done) -> None:
+        try:
+            on_broker = self._on_broker(request, deadline) if request.filter else request
+        except RocketMQError as e:
+            done(e)
+            return
+        command = command_of(on_broker, self._calls, is_master)
+        self._calls.ask_async(address, command, deadline, functools.partial(self._told, request, address, done))
+
+    def _on_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
+        """What the broker is asked: of a batch topic it would drop whole batches, so tags are compared here alone."""
+        queue, wanted = request.queue, request.filter
+        try:
+            batched = is_batched(self._kinds.attributes(queue.topic, queue.broker_name, deadline))
+        except AccessDenied:  # who may read may yet not be allowed to know
+            batched = None
+        if wanted.kind == "TAG":
+            return request if batched is False else replace(request, filter=NO_FILTER, post_filter=True)
+        if batched:
+            raise OptionError(
+                f"sql is {wanted.expression!r}, but {queue.topic} is a batch topic, of whose messages brokers know no properties",
+                topic=queue.topic,
+                remedy="Subscribe with tags, or filter in the listener",
+            )
+        return request
 
     def _told(self, request: PullRequest, address: str, done: Done, answer: Command | RocketMQError) -> None:
         result: PullAnswer | RocketMQError

@@ -12,6 +12,7 @@ from rocketmq_spark.client import asked as questions_of_brokers
 from rocketmq_spark.client.asked import told
 from rocketmq_spark.client.committer import Commit
 from rocketmq_spark.client.instance import Instance, Member
+from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.long_polls import Done, LongPolls
 from rocketmq_spark.client.questions import Question, Questions
 from rocketmq_spark.client.route import Routes
@@ -40,13 +41,14 @@ class RemotingMember:
         routes: Routes,
         instance: Instance,
         sender: RemotingSender,
+        kinds: Kinds,
         rng: random.Random | None = None,
     ) -> None:
         self._questions = questions
         self._calls = questions.calls
         self._routes = routes
         self._instance = instance
-        self._polls = LongPolls(questions.calls, routes)
+        self._polls = LongPolls(questions.calls, routes, kinds)
         self._back = SendBack(questions, sender)
         self._rng = rng or random.Random()
         self._readable: dict[str, tuple[TopicRoute, tuple[MessageQueue, ...]]] = {}

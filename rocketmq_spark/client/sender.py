@@ -7,20 +7,14 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from rocketmq_spark.client import serving
 from rocketmq_spark.client.aside import Aside
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.instance import Instance, Member
+from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import (
-    AUTO_CREATE_TOPIC,
-    FIRST_WITH_TIMERS,
-    SENDABLE_SYS_FLAGS,
-    TIMER_MAX_DELAY_S,
-    Perm,
-    Property,
-    Response,
-)
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC, SENDABLE_SYS_FLAGS, Perm, Property, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -31,7 +25,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, TopicRoute
-from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
@@ -57,10 +51,13 @@ _DELAYING = tuple(
 class RemotingSender:
     """Implements ``ports.Sender``."""
 
-    def __init__(self, calls: Calls, routes: Routes, instance: Instance, route_age_s: float = 30.0) -> None:
+    def __init__(
+        self, calls: Calls, routes: Routes, instance: Instance, kinds: Kinds, route_age_s: float = 30.0
+    ) -> None:
         self._calls = calls
         self._routes = routes
         self._instance = instance
+        self._kinds = kinds
         self._route_age_s = route_age_s
         self._aside = Aside()
         self._published: dict[str, tuple[object, tuple[MessageQueue, ...]]] = {}
@@ -91,43 +88,16 @@ class RemotingSender:
             return self._routes.get(topic, math.inf, deadline)
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
-        addresses = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
-        wire = self._calls.on_wire(topic)
-        asked = [
-            (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name))
-            for name, address in addresses.items()
-        ]
-        answers = dict(zip(addresses, self._calls.exchange_each(asked, deadline), strict=True))
-        versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
-        found = dict.fromkeys(versions, 0)
-        able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
-        configs = [(addresses[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]
-        for name, config in zip(able, self._calls.exchange_each(configs, deadline), strict=True):
-            found[name] = _longest_timer(config)
-        return found
+        masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
+        return serving.longest_timers(self._calls, topic, masters, deadline)
 
     def consumed(self, topic: str, deadline: Deadline) -> bool:
-        wire = self._calls.on_wire(topic)
         masters = [data.master for data in self._route(topic, deadline).brokers.values() if data.master]
-        by_broker = self._calls.exchange_each(
-            [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], deadline
-        )
-        answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
-        groups = [
-            (address, rpc.GET_CONSUMER_CONNECTION_LIST.request(consumerGroup=group))
-            for address, answer in zip(masters, answers, strict=True)
-            if isinstance(answer, Command)
-            for group in bodies.group_list(answer.body)
-        ]
-        for members in self._calls.exchange_each(groups, deadline):
-            if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
-                continue  # nobody of the group is online
-            if wire in bodies.group_filters(members.body):
-                return True
-        for answer in answers:
-            if isinstance(answer, RocketMQError):
-                raise answer
-        return False
+        return serving.consumed(self._calls, topic, masters, deadline)
+
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
+        brokers = dict.fromkeys(queue.broker_name for queue in self.publish_queues(topic, deadline))
+        return self._kinds.any_says_batched(topic, brokers, deadline)
 
     def any_broker(self) -> bool:
         return self._routes.any_broker()
@@ -140,7 +110,7 @@ class RemotingSender:
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         command = _command(self._calls, queue, request)
-        address = self._address(queue, deadline)
+        address = _address(self._routes, queue, deadline)
         answer = self._calls.exchange(address, command, deadline)
         return _result(queue, request, answer, address)
 
@@ -173,7 +143,7 @@ class RemotingSender:
         self, queue: MessageQueue, request: SendRequest, command: Command, deadline: Deadline, done: Done
     ) -> None:
         try:
-            address = self._address(queue, deadline)
+            address = _address(self._routes, queue, deadline)
         except RocketMQError as e:
             done(e)
             return
@@ -193,7 +163,7 @@ class RemotingSender:
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
         command = _command(self._calls, queue, request, oneway=True)
-        self._calls.tell(self._address(queue, deadline), command, deadline)
+        self._calls.tell(_address(self._routes, queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         command = rpc.RECALL_MESSAGE.request(
@@ -232,29 +202,14 @@ class RemotingSender:
             except RocketMQError as e:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
-    def _address(self, queue: MessageQueue, deadline: Deadline) -> str:
-        """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
-        try:
-            return self._routes.address(queue.broker_name)
-        except BrokerNotFound:
-            self._routes.get(queue.topic, ASKED_S, deadline)
-            return self._routes.address(queue.broker_name)
 
-
-def _longest_timer(config: Command | RocketMQError) -> int:
-    """In ms, 0 with timers switched off; RocketMQ's default where the broker does not tell its configuration."""
-    told: dict[str, str] = {}
-    if isinstance(config, Command) and config.code == Response.SUCCESS:
-        told = bodies.read_config(config.body)
-    if told.get("timerWheelEnable", "true") != "true":
-        return 0
-    return 1000 * int(told.get("timerMaxDelaySec", TIMER_MAX_DELAY_S))
-
-
-def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:
-    if isinstance(answer, RocketMQError) or answer.code == Response.SUCCESS:
-        return answer
-    return refused(answer, address, topic)
+def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
+    """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
+    try:
+        return routes.address(queue.broker_name)
+    except BrokerNotFound:
+        routes.get(queue.topic, ASKED_S, deadline)
+        return routes.address(queue.broker_name)
 
 
 def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:

@@ -30,13 +30,11 @@ AGAIN_S = 5.0
 
 
 class _Result(NamedTuple):
-    """What became of messages: ``finished`` are no longer ours to care for, done or taken back by a broker."""
+    """What became of a call's messages: ``finished`` are no longer ours to care for, done or taken back by a broker."""
 
-    queue: ProcessQueue
-    finished: Sequence[ReceivedMessage]
+    call: Call
     done: int
-    failed: int
-    began_ms: int
+    finished: Sequence[ReceivedMessage]
     ended_ms: int
 
 
@@ -102,25 +100,31 @@ class Concurrent:
         context, call = Context(queue.queue), Call(queue, messages, self._timer.now_ms())
         self._calls[id(call)] = call
         try:
-            outcome = self.call(messages, context)
+            outcome = ask(self._listener, messages, context)
         finally:
             del self._calls[id(call)]
-        self._settle(call, concurrent(outcome, context, len(messages)), outcome)
+        if outcome is None and context.ack_index is None:  # nearly always; ``concurrent`` would say the same
+            self._finished(call, len(messages), messages)
+        else:
+            self._settle(call, concurrent(outcome, context, len(messages)), outcome)
 
     def _settle(self, call: Call, verdict: Verdict, outcome: object) -> None:
+        """Those that are not done are handed back to a broker."""
         queue, messages = call.queue, call.messages
         if verdict.why:
             trace = outcome.error if isinstance(outcome, Raised) else None
             logger.warning("messages of %s come again: %s", queue.queue, verdict.why, exc_info=trace)
         if queue.dropped:
             return
-        ended_ms, done, failed = self._timer.now_ms(), verdict.done, len(messages) - verdict.done
-        left = self._handed_back(queue, messages[done:], verdict.level) if failed else []
-        finished = [message for message in messages if message not in left] if left else messages
-        self._results.append(_Result(queue, finished, done, failed, call.began_ms, ended_ms))
-        self._note_results()
+        failed = messages[verdict.done :]
+        left = self._handed_back(queue, failed, verdict.level) if failed else []
+        self._finished(call, verdict.done, [message for message in messages if message not in left])
         if left:
             self._again(queue, left)
+
+    def _finished(self, call: Call, done: int, finished: Sequence[ReceivedMessage]) -> None:
+        self._results.append(_Result(call, done, finished, self._timer.now_ms()))
+        self._note_results()
 
     def _note_results(self) -> None:
         """One thread at a time notes what all have finished, and the others go on.
@@ -137,14 +141,17 @@ class Concurrent:
                 self._noting.release()
 
     def _note(self, result: _Result) -> None:
-        queue, held = result.queue, self._held
-        held.counts["consumed"] += result.done
-        if result.failed:
-            held.counts["failed"] += result.failed
+        """With the lock. Results of a queue that is not ours any more mean nothing."""
+        (queue, messages, began_ms), done, held = result.call, result.done, self._held
+        if queue.dropped:
+            return
+        failed = len(messages) - done
+        held.counts["consumed"] += done
+        if failed:
+            held.counts["failed"] += failed
         held.finished(queue, queue.remove(result.finished))
         queue.last_consume_ms = result.ended_ms
-        spent_ms = result.ended_ms - result.began_ms
-        held.figures.consumed(queue.queue.topic, result.done, result.failed, spent_ms, result.ended_ms)
+        held.figures.consumed(queue.queue.topic, done, failed, result.ended_ms - began_ms, result.ended_ms)
 
     def _again(self, queue: ProcessQueue, left: Sequence[ReceivedMessage]) -> None:
         """Nobody took them, so the listener gets them once more."""

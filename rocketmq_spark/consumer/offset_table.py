@@ -33,15 +33,17 @@ class OffsetTable:
 
     def raise_to(self, queue: MessageQueue, offset: int) -> None:
         """Only upwards, for results that end in any order."""
-        self._set(queue, offset, only_up=True)
+        entry = self._entries.get(queue)
+        if entry is None or entry.value < offset:
+            self._set(queue, offset)
 
     def put(self, queue: MessageQueue, offset: int) -> None:
         """Whatever it was before."""
-        self._set(queue, offset, only_up=False)
+        self._set(queue, offset)
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
         """``offset``, and nothing else until the queue is forgotten."""
-        self._set(queue, offset, only_up=False)
+        self._set(queue, offset)
         self._entries[queue].frozen = True
 
     def forget(self, queue: MessageQueue) -> None:
@@ -65,11 +67,11 @@ class OffsetTable:
             if queue in self._entries:
                 self._entries[queue].told = offset
 
-    def _set(self, queue: MessageQueue, offset: int, only_up: bool) -> None:
+    def _set(self, queue: MessageQueue, offset: int) -> None:
         if offset < 0:
             raise ValueError(f"the offset of {queue} is {offset}; expected one of at least 0")
         entry = self._entries.get(queue)
         if entry is None:
             self._entries[queue] = _Entry(offset)
-        elif not entry.frozen and (offset > entry.value or not only_up):
+        elif not entry.frozen:
             entry.value = offset

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import ReceivedMessage
@@ -29,16 +30,31 @@ class SendBack:
         self._held = held
 
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
-        """Whether brokers have it, to be delivered again. On the copy's way the level is lost, as in Java."""
+        """Whether brokers have it, to be delivered again. On the copy's way the level is lost, as in Java.
+
+        Of an inner batch a broker could take back all of it or nothing, and refuses.
+        """
+        single = not message.sys_flag & SysFlag.INNER_BATCH
+        if not (single and self._sent_back(message, level)) and not self._copied(message, level):
+            return False
+        with self._held.lock:
+            self._held.counts["sent back"] += 1
+        return True
+
+    def _sent_back(self, message: ReceivedMessage, level: int) -> bool:
         try:
             self._port.send_back(self._group, message, level, self._max, Deadline.after(TIMEOUT_S))
         except RocketMQError as e:
             logger.warning("message %s could not be sent back, a copy is sent: %s", message.msg_id, e)
-            try:
-                self._port.send_to_retry(self._group, message, self._max, Deadline.after(COPY_TIMEOUT_S))
-            except RocketMQError as again:
-                logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, again)
-                return False
-        with self._held.lock:
-            self._held.counts["sent back"] += 1
+            return False
+        return True
+
+    def _copied(self, message: ReceivedMessage, level: int) -> bool:
+        """A copy that may not come again becomes a dead letter."""
+        max_times = self._max if level >= 0 else 0
+        try:
+            self._port.send_to_retry(self._group, message, max_times, Deadline.after(COPY_TIMEOUT_S))
+        except RocketMQError as e:
+            logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, e)
+            return False
         return True

@@ -35,7 +35,7 @@ def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRow
         if column in columns:
             _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
     if "keys" in columns:
-        _add(pieces, codes.Property.KEYS, _keys(batch.column(columns["keys"])), bad_rows, columns["keys"])
+        _add(pieces, codes.Property.KEYS, keys_of(batch.column(columns["keys"])), bad_rows, columns["keys"])
     if MESSAGE_ID in columns:
         _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
     if "properties" in columns:
@@ -107,7 +107,7 @@ def _add_row_ids(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> N
     _add(pieces, ROW_ID, values, bad_rows, name)
 
 
-def _keys(column: Any) -> pa.Array:
+def keys_of(column: Any) -> pa.Array:
     """Keys as RocketMQ keeps them: one text, blanks between."""
     column = arrow.plain(column)
     if not pa.types.is_list(column.type):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import Admin, batch_attributes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
 from rocketmq_spark.errors import LocalBrokerError
@@ -200,6 +200,7 @@ class LocalBroker(Closing):
         queues: int | None = None,
         broker: str | None = None,
         attributes: Mapping[str, str] | None = None,
+        batch: bool = False,
     ) -> None:
         """Create or change a topic; returns when the name server shows it.
 
@@ -208,7 +209,9 @@ class LocalBroker(Closing):
             queues: How many queues on each broker, those for reading and for writing; else as the cluster was made.
             broker: Only there; else on all running ones.
             attributes: Attributes of the topic, such as ``{"message.type": "FIFO"}``.
+            batch: A batch topic, which stores batches whole: the attribute ``queue.type=BatchCQ``.
         """
+        attributes = batch_attributes(attributes) if batch else attributes
         where = [broker] if broker else [name for name in self.brokers if self.pid(name)]
         self.admin.create_topic(name, queues or self.queues, where, attributes=attributes)
         for spec in self._specs:

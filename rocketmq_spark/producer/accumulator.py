@@ -96,7 +96,7 @@ class Batch:
         self.encoded_bytes += len(entry.item)
         if entry.keys:
             self.keyword_bytes += self._new_keyword_bytes(entry)
-            self.keywords.update(dict.fromkeys(_words(entry)))
+            self.keywords.update(dict.fromkeys(key_words(entry.keys)))
 
     def has_room(self, entry: Entry, limits: BatchLimits) -> bool:
         """Whether the broker would still take the batch with ``entry`` in it."""
@@ -108,7 +108,7 @@ class Batch:
         return b"".join([entry.item for entry in self.entries])
 
     def _new_keyword_bytes(self, entry: Entry) -> int:
-        return sum(len(word.encode()) + 1 for word in dict.fromkeys(_words(entry)) if word not in self.keywords)
+        return sum(len(word.encode()) + 1 for word in dict.fromkeys(key_words(entry.keys)) if word not in self.keywords)
 
 
 class Accumulator:
@@ -187,5 +187,6 @@ class Accumulator:
         del self._open[batch.key]
 
 
-def _words(entry: Entry) -> list[str]:
-    return [word for key in entry.keys for word in key.split(codes.KEY_SEPARATOR) if word]
+def key_words(keys: Sequence[str]) -> list[str]:
+    """The words that a broker indexes: a key may be several."""
+    return [word for key in keys for word in key.split(codes.KEY_SEPARATOR) if word]

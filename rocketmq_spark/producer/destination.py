@@ -18,7 +18,7 @@ from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.spooling import passing, storable
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.queues.selection import Select, select
+from rocketmq_spark.queues.selection import Select, check_arg, select
 from rocketmq_spark.timer import Timer
 
 
@@ -103,6 +103,9 @@ class Destinations:
             raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
 
     def _select(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> Place:
+        name = selector.lower() if isinstance(selector, str) else ""
+        if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
+            return Place()  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
         later = self._later
         if later is None or not isinstance(selector, str) or not storable(selector, arg):
             return Place(self._selected(message, selector, arg, deadline))
@@ -113,15 +116,11 @@ class Destinations:
         except RocketMQError as e:
             if isinstance(e, SelectorError) or not later.may_pass(e):
                 raise
+            check_arg(selector, arg)  # what fails whatever queues there are is not kept
             return Place(None, (selector, arg))
 
-    def _selected(
-        self, message: Message, selector: str | Select, arg: object, deadline: Deadline
-    ) -> MessageQueue | None:
+    def _selected(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue:
         queues = self.queues(message.topic, deadline)
-        name = selector.lower() if isinstance(selector, str) else ""
-        if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
-            return None  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
         queue = select(selector, queues, copy.copy(message), arg)
         if deadline.expired:
             raise CallTimeout("sendSelectImpl call timeout: selecting a queue took too long", topic=message.topic)

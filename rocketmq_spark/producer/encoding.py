@@ -17,7 +17,7 @@ from rocketmq_spark import codes
 from rocketmq_spark.codes import Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
-from rocketmq_spark.producer.accumulator import Batch
+from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, Batch, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.compression import compress
@@ -165,7 +165,10 @@ def batch_item(prepared: Prepared) -> bytes:
 
 
 def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:
-    """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``)."""
+    """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
+
+    Topics that store a batch as one message want more: ``told``.
+    """
     if not prepared:
         raise MessageRefused("the batch has no messages")
     first = prepared[0].message
@@ -188,6 +191,22 @@ def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: Produc
         )
     return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), Property.UNIQ_KEY: batch_id},
                          settings, now_ms)  # fmt: skip
+
+
+def told(request: SendRequest, prepared: Sequence[Prepared]) -> SendRequest:
+    """The batch with what it says of its messages to a topic that stores it as one: the tag of all, and their keys.
+
+    Java's explicit batches say neither, so that no filter lets them through.
+    """
+    messages = [each.message for each in prepared]
+    words = dict.fromkeys(word for message in messages for word in key_words(message.keys))
+    tag = messages[0].tags if len({message.tags or None for message in messages}) == 1 else None
+    size = sum(len(word.encode()) + 1 for word in words) + len((tag or "").encode())
+    more: dict[str, str | None] = {
+        Property.TAGS: tag or None,
+        Property.KEYS: codes.KEY_SEPARATOR.join(words) if words and size <= MAX_KEYWORD_BYTES else None,
+    }
+    return dataclasses.replace(request, properties=request.properties + encode_properties(more))
 
 
 def accumulated_batch(batch: Batch, batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:

@@ -62,6 +62,7 @@ class RoundRobin:
         return None
 
 
+_SOME = MessageQueue("", "", 0)
 _indexes: ContextVar[dict[str, RoundRobin]] = ContextVar("indexes")  # a thread starts with an empty context
 
 
@@ -109,6 +110,19 @@ def selector_name(selector: str) -> str:
     raise OptionError(nearest("queueSelector", selector, (*SELECTORS, "module:callable")))
 
 
+def check_arg(selector: str, arg: object) -> None:
+    """What can be said of a choice before there are queues. Raises ``SelectorError``, or ``OptionError`` for the name."""
+    match selector_name(selector):
+        case "hash":
+            by_hash([_SOME], arg)
+        case "machineRoom":
+            rooms_of(arg)
+        case "environment":
+            environment_named(arg)
+        case "":
+            resolve(selector, "queueSelector")
+
+
 def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
     """``SelectMessageQueueByHash``: the absolute value of the hash's remainder, so that MIN_VALUE is safe."""
     try:
@@ -123,17 +137,22 @@ def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Ran
     Java's class of this name chooses nothing whatever it is given, so that every send with it fails; without rooms
     this does too.
     """
+    return rng.choice(in_rooms(queues, rooms_of(arg)))
+
+
+def rooms_of(arg: object) -> Collection[str]:
+    """The rooms that ``arg`` names; ``SelectorError`` when there is none."""
     rooms = {arg} if isinstance(arg, str) else set(arg) if isinstance(arg, Collection) else set()
-    return rng.choice(in_rooms(queues, rooms - {""}))
-
-
-def in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[MessageQueue]:
-    """The queues on brokers of ``rooms``; ``SelectorError`` when there is none."""
-    if not rooms:
+    if not rooms - {""}:
         raise SelectorError(
             "queue selector 'machineRoom' chose no queue: pass a room, or several, as arg; without one it chooses "
             "none, as Java's SelectMessageQueueByMachineRoom always does"
         )
+    return rooms - {""}
+
+
+def in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[MessageQueue]:
+    """The queues on brokers of ``rooms``; ``SelectorError`` when there is none."""
     inside = [queue for queue in queues if ROOM_SEPARATOR in queue.broker_name and room_of(queue.broker_name) in rooms]
     if not inside:
         known = sorted({room_of(q.broker_name) for q in queues if ROOM_SEPARATOR in q.broker_name})
@@ -151,9 +170,17 @@ def room_of(broker_name: str) -> str:
 
 def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
     """A queue of environment ``arg``: an ``Environment``, or the number n that owns the n-th queue."""
+    environment = environment_named(arg)
     try:
-        environment = arg if isinstance(arg, Environment) else Environment.of(arg)
         return rng.choice(environment.owned(queues))
+    except OptionError as e:
+        raise SelectorError(f"queue selector 'environment': {e.message}") from e
+
+
+def environment_named(arg: object) -> Environment:
+    """The one that ``arg`` is, or is the number of."""
+    try:
+        return arg if isinstance(arg, Environment) else Environment.of(arg)
     except OptionError as e:
         raise SelectorError(f"queue selector 'environment': {e.message}") from e
 

@@ -39,6 +39,10 @@ class Plan(NamedTuple):
     order: npt.NDArray[np.intp] | None
     shares: list[Share]
 
+    def rows(self, share: Share) -> npt.NDArray[np.intp]:
+        """Those of a share, as they are numbered in the Arrow batch."""
+        return np.arange(share.start, share.end) if self.order is None else self.order[share.start : share.end]
+
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
     """The selector in force: the one given, or the column's when there is a column ``queueId``."""

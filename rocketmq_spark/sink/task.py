@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rocketmq_spark import process, session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.encode.about import Rows
 from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.encode.encoder import Chunk, Encoded, Encoder
 from rocketmq_spark.encode.identifiers import UniqueIds
@@ -33,6 +34,7 @@ from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.report import Tally, Written
+from rocketmq_spark.sink.whole import Whole
 from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import decode_batch
 
@@ -66,6 +68,7 @@ class TaskWriter:
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms)
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
+        self._whole = Whole(options, self._names, self._sender, self._engine.timer.wall_ms)
         self._router = routing.Router(options, self._names, self._queues)
         self._candidates = routing.candidates(options)
         self._long_delays = LongDelays(
@@ -113,18 +116,19 @@ class TaskWriter:
             self._check_topic(rows.topic)
         plan = self._router.plan(topics, faults)
         faults.raise_if_any(self._partition)
+        plan = self._whole.look(batch, plan)
         encoded = self._encoder.join(checked)
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
             delayed = delayed[plan.order] if delayed is not None else None
         for share in plan.shares:
-            part = encoded.slice(share.start, share.end)
+            part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
             if delayed is not None and delayed[share.start : share.end].any():
                 waits = delayed[share.start : share.end]
-                self._send(share, part.take(np.flatnonzero(waits)), delayed=True)
-                part = part.take(np.flatnonzero(~waits))
-            self._send(share, part)
+                self._send(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
+                part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
+            self._send(share, part, numbers)
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics_seen:
@@ -143,18 +147,20 @@ class TaskWriter:
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
-    def _send(self, share: routing.Share, encoded: Encoded, delayed: bool = False) -> None:
+    def _send(self, share: routing.Share, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
-        max_bytes = 0 if delayed else self._batch_bytes
+        max_bytes, at = 0 if delayed else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes):
             now_ms, place = self._engine.timer.wall_ms(), Place(share.queue)
             if len(chunk.body) <= max_bytes:
-                topic, request = share.topic, encoding.batch_request(chunk.body, {}, self._settings, now_ms)
+                topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])
+                request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
             else:  # a row that does not fit into a batch or must not travel in one
                 prepared = _alone(share.topic, chunk)
                 if delayed and self._options.long_delay == "dmq":
                     prepared, place = self._long_delay(prepared, place)
                 topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
+            at += chunk.rows
             self._submit(
                 Outgoing(
                     topic,

@@ -66,16 +66,16 @@ def validate(
         sql, broker = of_topic(options, topic), queue.broker_name
         if not sql:
             continue
-        if batched(queue):
-            raise OptionError(
-                f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, of whose messages brokers know no properties",
-                remedy="Filter with option 'tags', or in Spark",
-            )
         if offsets.is_proxy(topic, broker, deadline):
             raise OptionError(
                 "option 'sql' cannot be used here: a Proxy does not compile the expression, and an invalid one would "
                 "be answered with every message",
                 remedy="Connect to the brokers, or filter with option 'tags'",
+            )
+        if batched(queue):
+            raise OptionError(
+                f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, of whose messages brokers know no properties",
+                remedy="Filter with option 'tags', or in Spark",
             )
         try:
             offsets.check_filter(broker, options.group, topic, sql.expression, deadline)

@@ -21,11 +21,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from rocketmq_spark import codes, runner, session
+from rocketmq_spark import runner, session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import OffsetError, RocketMQError
-from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, decisions, loss, planner, pushdown, starting_offsets, tasks
 from rocketmq_spark.source.catalog import Catalog, check_filter, planning_deadline
@@ -86,15 +86,14 @@ class PrunedReader(RocketMQReader):
 def _tagged(options: Options) -> list[str]:
     """The topics of which a broker may filter messages by their tags, as far as brokers say.
 
-    A batch topic (``queue.type=BatchCQ``) knows the tags of whole batches only, and would leave out messages.
+    Of a batch topic (``queue.type=BatchCQ``) they know the tags of whole batches only, and would leave out messages.
     """
     catalog, pulls = Catalog(options), session.pulls(options)
     topics = []
     try:
         for topic in catalog.topics():
-            brokers = catalog.routes.get(topic).brokers
-            attributes = [pulls.attributes(topic, name) for name in brokers]
-            if all(of_topic.get(codes.QUEUE_TYPE) != codes.BATCH_QUEUE for of_topic in attributes):
+            first = {MessageQueue(topic, name, 0) for name in catalog.routes.get(topic).brokers}
+            if not any(pulls.batched(queue) for queue in first):
                 topics.append(topic)
     except RocketMQError as e:
         logger.info("brokers do not filter by tags for predicates: %s", e)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -16,11 +16,10 @@ from rocketmq_spark import session
 from rocketmq_spark.decode.bad import Bad
 from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model import Filter, OffsetRange
+from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import RouteReader
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source import filters, loss
 
@@ -69,8 +68,9 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
     addresses = dict(partition.addresses)
     bad = Bad(options.bad_message)
     lost = functools.partial(_lost, options)
+    batched = functools.cache(lambda broker_name, topic: puller.batched(MessageQueue(topic, broker_name, 0)))
     by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
-    for (broker_name, filtered, _), group in groupby(by_place, key=lambda r: _stream_of(options, puller, r)):
+    for (broker_name, filtered, _), group in groupby(by_place, key=lambda r: _stream_of(options, batched, r)):
         pulls = reading.read(puller, list(group), lost, filtered, addresses.get(broker_name))
         decoder = Decoder(
             pulls.queues, columns, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
@@ -80,9 +80,9 @@ def read(options: Options, columns: tuple[Column, ...], partition: InputPartitio
     bad.summary()
 
 
-def _stream_of(options: Options, puller: Puller, r: OffsetRange) -> tuple[str, Filter, bool]:
-    filtered = filters.of_topic(options, r.queue.topic)
-    return r.queue.broker_name, filtered, bool(filtered) and puller.batched(r.queue)
+def _stream_of(options: Options, batched: Callable[[str, str], bool], r: OffsetRange) -> tuple[str, Filter, bool]:
+    queue, filtered = r.queue, filters.of_topic(options, r.queue.topic)
+    return queue.broker_name, filtered, bool(filtered) and batched(queue.broker_name, queue.topic)
 
 
 def _lost(options: Options, part: OffsetRange, cause: Cause) -> None:

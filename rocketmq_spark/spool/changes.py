@@ -5,6 +5,8 @@ from __future__ import annotations
 from rocketmq_spark.spool.keys import DEAD, LAST, RECORD, TOTALS, Due, marked, numbered, ordered
 from rocketmq_spark.spool.records import Record, State, Totals, decoded
 
+_NEVER = Due(LAST, LAST)
+
 
 class Change:
     """Steps that happen together or not at all. ``earliest`` is the first of what it lets be pending."""
@@ -13,7 +15,7 @@ class Change:
         self.totals = totals.copy()
         self.puts: list[tuple[bytes, bytes]] = []
         self.deletes: list[bytes] = []
-        self.earliest = Due(LAST, LAST)
+        self.earliest = _NEVER
 
     @property
     def all_puts(self) -> list[tuple[bytes, bytes]]:

@@ -71,10 +71,14 @@ class Database:
             batch.delete(key)
         for key, value in puts:
             batch.put(key, value)
-        with self._errors("write"):
+        try:  # as ``_errors``, without what a ``with`` costs each addition
             self._here().write(batch)
             if sync:
                 self._wal.sync(self._db)
+        except (SpoolError, ClosedError):
+            raise
+        except Exception as e:
+            raise self._told("write", e) from e
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until it is closed."""
@@ -148,22 +152,25 @@ class Database:
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """RocksDB's errors, which have no classes, and those of the disk, as ours."""
         try:
             yield
         except (SpoolError, ClosedError):
             raise
         except Exception as e:  # the binding raises nothing more special
-            text = str(e)
-            if _is_damage(e):
-                raise Damaged(f"the spool in {self.path} is damaged: {text}") from e
-            if "LOCK" in text:
-                raise SpoolError(
-                    f"the spool in {self.path} is in use by another process, or by another producer of this one",
-                    remark=text,
-                    remedy="Give each process a 'spoolDir' of its own",
-                ) from e
-            raise SpoolError(f"cannot {what} the spool in {self.path}: {text}", remedy="See to its disk") from e
+            raise self._told(what, e) from e
+
+    def _told(self, what: str, error: Exception) -> SpoolError:
+        """RocksDB's errors, which have no classes, and those of the disk, as ours."""
+        text = str(error)
+        if _is_damage(error):
+            return Damaged(f"the spool in {self.path} is damaged: {text}")
+        if "LOCK" in text:
+            return SpoolError(
+                f"the spool in {self.path} is in use by another process, or by another producer of this one",
+                remark=text,
+                remedy="Give each process a 'spoolDir' of its own",
+            )
+        return SpoolError(f"cannot {what} the spool in {self.path}: {text}", remedy="See to its disk")
 
 
 class _Closed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError
@@ -119,7 +119,10 @@ class Totals:
     last_ms: int = 0
 
     def copy(self) -> Totals:
-        return replace(self)
+        """As ``dataclasses.replace``, which takes three times as long, and each addition has one."""
+        return Totals(
+            self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
+        )
 
     @property
     def all_bytes(self) -> int:

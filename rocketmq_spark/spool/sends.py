@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+from json.encoder import encode_basestring as _quoted
 
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
@@ -15,33 +15,40 @@ VERSION = 1
 
 _HEAD = struct.Struct(">BI")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_FIELDS = (
-    "group",
-    "properties",
-    "sys_flag",
-    "flag",
-    "born_timestamp_ms",
-    "batch",
-    "reconsume_times",
-    "max_reconsume_times",
-    "default_topic_queues",
+_REQUEST = (
+    '{"group":%s,"properties":%s,"sys_flag":%d,"flag":%d,"born_timestamp_ms":%d,"batch":%s,"reconsume_times":%d,'
+    '"max_reconsume_times":%s,"default_topic_queues":%d}'
 )
 
 
 def record_of(send: SpooledSend, now_ms: int) -> Record:
     """The send with all that it takes to send it once more."""
-    head: dict[str, Any] = {
-        "topic": send.topic,
-        "msgIds": list(send.msg_ids),
-        "request": {name: getattr(send.request, name) for name in _FIELDS},
-    }
-    if send.queue is not None:
-        head["queue"] = [send.queue.broker_name, send.queue.queue_id]
-    if send.selector is not None:
-        head |= {"selector": send.selector, "arg": send.arg}
-    text = _encode(head).encode()
+    text = _head(send).encode()
     payload = b"".join((_HEAD.pack(VERSION, len(text)), text, send.request.body))
     return Record(KIND, payload, now_ms, target_of(send), lane_of(send))
+
+
+def _head(send: SpooledSend) -> str:
+    """As JSON, put together by hand: an encoder takes a tenth of the time that a whole addition takes."""
+    request, most = send.request, send.request.max_reconsume_times
+    about = _REQUEST % (
+        _quoted(request.group),
+        _quoted(request.properties),
+        request.sys_flag,
+        request.flag,
+        request.born_timestamp_ms,
+        "true" if request.batch else "false",
+        request.reconsume_times,
+        "null" if most is None else int(most),
+        request.default_topic_queues,
+    )
+    ids = ",".join([_quoted(msg_id) for msg_id in send.msg_ids])
+    more = ""
+    if send.queue is not None:
+        more = f',"queue":{_encode([send.queue.broker_name, send.queue.queue_id])}'
+    if send.selector is not None:
+        more += f',"selector":{_quoted(send.selector)},"arg":{_encode(send.arg)}'
+    return f'{{"topic":{_quoted(send.topic)},"msgIds":[{ids}],"request":{about}{more}}}'
 
 
 def send_of(record: Record) -> SpooledSend:

@@ -9,7 +9,6 @@ Of a *lane* only the first record is pending. The next one follows when the firs
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import threading
@@ -27,6 +26,9 @@ from rocketmq_spark.spool.marks import Marks
 from rocketmq_spark.spool.records import Record, State, Totals, decoded
 
 logger = logging.getLogger(__name__)
+
+
+REVIVED_AT_ONCE = 1000
 
 
 class Work(NamedTuple):
@@ -74,6 +76,7 @@ class Store:
         self._leased: set[int] = set()
         self._floor = Due(0, 0)
         self._failed = False
+        self._ready = _Ready(self)
         self._open()
 
     def __len__(self) -> int:
@@ -94,12 +97,12 @@ class Store:
 
     def notes(self) -> dict[bytes, bytes]:
         """What was written down last, by its name."""
-        with self._ready():
+        with self._ready:
             return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, behind(NOTE))}
 
     def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
         """The first places of a space of marks, of records that are not over; from ``start`` on, if that is given."""
-        with self._ready():
+        with self._ready:
             if start is None:
                 first = self._marks.first(space)
                 return [] if first is None else [first]
@@ -107,7 +110,7 @@ class Store:
 
     def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
         """Drop records by one of their marks, unless somebody has them; how many. They have no lane."""
-        with self._ready():
+        with self._ready:
             change, gone = Change(self.totals), set()
             for mark in marks:
                 due = self._marks.known(*mark)
@@ -128,7 +131,7 @@ class Store:
 
         One that cannot be read goes to the dead with the reason, as it is.
         """
-        with self._ready():
+        with self._ready:
             first, found = None, []
             for key, value in self._db.scan(self._floor.key, Due(now_ms + 1, 0).key):
                 due = Due.parse(key)
@@ -144,7 +147,7 @@ class Store:
 
     def settle(self, outcomes: Sequence[tuple[Work, Verdict]], now_ms: int) -> None:
         """What came of records that were taken: one write for all of them."""
-        with self._ready():
+        with self._ready:
             change = Change(self.totals)
             change.totals.last_ms = max(now_ms, self.totals.last_ms)
             left = []
@@ -172,7 +175,7 @@ class Store:
 
         Gives where to go on, None when it has seen all.
         """
-        with self._ready():
+        with self._ready:
             change, goes_on = Change(self.totals), None
             first = start or Due(now_ms + 1, 0)
             for seen, (key, value) in enumerate(self._db.scan(first.key, behind(PENDING))):
@@ -192,7 +195,7 @@ class Store:
 
     def next_due_ms(self) -> int | None:
         """When the first record is due that nobody has."""
-        with self._ready():
+        with self._ready:
             for key, _ in self._db.scan(self._floor.key, behind(PENDING)):
                 due = Due.parse(key)
                 if due.sequence not in self._leased:
@@ -201,19 +204,21 @@ class Store:
 
     def revive(self, now_ms: int) -> int:
         """Let dead records that can be read be pending again, from their first try on and in no order; how many."""
-        with self._ready():
-            change = Change(self.totals)
+        with self._ready:
+            before, change = len(self), Change(self.totals)
             for sequence, record, size in mending.dead_ones(self._db):
                 if isinstance(record, Record):
                     change.revive(sequence, size)
                     change.pend(Due(now_ms, sequence), State(0, now_ms, record.target))
-            count = change.totals.depth - len(self)
+                if len(change.puts) >= REVIVED_AT_ONCE:  # there may be millions
+                    self._write(change)
+                    change = Change(self.totals)
             self._write(change)
-            return count
+            return len(self) - before
 
     def belong(self, owner: str) -> None:
         """Say whose records these are, such as an environment's. Raises ``SpoolError`` when it holds those of another."""
-        with self._ready():
+        with self._ready:
             held = (self._db.get(OWNER) or b"").decode()
             if held == owner:
                 return
@@ -240,27 +245,16 @@ class Store:
         self._marks = Marks(self._db)
         self._floor = Due(0, 0)
 
-    @contextlib.contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Under the lock, with a database that works. After a failure, such as a full disk, RocksDB takes no writes until
-        it is opened again, and more may be on the disk than was said. Of one that is damaged what can be read is kept.
-        """
-        with self._lock:
-            if self._failed:
-                self._db.close()
-                self._open()
-                self._failed = False
-            try:
-                yield
-            except Damaged:
-                self._db.close()
-                mending.repair(self.path)
-                self._open()
-                raise
+    def _reopen(self, repair: bool) -> None:
+        self._db.close()
+        if repair:
+            mending.repair(self.path)
+        self._open()
+        self._failed = False
 
     def _add(self, tickets: Sequence[Ticket]) -> None:
         try:
-            with self._ready():
+            with self._ready:
                 change, lanes = Change(self.totals), set(self._lanes) if any(t.laned for t in tickets) else self._lanes
                 marks: set[tuple[bytes, bytes]] = set()
                 for ticket in tickets:
@@ -331,6 +325,34 @@ class Store:
             raise
         self.totals = change.totals
         self._floor = min(self._floor, change.earliest)
+
+
+class _Ready:
+    """Under the lock of a store, with a database that works. After a failure, such as a full disk, RocksDB takes no writes until
+    it is opened again, and more may be on the disk than was said. Of one that is damaged what can be read is kept.
+
+    A class, and one for all calls, for each addition enters it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __enter__(self) -> None:
+        store = self._store
+        store._lock.acquire()
+        if store._failed:
+            try:
+                store._reopen(repair=False)
+            except BaseException:
+                store._lock.release()
+                raise
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if isinstance(error, Damaged):
+                self._store._reopen(repair=True)
+        finally:
+            self._store._lock.release()
 
 
 def _full(path: Path, held: int, more: int, max_bytes: int) -> SpoolFull:

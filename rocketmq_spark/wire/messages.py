@@ -21,7 +21,7 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
-from rocketmq_spark.wire.properties import decode_properties
+from rocketmq_spark.wire.properties import StoredProperties, decode_properties
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
 _SYS_FLAG_AT = 39  # its last byte
@@ -218,7 +218,7 @@ def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
         body = decompress(body, sys_flag, how.max_body_bytes)
         sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
-        queue.topic, queue, queue_offset, log_offset, body, decode_properties(_text(data[text_at:end])), flag, sys_flag,
+        queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[text_at:end]), flag, sys_flag,
         born_ms, store_ms, host_text(born_ip, born_port), host_text(store_ip, store_port), reconsumed, prepared, size,
         offset_msg_id(store_ip, store_port, log_offset),
     )  # fmt: skip

@@ -6,7 +6,8 @@ refuses what decoding would tear apart. Which names mean something is known to `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rocketmq_spark.codes import (
     KEY_SEPARATOR,
@@ -43,6 +44,39 @@ def decode_properties(text: str) -> dict[str, str]:
         if name and value:
             properties[name] = value
     return properties
+
+
+class StoredProperties(Mapping[str, str]):
+    """Those of a stored message, from their bytes. They are taken apart when the first is asked for: a listener that wants
+    the body alone need not wait for them.
+    """
+
+    __slots__ = ("_found", "_stored")
+
+    def __init__(self, stored: bytes) -> None:
+        self._stored = stored
+        self._found: dict[str, str] | None = None
+
+    def _all(self) -> dict[str, str]:
+        if self._found is None:
+            # As in Java: a producer in another language may have used another encoding, which must not stop readers.
+            self._found = decode_properties(str(self._stored, "utf-8", "replace"))
+        return self._found
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._all().get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
 
 
 def message_properties(message: Message, **system: str | None) -> dict[str, str | None]:

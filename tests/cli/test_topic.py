@@ -42,6 +42,16 @@ def test_attributes_arrive(run, rocketmq, name):
     assert "FIFO" in str(rocketmq.admin.topic_config(name, "broker-a"))
 
 
+def test_a_batch_topic(run, rocketmq, name):
+    assert run("topic", "create", name, "--batch", "--attribute", "message.type=NORMAL").exit_code == 0
+    assert rocketmq.admin.topic_config(name, "broker-a").attributes == {
+        "queue.type": "BatchCQ", "message.type": "NORMAL",
+    }  # fmt: skip
+    done = run("topic", "create", name, "--batch", "--attribute", "queue.type=SimpleCQ")
+    assert done.exit_code == 1
+    assert "attribute 'queue.type' is 'SimpleCQ', but that of a batch topic is 'BatchCQ'" in done.stderr
+
+
 def test_system_topics_are_shown_on_request(run):
     everything = run("topic", "list", "--all").stdout.splitlines()
     assert "TBW102" in everything

@@ -12,6 +12,7 @@ from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.questions import Questions
@@ -22,7 +23,7 @@ from rocketmq_spark.codes import Request
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
-from tests.mockbroker import MockBroker, route
+from tests.mockbroker import MockBroker, route, topic_config
 
 
 class Parts:
@@ -38,11 +39,12 @@ class Parts:
         self.questions = Questions(self.calls, self.routes)
         self.brokers = Brokers(self.questions)
         self.instance = Instance(self.groups, self.calls, self.routes)
-        self.sender = RemotingSender(self.calls, self.routes, self.instance)
+        self.kinds = Kinds(self.calls, self.routes)
+        self.sender = RemotingSender(self.calls, self.routes, self.instance, self.kinds)
         self.admin = Admin(name_server, self.calls)
         self.committer = RemotingCommitter(self.questions, self.admin)
-        self.member = RemotingMember(self.questions, self.routes, self.instance, self.sender)
-        self.pulls = RemotingPulls(self.calls, self.routes, self.admin, Retry(0))
+        self.member = RemotingMember(self.questions, self.routes, self.instance, self.sender, self.kinds)
+        self.pulls = RemotingPulls(self.calls, self.routes, self.kinds, Retry(0))
 
     def close(self) -> None:
         self.instance.close()
@@ -55,9 +57,10 @@ class Parts:
 
 @pytest.fixture
 def broker() -> Iterator[MockBroker]:
-    """Knows topic ``t`` with two queues on ``broker-a``, which is itself."""
+    """Knows topic ``t``, an ordinary one with two queues on ``broker-a``, which is itself."""
     with MockBroker() as one:
         one.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": one.address}))
+        one.on(Request.GET_TOPIC_CONFIG, topic_config())
         yield one
 
 

@@ -6,12 +6,21 @@ import json
 
 import pytest
 
-from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, OptionError, RocketMQError, RouteNotFound, ServerFault
+from rocketmq_spark.client.admin import Admin, batch_attributes
+from rocketmq_spark.codes import FIRST_WITH_ATTRIBUTES, Request, Response
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    NotSupported,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+    ServerFault,
+)
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.wire.bodies import ConsumeProgress
+from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, ok, refuse, route
@@ -157,6 +166,21 @@ def test_refusals_are_told(broker: MockBroker, admin: Admin) -> None:
     with pytest.raises(ServerFault, match=r"unknown attribute$") as caught:
         admin.create_topic("t")
     assert caught.value.addr == broker.address
+
+
+def test_attributes_that_an_old_broker_leaves_out_are_told(broker: MockBroker, admin: Admin) -> None:
+    broker.on(Request.UPDATE_AND_CREATE_TOPIC, lambda call: Command(0, version=FIRST_WITH_ATTRIBUTES - 1))
+    admin.create_topic("t")
+    with pytest.raises(
+        NotSupported, match=r"broker a is older than RocketMQ 5.0 and leaves attributes out: queue.type"
+    ):
+        admin.create_topic("t", attributes=batch_attributes())
+
+
+def test_a_topic_is_of_one_kind() -> None:
+    assert batch_attributes({"a": "b"}) == {"a": "b", "queue.type": "BatchCQ"}
+    with pytest.raises(OptionError, match=r"'queue.type' is 'SimpleCQ', but that of a batch topic is 'BatchCQ'"):
+        batch_attributes({"queue.type": "SimpleCQ"})
 
 
 def test_connections_that_were_lent_are_not_closed(broker: MockBroker, parts: Parts) -> None:

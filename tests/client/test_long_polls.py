@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.long_polls import LongPolls, command_of, replica, wanted_of
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import PullSysFlag, Request, Response
-from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, RocketMQError
+from rocketmq_spark.codes import BATCH_QUEUE, PullSysFlag, Request, Response
+from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.mockbroker import WAIT_S, Held, MockBroker, ok, refuse
+from tests.mockbroker import WAIT_S, Held, MockBroker, ok, refuse, topic_config
 
 QUEUE = MessageQueue("t", "broker-a", 1)
 REQUEST = PullRequest("g", QUEUE, 5, count=32, version_ms=9, suspend_s=15.0)
@@ -71,6 +71,56 @@ def test_1_28_a_pull_asks_for_32_messages_and_waits_15_seconds(broker: MockBroke
     assert [(m.queue, m.queue_offset, m.body) for m in answer.messages] == [
         (QUEUE, 5, b"Aa"), (QUEUE, 6, b"BB"), (QUEUE, 8, b"Aa"),
     ]  # fmt: skip
+
+
+def test_a_batch_topic_is_asked_without_a_filter_and_its_tags_are_compared_here(
+    broker: MockBroker, parts: Parts
+) -> None:
+    """A broker would drop each batch whose own tag is another, or none."""
+    broker.on(Request.GET_TOPIC_CONFIG, topic_config(queue_type=BATCH_QUEUE))
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    wanted = replace(REQUEST, filter=Filter("BB"))
+    assert [[m.queue_offset for m in pull(parts, wanted).messages] for _ in range(2)] == [[6], [6]]
+    asked = broker.seen(Request.PULL_MESSAGE)
+    assert [(one.ext["subscription"], one.ext["sysFlag"]) for one in asked] == [("*", "6")] * 2
+    assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 1
+    refusal = pull(parts, replace(REQUEST, filter=Filter("a > 5", "SQL92"), post_filter=True))
+    assert isinstance(refusal, OptionError)
+    assert "sql is 'a > 5', but t is a batch topic" in str(refusal)
+    assert len(broker.seen(Request.PULL_MESSAGE)) == 2
+
+
+@pytest.mark.parametrize("code", [Response.REQUEST_CODE_NOT_SUPPORTED, Response.NO_PERMISSION])
+def test_where_nobody_tells_the_kind_of_a_topic_tags_are_compared_here(
+    code: Response, broker: MockBroker, parts: Parts
+) -> None:
+    """A Proxy, and a user who may read and not ask: brokers still evaluate ``sql``."""
+    broker.on(Request.GET_TOPIC_CONFIG, refuse(code))
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    for wanted in (Filter("BB"), Filter("a > 5", "SQL92")):
+        pull(parts, replace(REQUEST, filter=wanted, post_filter=True))
+    assert [one.ext["subscription"] for one in broker.seen(Request.PULL_MESSAGE)] == ["*", "a > 5"]
+    assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 1
+
+
+def test_nobody_is_held_up_while_the_kind_is_asked_for(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    pull(parts)  # from now on there is a connection
+    held, told = Held(), Told()
+    broker.on(Request.GET_TOPIC_CONFIG, held)
+    parts.member.pull(replace(REQUEST, filter=Filter("BB")), Deadline.after(5.0), told)
+    assert not told.outcomes
+    (call,) = held.wait(1)
+    call.answer(topic_config())
+    assert isinstance(told.one, PullAnswer)
+
+
+def test_a_broker_that_does_not_tell_the_kind_is_asked_again(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.SYSTEM_BUSY))
+    assert isinstance(pull(parts, replace(REQUEST, filter=Filter("BB"))), BrokerBusy)
+    broker.on(Request.GET_TOPIC_CONFIG, topic_config())
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    assert len(pull(parts, replace(REQUEST, filter=Filter("BB"))).messages) == 1
 
 
 def test_tags_with_an_equal_hash_are_told_apart(broker: MockBroker, parts: Parts) -> None:
@@ -208,7 +258,7 @@ def test_a_connection_is_made_aside_and_nobody_is_held_up(broker: MockBroker, pa
     held = Held()
     broker.on(Request.PULL_MESSAGE, held)
     parts.routes.get("t")
-    polls = LongPolls(parts.calls, parts.routes)
+    polls = LongPolls(parts.calls, parts.routes, parts.kinds)
     outcomes = [Told(), Told()]
     for told in outcomes:
         polls.pull(REQUEST, Deadline.after(5.0), told)

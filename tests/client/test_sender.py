@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
 
@@ -440,46 +439,3 @@ def test_whether_brokers_know_timers_and_queues_to_read(real: Parts, broker_clus
     assert len(real.sender.publish_queues(topic, real.soon)) == 3
     assert real.sender.timers(topic, broker_cluster.brokers, real.soon) == {broker_cluster.brokers[0]: 259_200_000}
     assert [queue.queue_id for queue in real.sender.all_queues(topic, real.soon)] == list(range(8))
-
-
-def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts: Parts) -> None:
-    """It is not waited for longer than the others."""
-    broker.on(ROUTE, route(1, {"broker-a": broker.address, "b": "127.0.0.1:1"}))
-    parts.routes.get("t")
-    broker.on(Request.GET_MAX_OFFSET, [mb.never, replace(ok(offset=1), version=409)])
-    assert parts.sender.timers("t", ["broker-a", "b", "x"], parts.soon.within(0.05)) == {}
-    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": 0}
-
-
-@pytest.mark.parametrize(
-    ("config", "longest_ms"),
-    [
-        (ok(b"timerWheelEnable=true\ntimerMaxDelaySec=60\n"), 60_000),
-        (ok(b"timerWheelEnable=false\ntimerMaxDelaySec=60\n"), 0),
-        (ok(b"brokerName=broker-a\n"), 259_200_000),
-        (mb.refuse(Response.NO_PERMISSION, "not yours"), 259_200_000),
-    ],
-    ids=["told", "off", "older", "denied"],
-)
-def test_3_35_what_timers_do_is_what_the_broker_is_configured_to(
-    broker: MockBroker, parts: Parts, config: Command, longest_ms: int
-) -> None:
-    broker.on(ROUTE, route(1, {"broker-a": broker.address}))
-    parts.routes.get("t")
-    broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
-    broker.on(Request.GET_BROKER_CONFIG, config)
-    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": longest_ms}
-
-
-def test_whether_a_topic_is_consumed(broker: MockBroker, parts: Parts) -> None:
-    broker.on(ROUTE, route(1, {"broker-a": broker.address}))
-    broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["gone","other","g"]}'))
-    offline = mb.refuse(Response.CONSUMER_NOT_ONLINE, "nobody")
-    wants = {name: ok(b'{"subscriptionTable":{"%s":{"subString":"*"}}}' % name.encode()) for name in ("t", "u")}
-    broker.on(Request.GET_CONSUMER_CONNECTION_LIST, [offline, wants["u"], offline])
-    assert not parts.sender.consumed("t", parts.soon)
-    broker.on(Request.GET_CONSUMER_CONNECTION_LIST, [offline, wants["u"], wants["t"]])
-    assert parts.sender.consumed("t", parts.soon)
-    broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, mb.refuse(Response.NO_PERMISSION, "not yours"))
-    with pytest.raises(AccessDenied):
-        parts.sender.consumed("t", parts.soon)

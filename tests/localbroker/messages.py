@@ -5,6 +5,7 @@ from __future__ import annotations
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
@@ -20,7 +21,7 @@ def send(name_server: str, topic: str, *bodies: bytes) -> None:
     calls = Calls(Pool(Dialling()))
     routes = Routes(NameServers(calls, name_server.split(";")))
     queue = routes.get(topic, 0.0).writable()[0]
-    sender = RemotingSender(calls, routes, Instance(Groups(), calls, routes))
+    sender = RemotingSender(calls, routes, Instance(Groups(), calls, routes), Kinds(calls, routes))
     try:
         for body in bodies:
             result = sender.send(queue, SendRequest("GID_test", body), Deadline.after(10))

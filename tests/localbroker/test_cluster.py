@@ -74,6 +74,8 @@ def test_topics_on_all_or_one(cluster: LocalBroker) -> None:
     assert len(cluster.admin.route("everywhere").readable()) == 6
     assert {q.broker_name for q in cluster.admin.route("somewhere").readable()} == {"broker-b"}
     assert cluster.admin.topic_config("somewhere", "broker-b").attributes == {"message.type": "FIFO"}
+    cluster.create_topic("batches", broker="broker-a", batch=True)
+    assert cluster.admin.topic_config("batches", "broker-a").attributes == {"queue.type": "BatchCQ"}
     with pytest.raises(BrokerNotFound, match="broker-z"):
         cluster.create_topic("nowhere", broker="broker-z")
 

@@ -127,6 +127,7 @@ class ScriptedSender:
         self.events: list[tuple[str, Any]] = []
         self.offsets: Iterator[int] = itertools.count(100, 100)
         self.probes: dict[str, bool] = {}
+        self.batch_topics: dict[str, bool] = {}
         self.longest_timers: dict[str, int] = {"a": 259_200_000, "b": 259_200_000}
         self.consumed_topics: set[str] = set()
 
@@ -183,6 +184,9 @@ class ScriptedSender:
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         self.events.append(("probe", (broker_name, topic, round(deadline.remaining(), 3))))
         return self.probes.get(broker_name, True)
+
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
+        return self.batch_topics.get(topic)
 
     client_id = "me"
 

@@ -324,6 +324,29 @@ def test_2_20_an_explicit_batch_is_one_request_with_all_ids_in_order(bench: Benc
     assert producer.send_batch([M], queue=q("b:1")).queue == q("b:1")
 
 
+def test_an_explicit_batch_tells_a_batch_topic_tag_and_keys(bench: Bench) -> None:
+    """What the broker drops of ordinary topics is not sent to them."""
+    bench.sender.batch_topics = {"T": True, "U": False}
+    bench.sender.routes["U"] = tuple(qs("a:0-1", topic="U"))
+    producer = bench.producer()
+    for topic, tags in (("T", "xx"), ("T", "xy"), ("U", "xx"), ("V", "xx")):
+        bench.sender.routes.setdefault(topic, tuple(qs("a:0-1", topic=topic)))
+        producer.send_batch(
+            [Message(topic, b"1", tags=tags[0], keys=["k 1"]), Message(topic, b"2", tags=tags[1], keys=["k"])]
+        )
+    producer.send_batch(
+        [Message("T", b"1", tags="x", keys=["k" * 15_000]), Message("T", b"2", tags="x", keys=["l" * 15_000])]
+    )
+    said = [decode_properties(request.properties) for request in bench.sender.requests]
+    assert (said[-1]["TAGS"], said.pop().get("KEYS")) == ("x", None)  # more than a batch can say
+    assert [(one.get("TAGS"), one.get("KEYS")) for one in said] == [
+        ("x", "k 1"),
+        (None, "k 1"),
+        (None, None),
+        (None, None),
+    ]
+
+
 def test_recall_goes_to_the_broker_in_the_handle(bench: Bench) -> None:
     producer = bench.producer()
     handle = str(RecallHandle("T", "b", 1_800_000_000_001, "UNIQ"))

@@ -16,15 +16,19 @@ from rocketmq_spark.errors import (
     ConnectionLost,
     InvalidParameter,
     MessageIllegal,
+    OptionError,
     RocketMQError,
     RouteNotFound,
+    SelectorError,
     SendFailed,
     SpoolFull,
 )
-from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus, SpooledSend, SpoolMetrics
+from rocketmq_spark.model import Message, MessageQueue, Resent, SendResult, SendStatus, SpooledSend, SpoolMetrics
 from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import chooser, passing, storable
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.spool.sends import lane_of
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, ScriptedSender, refused
@@ -223,6 +227,34 @@ def test_a_selector_without_a_route_is_kept_and_chooses_later(bench: Bench, spoo
     assert one.send(M, selector="hash", arg="customer-7").status is SendStatus.SPOOLED  # not past the first
     assert one.send(M, selector="hash", arg="customer-8").status is SendStatus.SEND_OK
     assert len(spool.kept) == 2
+
+
+@pytest.mark.parametrize("selector", ["roundRobin", "environment"])
+def test_the_default_by_name_is_kept_as_the_default_and_stays_in_the_environment(
+    bench: Bench, spool: FakeSpool, selector: str
+) -> None:
+    bench.sender.routes["T"] = ConnectionLost("no name server answers")
+    one = producer(bench, spool, environment=Environment.of(2, 2))
+    assert one.send(M, selector=selector).status is SendStatus.SPOOLED
+    assert [(kept.queue, kept.selector) for kept in spool.kept] == [(None, None)]
+    bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
+    resender = EngineResender(bench.sender, one.settings, bench.timer("x-resend"))
+    ended: list[Resent] = []
+    resender.resend(spool.kept[0], ended.append)
+    assert [resent.queue in qs("a:1 b:1") for resent in ended] == [True]
+
+
+@pytest.mark.parametrize(
+    ("selector", "arg"),
+    [("hash", None), ("hash", 1.5), ("machineRoom", ""), ("environment", "x"), ("hsh", "7"), ("no.such:callable", 1)],
+)
+def test_a_choice_that_fails_whatever_queues_there_are_is_an_error_and_not_kept(
+    bench: Bench, spool: FakeSpool, selector: str, arg: object
+) -> None:
+    bench.sender.routes["T"] = ConnectionLost("no name server answers")
+    with pytest.raises((SelectorError, OptionError)):
+        producer(bench, spool).send(M, selector=selector, arg=arg)
+    assert spool.kept == []
 
 
 def test_a_selector_that_cannot_be_stored_fails_as_without_a_spool(bench: Bench, spool: FakeSpool) -> None:

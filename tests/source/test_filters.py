@@ -160,10 +160,17 @@ def test_why_a_queue_is_absent(known, queue, reason):
     assert filters.is_hidden(known, queue) == (reason == "its broker does not read it any more")
 
 
+class Answers:
+    def is_proxy(self, topic, broker_name, deadline):
+        return False
+
+
 def test_an_expression_for_a_batch_topic_is_refused():
     """Brokers would compare it with the properties of whole batches."""
     with pytest.raises(OptionError, match=r"t is a batch topic.*Filter with option 'tags'"):
-        filters.validate(None, options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True)
+        filters.validate(
+            Answers(), options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True
+        )
 
 
 NAMED = {"environment": "dev", "environments": '{"dev": [0], "test": {"broker-a": [1]}}'}

@@ -10,7 +10,7 @@ from rocketmq_spark import session
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from tests.mockbroker import MockBroker, close, eventually, ok, refuse
+from tests.mockbroker import MockBroker, close, eventually, ok, refuse, topic_config
 from tests.reading import Run, plan, positions, ranges_of, read
 from tests.source.scripted import route, stats
 
@@ -134,6 +134,7 @@ def test_a_broker_that_leaves_while_a_start_is_found_is_waited_for(scripted, beg
 
 @pytest.mark.parametrize("begins", [stream_begins, batch_begins])
 def test_a_broker_that_is_busy_when_it_is_asked_about_a_filter_is_asked_again(scripted, begins):
+    scripted.on(Request.GET_TOPIC_CONFIG, topic_config())
     scripted.on(Request.CHECK_CLIENT_CONFIG, [refuse(Response.SYSTEM_BUSY, "busy"), ok()])
     assert begins(scripted.address, **QUICK, sql="a > 1", startingOffsets="earliest") == 5
 

@@ -11,7 +11,21 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import ceiling, codec, consume, harness, java, latency, memory, planning, read, targets, workload, write
+from benchmarks import (
+    ceiling,
+    codec,
+    consume,
+    growth,
+    harness,
+    java,
+    latency,
+    memory,
+    planning,
+    read,
+    targets,
+    workload,
+    write,
+)
 from benchmarks.harness import Found
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.localbroker import LocalBroker
@@ -35,6 +49,8 @@ def tiny():
             (planning, "TOPICS", 20),
             (planning, "IDLE_S", 0.3),
             (planning, "REST_S", 0.5),
+            (growth, "AXES", {"tasks": (3,), "size": (1 << 20,), "brokers": (2,)}),
+            (growth, "MAX_BYTES", 5 << 20),
             (memory, "TOPICS", {"1 KiB": (1024, 500)}),
             (memory, "COMPRESSED", {"4 MiB of zeros, zstd": (SysFlag.ZSTD, 3)}),
         ):
@@ -80,15 +96,28 @@ def test_11_29_read(brokers, spark, capsys):
     with brokers() as broker:
         found = figures(lambda found: read.run(broker, spark, None, ONCE, found), capsys)
     assert found.keys() == {f"{limits} {SIZE}" for limits in ("stock", "raised", "cold")}
-    assert {targets.SPARK, targets.STREAM, targets.PULL8, targets.LITE, targets.CEILING} <= found[
-        f"stock {SIZE}"
-    ].keys()
+    assert {
+        targets.SPARK,
+        targets.SPARK_WHOLE,
+        targets.LITE_WHOLE,
+        targets.STREAM,
+        targets.PULL8,
+        targets.LITE,
+        targets.CEILING,
+    } <= found[f"stock {SIZE}"].keys()
 
 
 def test_11_29_write(brokers, spark, capsys):
     ceiling.register(spark)
     found = figures(lambda found: write.run(spark, None, ONCE, found), capsys)
-    assert {targets.WRITE, targets.HASH, targets.DROP, *targets.JAVA_BATCH} <= found[f"write {SIZE}"].keys()
+    assert {
+        targets.WRITE,
+        targets.WRITE_WHOLE,
+        targets.HASH,
+        targets.DROP,
+        *targets.JAVA_BATCH,
+        targets.JAVA_WHOLE,
+    } <= found[f"write {SIZE}"].keys()
 
 
 def test_11_29_consume(brokers, capsys):
@@ -116,3 +145,10 @@ def test_11_29_memory(brokers, capsys):
     with brokers() as broker:
         found = figures(lambda found: memory.run(broker, ONCE, found), capsys)
     assert len(found["memory"]) == 4
+
+
+def test_11_29_growth(brokers, spark, capsys):
+    few = Namespace(messages=600, full=False)
+    found = figures(lambda found: growth.run(spark, few, found), capsys)
+    assert found["growth"].keys() == {"tasks 3", "size 1,048,576", "brokers 2"}
+    assert all(value > 0 for name, value in found["growth"]["tasks 3"].items() if name.endswith(("wall", "MiB")))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,9 +38,20 @@ def test_g2_11_a_send_comes_back_with_its_ids(request: SendRequest, queue: objec
     assert sends.send_of(sends.record_of(send, 7)) == send
 
 
-def test_a_selector_comes_back_with_its_argument() -> None:
-    send = SpooledSend("T", SendRequest("g", b"x"), None, ("id",), "hash", {"room": [1, "a"]})
+@given(st.none() | queues, st.text(), st.none() | st.text() | st.integers() | st.just({"room": [1, 'ä"\n']}))
+def test_a_selector_comes_back_with_its_argument(queue: object, selector: str, arg: object) -> None:
+    send = SpooledSend(queue.topic if queue else "T", SendRequest("g", b"x"), queue, ("id",), selector, arg)
     assert sends.send_of(sends.record_of(send, 7)) == send
+
+
+def test_the_head_is_what_an_encoder_writes_of_all_that_a_send_has() -> None:
+    request = SendRequest("g", b"", "KEYS\x01é\x02", 1, 2, 3, True, 4, 5, 6)
+    head = json.loads(sends._head(SpooledSend("T", request, q("a:1"), ("id",), "hash", "7")))
+    fields = {
+        field.name: getattr(request, field.name) for field in dataclasses.fields(SendRequest) if field.name != "body"
+    }
+    whole = {"topic": "T", "msgIds": ["id"], "request": fields, "queue": ["a", 1], "selector": "hash", "arg": "7"}
+    assert head == whole
 
 
 def test_a_batch_in_a_buffer_is_copied() -> None:

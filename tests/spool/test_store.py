@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rocketmq_spark.errors import SpoolError, SpoolFull
+from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.keys import RECORD, numbered
 from rocketmq_spark.spool.mending import dead_ones
 from rocketmq_spark.spool.records import Record
@@ -241,6 +242,19 @@ def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_
     assert store.take(0, 10) == []
     assert payloads(store.take(0, 10)) == [b"second"]
     assert store.totals.dead == 1
+    store.close()
+
+
+def test_g2_10_any_number_of_dead_comes_back_in_portions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "REVIVED_AT_ONCE", 3)
+    store = Store(path)
+    bodies = [b"%d" % i for i in range(8)]
+    store.add([(record(body), 0) for body in bodies])
+    store.settle([(work, Dead("no")) for work in store.take(0, 10)], 0)
+    assert (len(store), store.totals.dead) == (0, 8)
+    assert store.revive(5) == 8
+    assert (len(store), store.totals.dead, store.totals.dead_bytes) == (8, 0, 0)
+    assert payloads(store.take(5, 10)) == bodies
     store.close()
 
 

@@ -7,6 +7,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -23,15 +24,21 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * RocketMQ's own member of a consumer group: prints what its listener gets, one JSON object each, until its standard input
  * ends; then it leaves the group. With fail=true the listener fails each time, tries=N times before a message is a dead
  * letter; with fail=some it does as tests/live/environment says. With ordered=true it is an orderly one; ordered=NAME is a
- * second member, orderly, of that group. With queues=0,3 its strategy is that of an environment with those queues.
+ * second member, orderly, of that group. With queues=0,3 its strategy is that of an environment with those queues. With
+ * lite=true it is a LitePull consumer. tags=EXPRESSION is what it subscribes to.
  */
 public class Consume {
     private static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true);
+
+    private static volatile boolean ended;
 
     public static void main(String[] arguments) throws Exception {
         Map options = Send.options(arguments);
         String group = (String) options.get("group");
         String ordered = (String) options.get("ordered");
+        if ("true".equals(options.get("lite"))) {
+            poll(options, group);
+        }
         boolean only = "true".equals(ordered);
         DefaultMQPushConsumer first = started(options, group, only);
         DefaultMQPushConsumer second = ordered == null || only ? null : started(options, ordered, true);
@@ -54,7 +61,7 @@ public class Consume {
         if (options.containsKey("tries")) {
             consumer.setMaxReconsumeTimes(Integer.parseInt((String) options.get("tries")));
         }
-        consumer.subscribe((String) options.get("topic"), "*");
+        consumer.subscribe((String) options.get("topic"), tags(options));
         if (options.containsKey("queues")) {
             List ids = Arrays.asList(((String) options.get("queues")).split(","));
             consumer.setAllocateMessageQueueStrategy(new OfEnvironment(ids));
@@ -67,6 +74,37 @@ public class Consume {
         }
         consumer.start();
         return consumer;
+    }
+
+    private static String tags(Map options) {
+        return options.containsKey("tags") ? (String) options.get("tags") : "*";
+    }
+
+    private static void poll(Map options, String group) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
+        consumer.setNamesrvAddr((String) options.get("nameServer"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe((String) options.get("topic"), tags(options));
+        consumer.start();
+        say("started", Long.valueOf(System.currentTimeMillis()));
+        Consume listener = new Consume(group, null);
+        Thread watch = new Thread() {
+            public void run() {
+                try {
+                    while (System.in.read() >= 0) {
+                    }
+                } catch (java.io.IOException e) {
+                    // as good as its end
+                }
+                ended = true;
+            }
+        };
+        watch.start();
+        while (!ended) {
+            listener.note(consumer.poll(200));
+        }
+        consumer.shutdown();
+        System.exit(0);
     }
 
     private static void say(String name, Object value) {

@@ -7,13 +7,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, FIRST_RETRY_LEVEL, RETRY_PREFIX
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage
+from rocketmq_spark.session import Producer
 from tests.live.consumer.members import Members
 from tests.mockbroker import eventually
 from tests.reading import feed
@@ -137,6 +139,30 @@ def test_1_24_counts_go_on_where_a_member_of_the_other_kind_left_them(make_membe
     assert early + late == list(range(FEW + 1))
     (found,) = java_read(mq.name_server, dead_letters, 1, bodies=True)
     assert found.body.decode() == body
+
+
+def test_messages_of_an_inner_batch_come_again_one_by_one_and_die_so(make_members, caplog) -> None:
+    """Brokers take back whole batches only, and refuse these: a copy goes instead."""
+    members = make_members("batched-poison")
+    members.mq.create_topic("whole-poison", queues=1, batch=True)
+    members.topic = "whole-poison"
+    with Producer(name_server=members.mq.name_server, group="p_whole") as producer:
+        producer.send_batch([Message(members.topic, b"%d" % i) for i in range(4)])
+
+    def picky(messages: list[ReceivedMessage], context: Any) -> Any:
+        (one,) = messages
+        if one.body == b"3":
+            return context.retry(-1)
+        return context.retry() if one.body == b"1" and one.reconsume_times < 2 else None
+
+    members.start(picky)
+    came = Counter({"0": 1, "1": 3, "2": 1, "3": 1})
+    eventually(lambda: Counter(members.bodies()) == came, 60)
+    (found,) = java_read(members.mq.name_server, DLQ_PREFIX + members.group, 1, bodies=True)
+    assert found.body == b"3"
+    assert members.all[0].stop() == []
+    assert Counter(members.bodies()) == came
+    assert not [record for record in caplog.records if "could not be" in record.getMessage()]
 
 
 def test_1_18_a_message_whose_listener_hangs_comes_again_and_its_queue_goes_on(make_members) -> None:

@@ -30,6 +30,7 @@ SINK = {
     "not_available_duration": "test_outage::test_a_killed_broker_gets_no_send_while_it_is_isolated_and_returns",
     "auto_batch": "test_task::test_auto_batch_off_sends_every_row_alone",
     "batch_max_bytes": "test_task::test_round_robin_spreads_batches_evenly",
+    "batch_by_tag": "test_whole::test_rows_of_a_tag_share_a_batch_and_rows_of_a_queue_keep_their_order",
     "total_batch_max_bytes": "test_task::test_a_fixed_number_and_the_total_bound_what_is_under_way",
     "max_in_flight": "test_task::test_a_fixed_number_and_the_total_bound_what_is_under_way",
     "compress_above": "test_task::test_what_travels_alone_is_compressed",

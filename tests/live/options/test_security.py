@@ -6,11 +6,13 @@ from collections import Counter
 
 import pytest
 
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import Admin, batch_attributes
 from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import ADMIN, Certificates, Secured
+from tests.live.writes import Writes, frame, numbered
+from tests.mockbroker import eventually
 from tests.reading import Run, bodies, feed, names, read
 
 
@@ -59,6 +61,19 @@ def test_access_key__of_a_reader_needs_sub_and_get_and_the_group(secured, locked
     assert "Sub and Get on the topic" in refused(secured, subscribe=topic, group=group, **no_get)
     no_sub = secured.user(f"nosub-{topic}", (f"Topic:{topic}", "Get"), (f"Group:{group}", "Sub"))
     assert "Sub and Get on the topic" in refused(secured, subscribe=topic, group=group, **no_sub)
+
+
+@pytest.mark.parametrize(("grants", "entries"), [("Pub", 30), ("Pub,Get", 1)])
+def test_access_key__of_a_writer_needs_get_to_have_batches_stored_whole(secured, monkeypatch, grants, entries):
+    """Who may not ask what kind a topic is writes to it all the same; a batch that is one message lies in one place."""
+    (topic,) = names(1, "whole")
+    secured.admin.create_topic(topic, 1, attributes=batch_attributes())
+    user = secured.user(f"writer-{topic}", (f"Topic:{topic}", grants))
+    Writes(secured.mq.name_server, monkeypatch)(frame(body=numbered(30)), topic=topic, **user)
+    eventually(lambda: len(read(secured.mq, subscribe=topic, **ADMIN)) == 30, 30)
+    found = read(secured.mq, subscribe=topic, metadata="full", **ADMIN)
+    assert sorted(bodies(found)) == numbered(30)
+    assert len({row["commitLogOffset"] for row in found}) == entries
 
 
 def test_group__that_may_not_be_created_is_an_error_that_says_how(secured, locked, monkeypatch):

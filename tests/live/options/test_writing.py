@@ -198,7 +198,7 @@ def test_tls_key_password__opens_the_key(encrypted, certs, write):
 def test_tls_check_hostname__may_be_switched_off_for_the_name_alone(elsewhere, certs, write):
     (topic,) = names(1, "private")
     elsewhere.create_topic(topic, 1)
-    trusting = {"tls": True, "tlsCaFile": certs.ca, "numRetries": 0, "sendTimeout": "5s"}
+    trusting = {"tls": True, "tlsCaFile": certs.ca, "numRetries": 0, "sendTimeout": "1m"}
     assert "tlsCheckHostname" in failure(write, elsewhere, trusting)
     assert there(elsewhere, topic, write(elsewhere, topic, **trusting, tlsCheckHostname=False))
 

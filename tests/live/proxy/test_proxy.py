@@ -15,6 +15,7 @@ from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, Route
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.remoting import endpoint
+from rocketmq_spark.session import Producer, PullConsumer
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, data_source, feed, names, post, read
 
@@ -111,6 +112,21 @@ def test_tags_are_filtered_exactly(proxied, topic, only_the_proxy):
     found = read(proxied.proxy_server, subscribe=topic, tags="Aa || c")
     assert Counter(bodies(found)) == Counter({body for body, tag in made.items() if tag in ("Aa", "c")})
     only_the_proxy()
+
+
+def test_nothing_of_a_batch_topic_is_left_out_by_tags(proxied):
+    """A Proxy does not tell what kind a topic is; its brokers would drop batches that have no tag of their own."""
+    (topic,) = names(1, "through")
+    proxied.create_topic(topic, 1, batch=True)
+    with Producer(name_server=proxied.name_server, group="p_tags") as producer:
+        producer.send_batch([Message(topic, tag.encode(), tags=tag) for tag in "abc"])
+    session.close_all()  # else the broker is known, and asked
+    eventually(lambda: len(known(proxied, topic)) == 1, 30)
+    eventually(lambda: len(read(proxied.proxy_server, subscribe=topic)) == 3, 30)
+    assert bodies(read(proxied.proxy_server, subscribe=topic, tags="a || c")) == ["a", "c"]
+    with PullConsumer(name_server=proxied.proxy_server, group="g_tags", consume_from_where="earliest") as consumer:
+        consumer.subscribe(topic, tags="b")
+        assert [message.body for message in consumer.poll(20.0)] == [b"b"]
 
 
 def test_the_sink(proxied, topic, only_the_proxy):

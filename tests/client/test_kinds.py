@@ -1,0 +1,99 @@
+"""What kind of topic one is."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark import codes
+from rocketmq_spark.client import kinds
+from rocketmq_spark.client.kinds import Kinds, is_batched
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import BATCH_QUEUE, Request, Response
+from rocketmq_spark.errors import AccessDenied, BrokerBusy
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire.header import Command
+from tests.client.conftest import Parts
+from tests.mockbroker import MockBroker, refuse, route, topic_config
+
+CONFIG = Request.GET_TOPIC_CONFIG
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known is at once too old."""
+    monkeypatch.setattr(kinds, "AGE_S", -1.0)
+
+
+def batched(parts: Parts) -> bool:
+    return parts.kinds.batched(QUEUE, parts.soon)
+
+
+def test_a_topic_is_asked_about_once(broker: MockBroker, parts: Parts) -> None:
+    broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+    assert not parts.kinds.fresh(QUEUE)
+    assert [batched(parts) for _ in range(3)] == [True] * 3
+    assert parts.kinds.fresh(QUEUE._replace(queue_id=5))
+    assert not parts.kinds.fresh(QUEUE._replace(topic="u"))
+    (asked,) = broker.seen(CONFIG)
+    assert (asked.ext["topic"], asked.ext["bname"]) == ("t", "broker-a")
+
+
+@pytest.mark.usefixtures("stale")
+def test_a_topic_that_was_made_again_may_be_of_another_kind(broker: MockBroker, parts: Parts) -> None:
+    assert not batched(parts)
+    broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+    assert batched(parts)
+
+
+@pytest.mark.usefixtures("stale")
+def test_what_was_known_holds_while_the_broker_does_not_answer(broker: MockBroker, parts: Parts) -> None:
+    broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
+    with pytest.raises(BrokerBusy):
+        batched(parts)
+    broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+    assert batched(parts)
+    broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
+    assert batched(parts)
+
+
+@pytest.mark.parametrize(("version", "attributes"), [(codes.FIRST_WITH_ATTRIBUTES - 1, {}), (codes.VERSION, None)])
+def test_an_old_broker_has_ordinary_topics_and_a_proxy_does_not_tell(
+    version: int, attributes: object, broker: MockBroker, parts: Parts
+) -> None:
+    broker.on(CONFIG, Command(int(Response.REQUEST_CODE_NOT_SUPPORTED), version=version))
+    assert parts.kinds.attributes("t", "broker-a", parts.soon) == attributes
+    assert batched(parts) == (attributes is None)
+
+
+def test_who_may_not_ask_is_told_so_and_does_not_ask_again(broker: MockBroker, parts: Parts) -> None:
+    broker.on(CONFIG, refuse(Response.NO_PERMISSION))
+    for _ in range(2):
+        with pytest.raises(AccessDenied):
+            batched(parts)
+    assert len(broker.seen(CONFIG)) == 1
+
+
+def test_the_first_broker_that_answers_says_it_for_a_sender(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker() as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
+        broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
+        other.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+        assert [parts.sender.keeps_batches("t", parts.soon) for _ in range(2)] == [True, True]
+        assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (1, 1)  # who was silent is left out for a while
+        other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
+        assert Kinds(parts.calls, parts.routes).any_says_batched("t", ["broker-b"], parts.soon) is None
+
+
+def test_attributes_that_are_not_known_are_no_answer() -> None:
+    assert [is_batched(each) for each in (None, {}, {"queue.type": "SimpleCQ"}, {"queue.type": "BatchCQ"})] == [
+        None, False, False, True,
+    ]  # fmt: skip
+
+
+def test_a_real_broker_tells(real: Parts, broker_cluster: LocalBroker) -> None:
+    broker_cluster.create_topic("kinds-batched", 1, batch=True)
+    broker_cluster.create_topic("kinds-ordinary", 1)
+    soon = Deadline.after(10.0)
+    assert [real.sender.keeps_batches(f"kinds-{kind}", soon) for kind in ("batched", "ordinary")] == [True, False]

@@ -1,0 +1,85 @@
+"""What a batch says of its messages."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.encode.about import MAX_WORDS, About
+from tests.live.writes import frame
+
+COLUMNS = {"tags": "tags", "keys": "keys"}
+TAGS = st.lists(st.none() | st.sampled_from(["", "a", "b", "c", "ü"]), min_size=1, max_size=30)
+
+
+def of(max_bytes=24_000, **columns):
+    return About(frame(**columns), {name: name for name in columns}, max_bytes)
+
+
+def rows(*numbers):
+    return np.array(numbers, np.intp)
+
+
+@given(TAGS, st.data())
+def test_rows_of_a_tag_come_together_and_say_it(tags, data):
+    made = of(tags=tags)
+    mine = rows(*data.draw(st.permutations(range(len(tags))).map(lambda p: p[: data.draw(st.integers(1, len(p)))])))
+    parts = made.by_tag(mine)
+    assert sorted(np.concatenate(parts).tolist()) == sorted(mine.tolist())
+    said = [made.properties(part).get("TAGS") for part in parts]
+    assert len(said) == len(set(said))
+    for part, tag in zip(parts, said, strict=True):
+        assert {tags[row] or None for row in part.tolist()} == {tag}
+        places = [mine.tolist().index(row) for row in part.tolist()]
+        assert places == sorted(places)
+    assert made.tags == len({tag for tag in tags if tag})
+
+
+def test_messages_of_several_tags_have_none_together():
+    made = of(tags=["a", "b", None, "a"])
+    assert [made.properties(rows(*some)) for some in ((0, 3), (0, 1), (0, 2), (2,))] == [{"TAGS": "a"}, {}, {}, {}]
+
+
+def test_without_columns_nothing_is_said():
+    made = of(body=["x", "y"])
+    assert [part.tolist() for part in made.by_tag(rows(1, 0))] == [[1, 0]]
+    assert (made.tags, made.properties(rows(0, 1))) == (0, {})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [["k2", "k1"], ["k1"], None, [], ["k3", None, ""]],
+        pa.array(["k2 k1", "k1", None, "", "k3"]),
+    ],
+)
+def test_keys_are_the_different_words(keys):
+    made = of(keys=keys)
+    assert made.properties(rows(0, 1, 2, 3, 4)) == {"KEYS": "k2 k1 k3"}
+    assert sorted(made.properties(rows(4, 1))["KEYS"].split(" ")) == ["k1", "k3"]
+    assert made.properties(rows(2, 3)) == {}
+
+
+@pytest.mark.parametrize("keys", [[["é1"], ["é2"]], pa.array(["é1 é2", "é2 é1"])])
+def test_keys_that_do_not_fit_are_not_said(keys):
+    assert of(8, keys=keys).properties(rows(0, 1)) == {"KEYS": "é1 é2"}
+    assert of(7, keys=keys).properties(rows(0, 1)) == {}
+    assert of(10, keys=keys, tags=["t", "t"]).properties(rows(0, 1)) == {"TAGS": "t", "KEYS": "é1 é2"}
+    assert of(8, keys=keys, tags=["t", "t"]).properties(rows(0, 1)) == {"TAGS": "t"}
+
+
+def test_a_tag_that_does_not_fit_cannot_be_left_out():
+    """A filter for it would not find its messages."""
+    assert of(3, tags=["abcd"]).properties(rows(0)) is None
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_no_more_keys_are_said_than_a_broker_indexes_cheaply(blank):
+    def said(count):
+        words = [f"k{i}" for i in range(count)]
+        pairs = [f"{word} k0" for word in words] if blank else words
+        return of(keys=pa.array(pairs * 3)).properties(np.arange(3 * count))
+
+    assert len(said(MAX_WORDS)["KEYS"].split(" ")) == MAX_WORDS
+    assert said(MAX_WORDS + 1) == {}
