@@ -168,3 +168,19 @@ def at_once(monkeypatch: Any) -> None:
     monkeypatch.setattr(service, "TELL_S", 0.0)
     monkeypatch.setattr(service, "AGAIN_S", 0.0)
     monkeypatch.setattr(service, "HAND_OVER_S", 0.0)
+
+
+class World:
+    """An inner topic, time, and nodes by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.topic, self.time = Topic(), Time()
+        self._folder = folder
+        self.nodes: dict[str, Node] = {}
+
+    def node(self, name: str) -> Node:
+        self.nodes[name] = Node(self.topic, self._folder / name, self.time)
+        return self.nodes[name]
+
+    def offsets(self, queue: MessageQueue = QUEUES[0]) -> tuple[int | None, ...]:
+        return tuple(self.topic.offsets.get((group, queue)) for group in ("g", "g_stored", "g_done_ms"))

@@ -1,0 +1,231 @@
+"""Nodes that come and go, and disks that are lost: holes (f) and (g) of the list G3. The stores are real."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.delay import service
+from rocketmq_spark.model import Resent
+from tests.delay.nodes import QUEUES, World, envelope
+
+ONE, TWO = QUEUES
+
+
+def test_3_f_a_lost_disk_is_rebuilt_from_the_inner_topic_without_what_was_sent(world: World) -> None:
+    node = world.node("a")
+    for name, seconds in (("far", 1000), ("m1", 1), ("m2", 2), ("late", 500)):
+        world.topic.put(envelope(name, seconds))
+    for _ in range(5):
+        node.turn(ONE)
+    world.time.advance(10)
+    node.turn(ONE)
+    assert (node.sends.bodies, world.offsets()[0]) == ([b"m1", b"m2"], 0)
+    node.store.close()
+    fresh = world.node("fresh")
+    for _ in range(6):
+        fresh.turn(ONE)
+    world.time.advance(1000)
+    assert fresh.sends.bodies == [b"late", b"far"]
+    fresh.turn(ONE)
+    assert world.offsets()[0] == 4
+
+
+def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk that has them sends them all the same."""
+    node = world.node("a")
+    world.topic.put(envelope("m", 5 * 3600))
+    node.turn(ONE)
+    node.turn(ONE)
+    assert "a message waits for 5.0 hours, and broker-a keeps messages for 1.0" in caplog.text
+    world.topic.first[ONE] = 1
+    node.kill()
+    node.turn(ONE)
+    world.time.advance(5 * 3600)
+    assert node.sends.bodies == [b"m"]
+    world.topic.offsets[("g", ONE)] = 0
+    fresh = world.node("fresh")
+    fresh.turn(ONE)
+    assert "begins at 1, and envelopes from 0 on are not done" in caplog.text
+
+
+def test_3_g_3_34_queues_change_hands_and_nothing_comes_twice(world: World) -> None:
+    one, two = world.node("one"), world.node("two")
+    names = [f"m{i}" for i in range(20)]
+    for i, name in enumerate(names):
+        world.topic.put(envelope(name, 2 * i + 1), QUEUES[i % 2])
+    for _ in range(12):
+        one.turn(ONE, TWO)
+    world.time.advance(10)  # some are sent
+    one.turn(ONE, TWO)
+    one.turn(ONE)  # another node has come
+    for _ in range(12):
+        two.turn(TWO)
+    world.time.advance(10)
+    for node, queues in ((one, [ONE]), (two, [TWO])):
+        node.turn(*queues)
+    two.turn()  # and gone
+    for _ in range(12):
+        one.turn(ONE, TWO)
+    world.time.advance(30)
+    one.turn(ONE, TWO)
+    assert len(one.store) == len(two.store) == 0
+    assert two.sends.bodies
+    assert Counter(one.sends.bodies + two.sends.bodies) == Counter(name.encode() for name in names)
+
+
+def test_3_g_a_node_that_dies_is_followed_by_another_which_repeats_what_it_had_not_told(world: World) -> None:
+    one, two = world.node("one"), world.node("two")
+    for i in range(6):
+        world.topic.put(envelope(f"m{i}", i + 1))
+    for _ in range(7):
+        one.turn(ONE)
+    world.time.advance(2)
+    one.turn(ONE)
+    world.time.advance(1)  # sent, and not told
+    one.store.close()
+    for _ in range(7):
+        two.turn(ONE)
+    world.time.advance(10)
+    assert one.sends.bodies == [b"m0", b"m1", b"m2"]
+    assert two.sends.bodies == [b"m2", b"m3", b"m4", b"m5"]
+
+
+def test_3_g_what_the_next_owner_cannot_read_stays_and_is_sent_from_here(world: World) -> None:
+    node = world.node("a")
+    for name in ("m0", "m1"):
+        world.topic.put(envelope(name, 100))
+    for _ in range(3):
+        node.turn(ONE)
+    world.topic.first[ONE] = 1
+    node.turn()
+    assert len(node.store) == 1
+    world.time.advance(100)
+    assert node.sends.bodies == [b"m0"]
+
+
+def test_3_g_who_was_away_for_long_puts_nothing_back(world: World) -> None:
+    """A machine that slept says nothing of queues that another one has had since, though it did more than it said."""
+    one, two = world.node("one"), world.node("two")
+    one.sends.answer = lambda send: None if send.msg_ids == ("m1",) else Resent(send.queue)
+    for i in range(2):
+        world.topic.put(envelope(f"m{i}", i + 1))
+    for node in (one, one, one, two, two, two):
+        node.turn(ONE)
+    world.time.advance(3)
+    two.turn(ONE)
+    after = world.offsets()
+    assert after[0] == 2
+    one.turn()
+    assert (one.sends.bodies, world.offsets()) == ([b"m0", b"m1"], after)
+
+
+def test_what_is_read_once_more_counts_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a queue goes and comes back between two looks; brokers were not told yet."""
+    node = world.node("a")
+    for name, seconds in (("far", 100), ("m", 1)):
+        world.topic.put(envelope(name, seconds))
+    for _ in range(2):
+        node.turn(ONE)
+    world.topic.silent = True
+    world.time.advance(1)
+    monkeypatch.setattr(service, "PAGE", 1)
+    node.reader.at[ONE] = 0
+    for _ in range(2):
+        node.turn(ONE)
+        assert node.service._seen[ONE].stored == 2
+    world.time.advance(1)
+    assert node.sends.bodies == [b"m"]
+
+
+def test_what_came_before_a_queue_was_begun_comes_again(world: World) -> None:
+    node = world.node("a")
+    for i in range(4):
+        world.topic.put(envelope(f"m{i}", 1))
+    node.reader.at = {ONE: 3}  # where the group was when it was asked first
+    for _ in range(2):
+        node.service.turn()
+    world.time.advance(1)
+    assert sorted(node.sends.bodies) == [b"m0", b"m1", b"m2", b"m3"]
+
+
+def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = world.node("one"), world.node("two")
+    for queue in QUEUES:
+        world.topic.put(envelope(f"m{queue.queue_id}", 10), queue)
+    for _ in range(3):
+        one.turn(ONE, TWO)
+    one.kill()
+    for _ in range(3):
+        two.turn(TWO)
+    world.time.advance(10)
+    two.turn(TWO)
+    monkeypatch.setattr(service, "HAND_OVER_S", 60.0)
+    for _ in range(3):
+        one.turn(ONE, TWO)
+    assert (one.sends.bodies, two.sends.bodies) == ([], [b"m1"])
+    one.service._gained[TWO] = Deadline(0.0)
+    for _ in range(2):
+        one.turn(ONE, TWO)
+    assert one.sends.bodies == [b"m0"]
+
+
+def test_3_g_a_restart_leaves_what_went_to_others_meanwhile(world: World) -> None:
+    one, two = world.node("one"), world.node("two")
+    for queue in QUEUES:
+        world.topic.put(envelope(f"m{queue.queue_id}", 100), queue)
+    for _ in range(3):
+        one.turn(ONE, TWO)
+    one.kill()
+    for _ in range(3):
+        two.turn(TWO)
+    one.turn(ONE)
+    assert (len(one.store), len(two.store)) == (1, 1)
+    world.time.advance(100)
+    assert sorted(one.sends.bodies + two.sends.bodies) == [b"m0", b"m1"]
+
+
+def test_a_node_without_queues_sends_what_only_it_has(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", 5))
+    node.turn(ONE)
+    node.turn(ONE)
+    world.topic.first[ONE] = 1
+    node.kill()
+    node.turn()
+    assert node.sends.bodies == []
+    monkeypatch.setattr(node.service, "_patience", Deadline(0.0))
+    world.time.advance(5)
+    node.turn()
+    assert node.sends.bodies == [b"m"]
+
+
+def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HAND_OVER_S", 60.0)
+    one, two = world.node("one"), world.node("two")
+    for i in range(3):
+        world.topic.put(envelope(f"m{i}", i + 1))
+    for _ in range(3):
+        one.turn(ONE)
+    for _ in range(3):
+        two.turn(ONE)  # nothing of it is read yet
+    world.time.advance(2)
+    one.turn()  # it hears of it now
+    assert one.sends.bodies == [b"m0", b"m1"]
+    two.service._gained[ONE] = Deadline(0.0)
+    for _ in range(3):
+        two.turn(ONE)
+    world.time.advance(2)
+    assert two.sends.bodies == [b"m2"]
+    two.turn(ONE)
+    two.kill()
+    two.turn(ONE)
+    assert two.service._seen, "its own queue it has at once"
