@@ -112,8 +112,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
     if items and hasattr(items[0].config, "workerinput"):
-        items.reverse()
-        items.sort(key=lambda item: LONG.isdisjoint(item.path.parts))
+        # Of a file tests keep their order: they may share what those before them leave.
+        places = {path: -place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
+        items.sort(key=lambda item: (LONG.isdisjoint(item.path.parts), places[item.path]))
 
 
 def marks_of(item: pytest.Item) -> set[str]:
