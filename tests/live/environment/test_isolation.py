@@ -202,7 +202,9 @@ def send(mq: LocalBroker) -> dict[tuple[Mode, str], dict[str, int]]:
     """From all environments by us, by Java into the first and the third; numbers by id."""
 
     def ours(mode: Mode, name: str) -> dict[str, int]:
-        with Producer(name_server=mq.name_server, group="p_environments", **mode.options(name)) as producer:
+        with Producer(
+            send_timeout="60s", name_server=mq.name_server, group="p_environments", **mode.options(name)
+        ) as producer:
             return {producer.send(Message(mode.topic, b"ours:%d:" % i)).msg_id: i for i in range(COUNT)}
 
     def theirs(mode: Mode, name: str) -> dict[str, int]:
