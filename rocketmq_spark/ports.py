@@ -61,8 +61,10 @@ class Sender(Protocol):
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         """Whether a member of some consumer group subscribes to the topic now. Raises ``RouteNotFound`` without such a topic."""
 
-    def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
-        """Whether the topic stores a batch that has an id of its own as one message; None while nobody says."""
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
+        """Whether the topic stores a batch that has an id of its own as one message (``queue.type=BatchCQ``); remembered for a
+        while, never an error. Not while nobody says: batches without an id are stored one by one, as every reader understands.
+        """
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """One attempt on one queue. ``SendResult.msg_id`` is left empty: ids are the producer's business."""

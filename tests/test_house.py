@@ -57,7 +57,7 @@ ORDER = {
     "encode": "bad_rows identifiers maps properties about encoder",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
     " plain",
-    "producer": "accumulator attempts batch_topics faults results hooks ordered_queues settings in_flight topics outgoing choice"
+    "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"
     " under_way pending spooling encoding destination long_delays batching engine resending housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
     " listener tasks stream readers",

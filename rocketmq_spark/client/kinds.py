@@ -67,8 +67,8 @@ class Kinds:
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
-    def any_says_batched(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool | None:
-        """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; None where nobody tells.
+    def any_says_batched(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
+        """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; not where nobody tells.
 
         Who did not answer is left out for a while, so that a broker that hangs does not hold up every task.
         """
@@ -77,11 +77,11 @@ class Kinds:
             if silent is not None and not silent.expired:
                 continue
             try:
-                return is_batched(self.attributes(topic, name, deadline))
+                return is_batched(self.attributes(topic, name, deadline)) is True
             except RocketMQError as e:
                 logger.info("%s does not say what kind topic %s is: %s", name, topic, e)
                 self._silent[topic, name] = Deadline.after(AGE_S)
-        return None
+        return False
 
     def fresh(self, queue: MessageQueue) -> bool:
         """Whether ``attributes`` would ask nobody."""

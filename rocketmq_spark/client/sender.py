@@ -95,8 +95,11 @@ class RemotingSender:
         masters = [data.master for data in self._route(topic, deadline).brokers.values() if data.master]
         return serving.consumed(self._calls, topic, masters, deadline)
 
-    def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
-        brokers = dict.fromkeys(queue.broker_name for queue in self.publish_queues(topic, deadline))
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
+        try:
+            brokers = dict.fromkeys(queue.broker_name for queue in self.publish_queues(topic, deadline))
+        except RocketMQError:  # the sends that follow say it better
+            return False
         return self._kinds.any_says_batched(topic, brokers, deadline)
 
     def any_broker(self) -> bool:

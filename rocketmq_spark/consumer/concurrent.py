@@ -168,7 +168,5 @@ class Concurrent:
                 logger.warning("message %s failed and is dropped: the group is broadcasting", message.msg_id)
             return []
         with self._held.lock:
-            here = [
-                message for message in failed if message in queue
-            ]  # the others are sent back already: they were late
+            here = [message for message in failed if message in queue]  # the others were late and are sent back already
         return [message for message in here if not self._send_back(message, level)]

@@ -25,7 +25,6 @@ from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding
 from rocketmq_spark.producer.accumulator import Batch
-from rocketmq_spark.producer.batch_topics import BatchTopics
 from rocketmq_spark.producer.batching import Membership
 from rocketmq_spark.producer.destination import Destinations, Later, Place
 from rocketmq_spark.producer.encoding import How, Prepared
@@ -78,7 +77,6 @@ class Producer(Closing):
         self._closing = threading.Lock()
         later = None if spool is None else Later(spool, sender)
         self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
-        self._batch_topics = BatchTopics(sender)
         timers = Timers(sender, {})
         self._long_delays = LongDelays(sender, timers, settings, self._engine.timer.wall_ms)
         self._membership: Membership | None = None
@@ -236,7 +234,7 @@ class Producer(Closing):
         self._destinations.check(topic, queue, deadline)
         if any(message.tags or message.keys for message in messages):
             soon = deadline.within(self.settings.send_timeout_s * _ASKING)
-            request = encoding.told(request, prepared) if self._batch_topics.has(topic, soon) else request
+            request = encoding.told(request, prepared) if self._sender.keeps_batches(topic, soon) else request
         outgoing = Outgoing(topic, request, deadline, queue, msg_ids=ids[:-1])
         return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 

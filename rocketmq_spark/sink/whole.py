@@ -18,7 +18,6 @@ from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
-from rocketmq_spark.producer.batch_topics import BatchTopics
 from rocketmq_spark.sink.routing import Plan, Share
 
 # With more tags in an Arrow batch each batch would have few rows.
@@ -31,7 +30,7 @@ class Whole:
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
         self._options = options
         self._columns = columns
-        self._topics = BatchTopics(sender)
+        self._sender = sender
         self._ids = UniqueIds(os.urandom(8), now_ms)
         self._about: About | None = None
 
@@ -57,7 +56,7 @@ class Whole:
         return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **said}
 
     def _stored_whole(self, topic: str) -> bool:
-        return self._topics.has(topic, Deadline.after(self._options.request_timeout))
+        return self._sender.keeps_batches(topic, Deadline.after(self._options.request_timeout))
 
 
 def together(plan: Plan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> Plan:

@@ -8,12 +8,12 @@ absolute: what a service is late in consuming does not add to the delay. A ``CAN
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import struct
 from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
+from rocketmq_spark.wire.identifiers import handle_parts, handle_text
 
 INNER_TOPIC = "dmq_inner_topic"
 MAGIC = b"RDMQ"
@@ -110,14 +110,13 @@ class DelayHandle(NamedTuple):
     msg_id: str
 
     def __str__(self) -> str:
-        text = f"{_HANDLE} {self.topic} {self.broker_name} {self.queue_id} {self.due_ms} {self.msg_id}"
-        return base64.urlsafe_b64encode(text.encode()).decode()
+        return handle_text(_HANDLE, self.topic, self.broker_name, self.queue_id, self.due_ms, self.msg_id)
 
     @classmethod
     def parse(cls, text: str) -> DelayHandle | None:
         """None for a handle of another kind, such as a broker's."""
         try:
-            version, *parts = base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
+            version, *parts = handle_parts(text)
         except ValueError:
             return None
         if version != _HANDLE:

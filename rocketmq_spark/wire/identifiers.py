@@ -137,19 +137,26 @@ class RecallHandle:
     message_id: str
 
     def __str__(self) -> str:
-        text = f"{_HANDLE_VERSION} {self.topic} {self.broker_name} {self.deliver_ms} {self.message_id}"
-        return base64.urlsafe_b64encode(text.encode()).decode()
+        return handle_text(_HANDLE_VERSION, self.topic, self.broker_name, self.deliver_ms, self.message_id)
 
     @classmethod
     def parse(cls, text: str) -> RecallHandle:
         try:
-            parts = base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
-            version, topic, broker_name, deliver_ms, message_id = parts
+            version, topic, broker_name, deliver_ms, message_id = handle_parts(text)
             if version != _HANDLE_VERSION:
                 raise ValueError(f"unknown version {version}")
             return cls(topic, broker_name, int(deliver_ms), message_id)
         except ValueError as exc:
             raise LocalProtocolError(f"{text!r} is not a recall handle: {exc}") from exc
+
+
+def handle_text(*parts: str | int) -> str:
+    return base64.urlsafe_b64encode(" ".join(map(str, parts)).encode()).decode()
+
+
+def handle_parts(text: str) -> list[str]:
+    """Raises ``ValueError`` for what is no text of a handle."""
+    return base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
 
 
 def _unhex(text: str, what: str, tail_bytes: int) -> bytes:

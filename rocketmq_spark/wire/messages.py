@@ -237,13 +237,6 @@ def _unwrap(outer: ReceivedMessage) -> list[ReceivedMessage]:
     ]
 
 
-def _end(at: int, length: int, start: int, end: int) -> int:
-    """Where a part ends that begins at ``at``, in the message from ``start`` to ``end``."""
-    if length < 0 or at + length > end:
-        raise DecodeError(f"a part of {length} bytes at {at - start} does not fit {end - start} bytes")
-    return at + length
-
-
 def _text(data: Bytes) -> str:
     # As in Java: a producer in another language may have used another encoding, which must not stop readers.
     return str(data, "utf-8", "replace")
@@ -279,6 +272,13 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     return b"".join(parts)
 
 
+def _part_end(at: int, length: int, size: int) -> int:
+    """Where a part ends that begins at ``at``, of a batch of ``size`` bytes."""
+    if length < 0 or at + length > size:
+        raise DecodeError(f"a part of {length} bytes at {at} does not fit {size} bytes")
+    return at + length
+
+
 def decode_batch(body: Bytes) -> list[BatchItem]:
     """The messages of a batch body; their bodies are views into it. As in Java, announced sizes are not looked at."""
     view = memoryview(body)
@@ -288,8 +288,8 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
         try:
             _, _, _, flag, length = _ITEM.unpack_from(view, at)
             body_at = at + _ITEM.size
-            text_at = _end(body_at, length, 0, len(view)) + _SHORT.size
-            end = _end(text_at, _SHORT.unpack_from(view, text_at - _SHORT.size)[0], 0, len(view))
+            text_at = _part_end(body_at, length, len(view)) + _SHORT.size
+            end = _part_end(text_at, _SHORT.unpack_from(view, text_at - _SHORT.size)[0], len(view))
         except (struct.error, DecodeError) as exc:
             raise DecodeError(f"Item {len(items)} of a batch, at byte {at}, is malformed") from exc
         items.append(BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag))

@@ -83,7 +83,20 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(broker: MockBroker, 
         assert [parts.sender.keeps_batches("t", parts.soon) for _ in range(2)] == [True, True]
         assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (1, 1)  # who was silent is left out for a while
         other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
-        assert Kinds(parts.calls, parts.routes).any_says_batched("t", ["broker-b"], parts.soon) is None
+        assert Kinds(parts.calls, parts.routes).any_says_batched("t", ["broker-b"], parts.soon) is False
+
+
+def test_while_nobody_says_a_topic_is_an_ordinary_one_for_a_sender_and_asked_about_later(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.on(CONFIG, Command(int(Response.REQUEST_CODE_NOT_SUPPORTED), version=codes.VERSION))  # a proxy
+    assert [parts.sender.keeps_batches("t", parts.soon) for _ in range(2)] == [False, False]
+    assert len(broker.seen(CONFIG)) == 1
+    monkeypatch.setattr(kinds, "AGE_S", -1.0)
+    broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+    assert parts.sender.keeps_batches("t", parts.soon)
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, refuse(Response.TOPIC_NOT_EXIST))
+    assert not parts.sender.keeps_batches("u", parts.soon)
 
 
 def test_attributes_that_are_not_known_are_no_answer() -> None:

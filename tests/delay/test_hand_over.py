@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.delay import service
 from rocketmq_spark.model import Resent
-from tests.delay.nodes import QUEUES, World, envelope
+from tests.delay.nodes import QUEUES, Node, World, envelope
 
 ONE, TWO = QUEUES
 
@@ -153,17 +153,23 @@ def test_what_came_before_a_queue_was_begun_comes_again(world: World) -> None:
     assert sorted(node.sends.bodies) == [b"m0", b"m1", b"m2", b"m3"]
 
 
-def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _one_killed(world: World, due: int) -> tuple[Node, Node]:
+    """Of two nodes that shared the queues, with a message in each: the other has both now."""
     one, two = world.node("one"), world.node("two")
     for queue in QUEUES:
-        world.topic.put(envelope(f"m{queue.queue_id}", 10), queue)
+        world.topic.put(envelope(f"m{queue.queue_id}", due), queue)
     for _ in range(3):
         one.turn(ONE, TWO)
     one.kill()
     for _ in range(3):
         two.turn(TWO)
+    return one, two
+
+
+def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = _one_killed(world, due=10)
     world.time.advance(10)
     two.turn(TWO)
     monkeypatch.setattr(service, "HAND_OVER_S", 60.0)
@@ -177,14 +183,7 @@ def test_3_g_nothing_is_sent_before_it_is_known_what_others_did_meanwhile(
 
 
 def test_3_g_a_restart_leaves_what_went_to_others_meanwhile(world: World) -> None:
-    one, two = world.node("one"), world.node("two")
-    for queue in QUEUES:
-        world.topic.put(envelope(f"m{queue.queue_id}", 100), queue)
-    for _ in range(3):
-        one.turn(ONE, TWO)
-    one.kill()
-    for _ in range(3):
-        two.turn(TWO)
+    one, two = _one_killed(world, due=100)
     one.turn(ONE)
     assert (len(one.store), len(two.store)) == (1, 1)
     world.time.advance(100)

@@ -185,8 +185,8 @@ class ScriptedSender:
         self.events.append(("probe", (broker_name, topic, round(deadline.remaining(), 3))))
         return self.probes.get(broker_name, True)
 
-    def keeps_batches(self, topic: str, deadline: Deadline) -> bool | None:
-        return self.batch_topics.get(topic)
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
+        return self.batch_topics.get(topic, False)
 
     client_id = "me"
 
