@@ -73,7 +73,10 @@ class Server:
             f"{MARK}{self._data}", f"-Duser.home={program.home}", *program.flags,
             "-cp", os.pathsep.join(map(str, program.jars)), program.main_class, *program.arguments,
         ]  # fmt: skip
-        self._child = spawn(command, program.home / "out.txt", home=program.home)
+        spawn(command, program.home / "out.txt", home=program.home, started=self._adopt)
+
+    def _adopt(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
 
     @property
     def pid(self) -> int | None:
@@ -166,8 +169,16 @@ def _read(path: Path) -> str:
         return ""
 
 
-def spawn(command: list[str], log: Path, home: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start ``command`` so that it ends with this process; what it prints is appended to ``log``."""
+def spawn(
+    command: list[str],
+    log: Path,
+    home: Path | None = None,
+    started: Callable[[subprocess.Popen[bytes]], None] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start ``command`` so that it ends with this process; what it prints is appended to ``log``.
+
+    ``started`` gets the child in any case, even if Ctrl-C comes meanwhile and nothing is returned: so it can be ended.
+    """
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command]
     env = {**os.environ, "MALLOC_ARENA_MAX": "2"}
     if home is not None:
@@ -175,9 +186,12 @@ def spawn(command: list[str], log: Path, home: Path | None = None) -> subprocess
 
     def start() -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
-            return subprocess.Popen(
+            child = subprocess.Popen(
                 guard, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
             )
+        if started is not None:
+            started(child)
+        return child
 
     return _on_spawner(start)
 
@@ -195,13 +209,20 @@ def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen
             _spawner = (os.getpid(), queue.SimpleQueue())
             threading.Thread(target=_serve, args=(_spawner[1],), name="localbroker spawner", daemon=True).start()
     future: Future[subprocess.Popen[bytes]] = Future()
-    _spawner[1].put((call, future))
-    return future.result()
+    try:
+        _spawner[1].put((call, future))
+        return future.result()
+    except BaseException:
+        if not future.cancel():
+            future.exception()  # what has begun is waited for
+        raise
 
 
 def _serve(calls: queue.SimpleQueue[_Call]) -> None:
     while True:
         call, future = calls.get()
+        if not future.set_running_or_notify_cancel():
+            continue
         try:
             future.set_result(call())
         except OSError as e:

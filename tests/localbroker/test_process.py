@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,27 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, how: str, number: signal.S
         assert alive(child)
         parent.send_signal(number)
     assert eventually(lambda: not alive(child))
+
+
+def test_a_child_that_starts_while_ctrl_c_comes_is_known_and_can_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook the process goes on after it."""
+    real, main = subprocess.Popen, threading.main_thread().ident
+    assert main is not None
+
+    def interrupted(*args: Any, **how: Any) -> subprocess.Popen[bytes]:
+        signal.pthread_kill(main, signal.SIGINT)
+        return real(*args, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    known: list[subprocess.Popen[bytes]] = []
+    with pytest.raises(KeyboardInterrupt):
+        spawn(["/bin/sleep", "60"], tmp_path / "log", started=known.append)
+    (child,) = known
+    assert child.poll() is None
+    child.kill()
+    child.wait()
 
 
 def test_a_watched_child_hears_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
