@@ -34,6 +34,7 @@ from rocketmq_spark.consumer import pull_consumer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.assigned import Part
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.running import Make
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, PullRequest, ReceivedMessage
@@ -301,7 +302,8 @@ class Consumer(group_consumer.Consumer):
         parsed = options_table.parse(options).for_role("consumer")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        super().__init__(member(parsed), ConsumerSettings.of(parsed))
+        settings = ConsumerSettings.of(parsed)
+        super().__init__(member(parsed), settings, Make(read_ahead=_read_ahead(parsed, settings.group)))
 
 
 class PullConsumer(pull_consumer.PullConsumer):
@@ -325,7 +327,7 @@ def _arrow(parts: Sequence[Part]) -> Any:
 
 
 def _read_ahead(options: Options, group: str) -> ReadAhead | None:
-    """How a pull consumer reads ahead; None where numpy is not installed, which that needs."""
+    """How a consumer reads ahead; None where numpy is not installed, which that needs."""
     try:
         from rocketmq_spark.pull.plain import PlainRun
     except ModuleNotFoundError:

@@ -1,14 +1,14 @@
-"""Reads the queues of a ``PullConsumer`` that are far behind, each broker's on a thread and a connection of their own.
+"""Reads the queues of a consumer that are far behind, each broker's on a thread and a connection of their own.
 
-What it reads waits to be polled like answers of long polls, which go on where a read ended: at the end of the queue as it
-was known, or before anything that only the broker can explain.
+What it reads is consumed like answers of long polls, which go on where a read ended: at the end of the queue as it was known,
+or before anything that only the broker can explain.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,8 @@ from typing import Protocol
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer import behind
-from rocketmq_spark.consumer.assigned import Assigned, Bytes, Part
-from rocketmq_spark.consumer.behind import Bounds, Pace, Stretch
+from rocketmq_spark.consumer.assigned import Ask, Bytes, Part
+from rocketmq_spark.consumer.behind import Bounds, Pace, Place, Stretch
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 CALM_S = 10.0  # how long a queue with something odd is long-polled before it is read ahead again
 
+Plain = Callable[[MessageQueue], bool]
 # Queue, first offset, of each answer its next offset and where its bytes end, stored messages.
 Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], Bytes]
 
@@ -41,6 +42,25 @@ class Run(Protocol):
         """End soon, whoever waits for a broker now."""
 
 
+class Queues(Protocol):
+    """Those of a consumer: ``Assigned``, ``Backlog``. All but ``brought`` are called with the condition held."""
+
+    @property
+    def places(self) -> Mapping[MessageQueue, Place]: ...
+
+    def hold(self, asks: Iterable[Ask]) -> None:
+        """These queues are read ahead from now on."""
+
+    def bring(self, ask: Ask, part: Part) -> bool:
+        """Take what was read; False when nobody wants it any more."""
+
+    def brought(self, ask: Ask, part: Part) -> None:
+        """The same, once the condition is let go: for what takes long."""
+
+    def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
+        """These queues are read ahead no more, nor again before ``calm_until``."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
     """How to: ``begin`` reads ranges of one broker within a number of offsets and of bytes, ``messages`` decodes."""
@@ -52,21 +72,22 @@ class ReadAhead:
 class _Reader:
     """What is read of one broker, on its thread."""
 
-    def __init__(self, thread: threading.Thread) -> None:
+    def __init__(self, thread: threading.Thread, plain: Plain) -> None:
         self.thread = thread
+        self.plain = plain
         self.run: Run | None = None
         self.stretches: Sequence[Stretch] = ()
         self.joined = False  # by a queue that the run does not have
 
 
 class Ahead:
-    """Shares ``assigned`` with who polls, and ``changed``, the condition that guards it; ``polled`` makes long polls go on."""
+    """Shares ``queues`` with who consumes, and ``changed``, the condition that guards them; ``polled`` makes long polls go on."""
 
     def __init__(
-        self, changed: threading.Condition, assigned: Assigned, bounds: Bounds, how: ReadAhead, clock: Clock
+        self, changed: threading.Condition, queues: Queues, bounds: Bounds, how: ReadAhead, clock: Clock
     ) -> None:
         self._changed = changed
-        self._assigned = assigned
+        self._queues = queues
         self._bounds = bounds
         self._how = how
         self._clock = clock
@@ -75,18 +96,18 @@ class Ahead:
         self._closed = False
         self.polled: Callable[[], None] = lambda: None
 
-    def begin(self, plain: Callable[[MessageQueue], bool]) -> set[MessageQueue]:
+    def begin(self, plain: Plain) -> set[MessageQueue]:
         """With the condition held. The queues that are far behind, and no business of long polls."""
         if self._closed:
             return set()
         self.taken()
-        far = behind.far_behind(self._assigned.places, self._clock.now(), self._bounds, plain)
+        far = behind.far_behind(self._queues.places, self._clock.now(), self._bounds, plain)
         for broker_name in far:
             reader = self._readers.get(broker_name)
             if reader is None:
                 name = f"rocketmq-ahead-{broker_name}"
-                thread = threading.Thread(target=self._run, args=(broker_name, plain), name=name, daemon=True)
-                self._readers[broker_name] = _Reader(thread)
+                thread = threading.Thread(target=self._run, args=(broker_name,), name=name, daemon=True)
+                self._readers[broker_name] = _Reader(thread, plain)
                 thread.start()
             elif reader.stretches:
                 reader.joined = True
@@ -110,9 +131,9 @@ class Ahead:
             if reader.thread is not threading.current_thread():
                 reader.thread.join(wait_s)
 
-    def _run(self, broker_name: str, plain: Callable[[MessageQueue], bool]) -> None:
+    def _run(self, broker_name: str) -> None:
         try:
-            while (reader := self._next(broker_name, plain)) is not None:
+            while (reader := self._next(broker_name)) is not None:
                 self._read(reader)
         except Exception:  # a thread's root
             logger.exception("reading ahead of %s failed", broker_name)
@@ -121,15 +142,15 @@ class Ahead:
                 self._end(self._readers.pop(broker_name), CALM_S)
         self.polled()
 
-    def _next(self, broker_name: str, plain: Callable[[MessageQueue], bool]) -> _Reader | None:
+    def _next(self, broker_name: str) -> _Reader | None:
         """What is to be read now; None when nothing is."""
         with self._changed:
             reader = self._readers[broker_name]
-            far = behind.far_behind(self._assigned.places, self._clock.now(), self._bounds, plain)
+            far = behind.far_behind(self._queues.places, self._clock.now(), self._bounds, reader.plain)
             stretches = far.get(broker_name, [])
             if self._closed or not stretches:
                 return None
-            self._assigned.hold([stretch.ask for stretch in stretches])
+            self._queues.hold([stretch.ask for stretch in stretches])
             reader.stretches, reader.joined = stretches, False
             half, count = self._bounds.half, len(stretches)
             ranges = behind.ranges(stretches, half)
@@ -138,13 +159,15 @@ class Ahead:
 
     def _read(self, reader: _Reader) -> None:
         assert reader.run is not None
-        calm_s = 0.0
+        calm_s, pace = 0.0, Pace.GO
         try:
             with closing(reader.run.fetch()) as answers:
                 for some in answers:
-                    if not self._bring(reader, some):
+                    self._bring(reader, some)
+                    pace = self._room(reader)
+                    if pace is not Pace.GO:
                         break
-            if not reader.run.whole:
+            if not reader.run.whole or pace is Pace.WAIT:
                 calm_s = CALM_S
         except RocketMQError as e:
             logger.info("reading ahead ended, long polls go on: %s", e)
@@ -152,26 +175,37 @@ class Ahead:
         with self._changed:
             self._end(reader, calm_s)
 
-    def _bring(self, reader: _Reader, answers: Sequence[Answered]) -> bool:
-        """Give what was read to who polls; whether to read on, once there is room."""
+    def _bring(self, reader: _Reader, answers: Sequence[Answered]) -> None:
+        """Give what was read to who consumes."""
         asks = {stretch.ask.queue: stretch.ask for stretch in reader.stretches}
+        parts = [
+            (asks[queue], Part(queue, start, ends, stored, partial(self._how.messages, queue)))
+            for queue, start, ends, stored in answers
+        ]
         with self._changed:
-            for queue, start, ends, stored in answers:
-                part = Part(queue, start, ends, stored, partial(self._how.messages, queue))
-                self._assigned.bring(asks[queue], part)
+            wanted = [self._queues.bring(ask, part) for ask, part in parts]
             self._changed.notify_all()
-            while (pace := self._pace(reader)) is Pace.WAIT:
+        for (ask, part), is_wanted in zip(parts, wanted, strict=True):
+            if is_wanted:
+                self._queues.brought(ask, part)
+
+    def _room(self, reader: _Reader) -> Pace:
+        """How to go on once there is room; ``WAIT`` where there was none for too long."""
+        until = self._clock.now() + self._bounds.patience_s
+        with self._changed:
+            while (pace := self._pace(reader)) is Pace.WAIT and self._clock.now() < until:
                 self._waiting += 1
-                self._changed.wait()
+                self._changed.wait(self._bounds.recheck_s)
                 self._waiting -= 1
-            return pace is Pace.GO
+            return pace
 
     def _pace(self, reader: _Reader) -> Pace:
-        if self._closed or reader.joined:
+        plain = all(reader.plain(stretch.ask.queue) for stretch in reader.stretches)
+        if self._closed or reader.joined or not plain:
             return Pace.STOP
-        return behind.pace(self._assigned.places, reader.stretches, self._bounds)
+        return behind.pace(self._queues.places, reader.stretches, self._bounds)
 
     def _end(self, reader: _Reader, calm_s: float) -> None:
-        self._assigned.let_go([stretch.ask for stretch in reader.stretches], self._clock.now() + calm_s)
+        self._queues.let_go([stretch.ask for stretch in reader.stretches], self._clock.now() + calm_s)
         reader.run, reader.stretches = None, ()
         self._changed.notify_all()

@@ -217,6 +217,9 @@ class Assigned:
         self._add(place, part)
         return True
 
+    def brought(self, ask: Ask, part: Part) -> None:
+        """It waits to be polled."""
+
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
         """These queues are read ahead no more, nor again before ``calm_until``: pulls of them are due."""
         for ask in asks:

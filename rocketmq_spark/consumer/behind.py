@@ -1,4 +1,4 @@
-"""Queues of a ``PullConsumer`` that are far behind their ends, which are read ahead: which, what of them, and when. Pure.
+"""Queues of a consumer that are far behind their ends, which are read ahead: which, what of them, and when. Pure.
 
 A long poll asks for one answer and waits for it. Where the end of a queue is known to be many answers away, the offsets of
 the next ones are known too, and many pulls may be under way at once. Half of what may wait of a queue waits, the other half
@@ -8,10 +8,12 @@ is on its way.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from rocketmq_spark.consumer.assigned import Ask, Place
+from rocketmq_spark.consumer.assigned import Ask
 from rocketmq_spark.model import MessageQueue, OffsetRange
 
 # As many answers a queue is behind at least: for fewer no connection is made.
@@ -24,15 +26,39 @@ MAX_RANGES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Messages of a pull, and of one queue the offsets and the bytes that may wait to be polled."""
+    """Messages of a pull, and of one queue the offsets and the bytes that may wait to be consumed.
+
+    A read that finds no room for ``patience_s`` ends; who takes messages tells of room, and it is looked at every ``recheck_s``.
+    """
 
     count: int
     max_waiting: int
     max_bytes: int
+    patience_s: float = math.inf
+    recheck_s: float | None = None
 
     @property
     def half(self) -> int:
         return self.max_waiting // 2
+
+
+class Place(Protocol):
+    """One queue: ``assigned.Place``, ``backlog.Waiting``."""
+
+    token: int
+    asked: bool
+    pull_at: int
+    end: int | None
+    broker_id: int
+    retry_at: float
+    calm_until: float
+
+    @property
+    def paused(self) -> bool: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

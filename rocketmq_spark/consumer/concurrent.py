@@ -68,8 +68,7 @@ class Concurrent:
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """In parts of ``consumeMessageBatchMaxSize``."""
-        for part in slices(messages, self._size):
-            self._workers.submit(partial(self._consume, queue, part))
+        self._workers.submit(*[partial(self._consume, queue, part) for part in slices(messages, self._size)])
 
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """What the listener makes of messages that it is asked to consume now."""
@@ -149,7 +148,10 @@ class Concurrent:
         held.counts["consumed"] += done
         if failed:
             held.counts["failed"] += failed
+        before = queue.count
         held.finished(queue, queue.remove(result.finished))
+        if before > held.low >= queue.count:
+            held.changed.notify_all()
         queue.last_consume_ms = result.ended_ms
         held.figures.consumed(queue.queue.topic, done, failed, result.ended_ms - began_ms, result.ended_ms)
 

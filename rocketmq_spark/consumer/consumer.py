@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
@@ -15,17 +15,12 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
 from rocketmq_spark.consumer.held import Stats
 from rocketmq_spark.consumer.result import Listener
-from rocketmq_spark.consumer.running import Running
+from rocketmq_spark.consumer.running import Make, Running
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
-from rocketmq_spark.consumer.workers import Workers
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.timer import Timer
-
-MakeTimer = Callable[[str], Timer]
-MakeWorkers = Callable[[str, int], Workers]
 
 
 class Consumer(Closing):
@@ -34,20 +29,14 @@ class Consumer(Closing):
     Subscribe, then ``run`` or ``start`` a listener, once. ``stop`` ends it; so does the end of a ``with`` block.
     """
 
-    def __init__(
-        self,
-        port: GroupMember,
-        settings: ConsumerSettings,
-        make_timer: MakeTimer = Timer,
-        make_workers: MakeWorkers = Workers,
-    ) -> None:
+    def __init__(self, port: GroupMember, settings: ConsumerSettings, make: Make | None = None) -> None:
         self.settings = settings
         self.client_id = port.client_id
         self._port = port
         self._pid = os.getpid()
-        self._make = make_timer, make_workers
+        self._make = make or Make()
         self._subscriptions = Subscriptions(
-            settings.group, settings.clustering, make_timer(f"rocketmq-{settings.group}-clock").wall_ms
+            settings.group, settings.clustering, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
         )
         self._lock = threading.Lock()
         self._running: Running | None = None
@@ -86,7 +75,7 @@ class Consumer(Closing):
                 raise OptionError("the consumer has no subscription; expected subscribe() before start()")
             if self._running is not None:
                 raise OptionError("the consumer was started already; expected one listener for each consumer")
-            running = Running(self._port, self.settings, self._subscriptions, listener, *self._make)
+            running = Running(self._port, self.settings, self._subscriptions, listener, self._make)
             running.begin()
             self._running = running
 

@@ -32,12 +32,13 @@ class Figures:
         self._topics: dict[str, deque[_Sums]] = {}
         self._since_ms: dict[str, int] = {}
 
-    def pulled(self, topic: str, messages: int, spent_ms: int, now_ms: int) -> None:
-        """A pull found so many messages, after so long."""
+    def pulled(self, topic: str, messages: int, spent_ms: int | None, now_ms: int) -> None:
+        """A pull found so many messages, after so long; None: they were read ahead, where no pull is waited for."""
         now = self._now(topic, now_ms)
-        now.pulls += 1
         now.pulled += messages
-        now.pull_ms += spent_ms
+        if spent_ms is not None:
+            now.pulls += 1
+            now.pull_ms += spent_ms
 
     def consumed(self, topic: str, done: int, failed: int, spent_ms: int, now_ms: int) -> None:
         """A listener was called, finished some and failed with others, after so long."""

@@ -43,6 +43,8 @@ class Held:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.low = -1  # who reads ahead is told when no more than this wait of a queue
         self.queues: dict[MessageQueue, ProcessQueue] = {}
         self.offsets = OffsetTable()
         self.thresholds: dict[str, Thresholds] = {}  # by topic, where those of a topic are divided among its queues

@@ -15,6 +15,7 @@ from typing import Protocol
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.consumer import flow
+from rocketmq_spark.consumer.backlog import Backlog
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # A broker that has not heard of the group, or of what it subscribes to now, does with the next heartbeat.
 _NOT_TOLD_YET = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
+CLOSE_S = 1.0  # a read of a broker that hangs is not waited for longer
 
 
 class Consuming(Protocol):
@@ -67,7 +69,14 @@ class Pulling:
         self._repair = repair
         self._replicas: dict[MessageQueue, int] = {}
         self._complaints: set[tuple[str, int | None]] = set()  # brokers, and what they last refused us for
+        self._backlog: Backlog | None = None
         self.consuming: Consuming | None = None
+
+    def read_ahead(self, backlog: Backlog) -> None:
+        """Leave to ``backlog`` what is far behind, from now on."""
+        backlog.pull, backlog.submit = self._pull, self._submit
+        backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
+        self._backlog = backlog
 
     def begin(self, queue: ProcessQueue, offset: int, in_s: float = flow.FIRST_PULL_S) -> None:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
@@ -76,6 +85,8 @@ class Pulling:
     def close(self) -> None:
         """No more pulls; answers that come now are thrown away."""
         self._timer.close()
+        if self._backlog is not None:
+            self._backlog.close(CLOSE_S)
 
     def _pull(self, queue: ProcessQueue, offset: int) -> None:
         if queue.dropped:
@@ -85,6 +96,8 @@ class Pulling:
         wanted = self._subscribed(queue.queue.topic)
         if wait_s or wanted is None:
             self.begin(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
+            return
+        if self._backlog is not None and self._backlog.take(queue, offset):
             return
         request = self._request(queue.queue, offset, wanted)
         self._port.pull(request, Deadline.after(flow.TIMEOUT_S), lambda answer: self._came(queue, offset, answer))
@@ -134,12 +147,16 @@ class Pulling:
             self._repair(queue, then.repair)
             return
         self._note(queue, answer, then)
-        if then.messages and self.consuming is not None:
-            self.consuming.submit(queue, then.messages)
+        if then.messages:
+            self._submit(queue, then.messages)
         if then.pause_s:
             self.begin(queue, then.offset, then.pause_s)
         else:
             self._pull(queue, then.offset)
+
+    def _submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        if self.consuming is not None:
+            self.consuming.submit(queue, messages)
 
     def _complain(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
         """What need not pass by itself, as a group that nobody made, is a warning: one for each broker until it answers."""

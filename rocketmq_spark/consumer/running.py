@@ -10,10 +10,13 @@ import itertools
 import logging
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import differing
+from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.answers import Answers
+from rocketmq_spark.consumer.backlog import Backlog
 from rocketmq_spark.consumer.concurrent import Concurrent
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.local_offsets import LocalOffsets, file_of
@@ -47,6 +50,15 @@ INSTANCE_NAME = "DEFAULT"
 _numbers = itertools.count()
 
 
+@dataclass(frozen=True, slots=True)
+class Make:
+    """What a consumer is given: time, threads, and how queues that are far behind are read, if that can be done."""
+
+    timer: Callable[[str], Timer] = Timer
+    workers: Callable[[str, int], Workers] = Workers
+    read_ahead: ReadAhead | None = None
+
+
 class Running:
     """One started consumer; ``listener`` is ordered where the settings are."""
 
@@ -56,16 +68,16 @@ class Running:
         settings: ConsumerSettings,
         subscriptions: Subscriptions,
         listener: Listener,
-        make_timer: Callable[[str], Timer] = Timer,
-        make_workers: Callable[[str, int], Workers] = Workers,
+        make: Make,
     ) -> None:
+        make_timer = make.timer
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
         self._pulls, self._upkeep = make_timer(f"{name}-pull"), make_timer(f"{name}-upkeep")
         self._locks = make_timer(f"{name}-lock")
-        self._workers = make_workers(f"{name}-listener", settings.threads)
+        self._workers = make.workers(f"{name}-listener", settings.threads)
         self.held = Held(settings.thresholds)
         self._store = self._offset_store()
         self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
@@ -75,6 +87,8 @@ class Running:
         )
         self._consuming = self._consumer_of(listener)
         self._pulling.consuming = self._consuming
+        if make.read_ahead is not None and settings.reads_ahead:
+            self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
         self._differing = differing.Differing(port, settings.group, subscriptions)
         self._leave: Callable[[Deadline], None] | None = None
 

@@ -92,6 +92,12 @@ class ConsumerSettings:
         )
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether queues far behind may be read many answers at once: listeners take them in any order, and no pull is paced."""
+        paced = self.pull_interval_s or self.topic_count is not None or self.topic_bytes is not None
+        return not self.ordered and not paced
+
+    @property
     def max_reconsume_times(self) -> int:
         """How often a failed message comes again before it is a dead letter."""
         if self.max_tries is not None:

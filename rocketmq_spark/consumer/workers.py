@@ -36,13 +36,13 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def submit(self, work: Work) -> None:
-        """Have it done in turn; never after ``close``."""
+    def submit(self, *work: Work) -> None:
+        """Have each done in turn; never after ``close``."""
         if self._closed:
             return
         if not self._threads:
             self._start()
-        self._line.append(work)
+        self._line.extend(work)
         self._wake()
 
     def close(self, deadline: Deadline) -> bool:

@@ -11,6 +11,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.running import Make
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Work, Workers
 from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound
@@ -54,8 +56,15 @@ class ManualWorkers(Workers):
         self.waiting: list[Work] = []
         self.unfinished = False
 
-    def submit(self, work: Work) -> None:
-        self.timer.later(0, lambda: self.waiting.append(work) if self.held else work())
+    def submit(self, *work: Work) -> None:
+        for each in work:
+            self.timer.later(0, partial(self._do, each))
+
+    def _do(self, work: Work) -> None:
+        if self.held:
+            self.waiting.append(work)
+        else:
+            work()
 
     def let_go(self) -> None:
         """All threads are free again."""
@@ -282,9 +291,8 @@ class GroupBench:
 
     def consumer(self, name: str | None = None, **settings: Any) -> tuple[Consumer, FakeMember]:
         port = FakeMember(self.brokers, name or f"m{next(self.numbers)}")
-        made = Consumer(
-            port, ConsumerSettings(**{"group": GROUP, **settings}), lambda _: ManualTimer(self.time), self._workers
-        )
+        make = Make(lambda _: ManualTimer(self.time), self._workers)
+        made = Consumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
         self.consumers.append(made)
         return made, port
 

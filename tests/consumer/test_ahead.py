@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,63 +13,13 @@ from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull_consumer import PullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
-from rocketmq_spark.errors import ConnectionLost, RocketMQError
-from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.model import MessageQueue
 from tests.consumer.fake_member import FakeMember, Rows, bodies, message
+from tests.consumer.reads import COUNT, Reads
 from tests.mockbroker import WAIT_S, eventually
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
-COUNT = 4
-
-
-class Run:
-    """A read over the fake's queues, ``COUNT`` offsets at once in two answers; ``odd`` offsets end it."""
-
-    def __init__(self, reads: Reads, ranges: Sequence[OffsetRange]) -> None:
-        self.reads, self.ranges, self.whole = reads, ranges, True
-        self.closed = False
-        self.stopped = threading.Event()
-
-    def fetch(self) -> Generator[list[tuple[MessageQueue, int, list[tuple[int, int]], bytes]], None, None]:
-        try:
-            for r in self.ranges:
-                for at in range(r.start, r.end, COUNT):
-                    if self.stopped.is_set():
-                        return
-                    end = min(r.end, at + COUNT)
-                    if self.reads.hangs:
-                        self.stopped.wait(WAIT_S)
-                        return
-                    if self.reads.odd in range(at, end):
-                        self.whole = False
-                        return
-                    if self.reads.error is not None:
-                        raise self.reads.error
-                    self.reads.given += 1
-                    middle = (at + end) // 2
-                    yield [(r.queue, at, [(middle, middle - at), (end, end - at)][middle == at :], b"x" * (end - at))]
-        finally:
-            self.closed = True
-
-    def stop(self) -> None:
-        self.stopped.set()
-
-
-class Reads:
-    """All of them."""
-
-    def __init__(self) -> None:
-        self.runs: list[Run] = []
-        self.bounds: list[tuple[int, int]] = []
-        self.odd: int | None = None
-        self.error: RocketMQError | None = None
-        self.hangs = False
-        self.given = 0
-
-    def begin(self, ranges: Sequence[OffsetRange], offsets: int, size: int) -> Run:
-        self.bounds.append((offsets, size))
-        self.runs.append(Run(self, ranges))
-        return self.runs[-1]
 
 
 @pytest.fixture
@@ -157,6 +107,22 @@ def test_a_seek_drops_what_was_read_ahead(fake: FakeMember, reads: Reads, consum
     assert all_of(consumer, 500) == list(range(1500, 2000))
     consumer.seek_to_beginning(A)
     assert all_of(consumer, 2000) == list(range(2000))
+
+
+def test_a_read_ends_when_only_some_of_the_topic_is_wanted(
+    fake: FakeMember, reads: Reads, consumer: PullConsumer
+) -> None:
+    fake.add(A, 1000)
+    consumer.subscribe("t")
+    found = bodies(consumer.poll(WAIT_S))
+    eventually(lambda: reads.given >= 3)
+    consumer.subscribe("t", tags="x")
+    found += all_of(consumer, 1000 - len(found))
+    assert found == list(range(1000))
+    (run,) = reads.runs
+    assert run.closed
+    assert reads.given < 50
+    assert fake.pulls[-1].filter.expression == "x"
 
 
 def test_a_paused_queue_holds_up_no_other(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.running import Make
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError
 from rocketmq_spark.timer import Timer
@@ -147,7 +148,7 @@ def test_broadcasting_members_get_everything_and_keep_offsets_in_a_file(group: G
 
 def test_4_31_a_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
     consumer, port = group.start()
-    second = Consumer(port, consumer.settings, lambda _: ManualTimer(group.time))
+    second = Consumer(port, consumer.settings, Make(lambda _: ManualTimer(group.time)))
     second.subscribe("T")
     with pytest.raises(LocalProtocolError, match="has a member in this process"):
         second.start(print)
@@ -212,7 +213,7 @@ def test_stop_does_not_wait_for_a_rebalance_that_hangs_and_it_adds_nothing_after
 
     waits: list[tuple[str, float]] = []
     port.committed = hangs  # type: ignore[method-assign]
-    consumer = Consumer(port, ConsumerSettings(group="g"), Noting)
+    consumer = Consumer(port, ConsumerSettings(group="g"), Make(Noting))
     consumer.subscribe("T")
     consumer.start(print)
     assert asked.wait(10)

@@ -1,0 +1,62 @@
+"""Reads of ranges over queues in memory, which tests look at and disturb."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from tests.mockbroker import WAIT_S
+
+COUNT = 4
+
+
+class Run:
+    """A read over the fake's queues, ``COUNT`` offsets at once in two answers; ``odd`` offsets end it."""
+
+    def __init__(self, reads: Reads, ranges: Sequence[OffsetRange]) -> None:
+        self.reads, self.ranges, self.whole = reads, ranges, True
+        self.closed = False
+        self.stopped = threading.Event()
+
+    def fetch(self) -> Generator[list[tuple[MessageQueue, int, list[tuple[int, int]], bytes]], None, None]:
+        try:
+            for r in self.ranges:
+                for at in range(r.start, r.end, COUNT):
+                    if self.stopped.is_set():
+                        return
+                    end = min(r.end, at + COUNT)
+                    if self.reads.hangs:
+                        self.stopped.wait(WAIT_S)
+                        return
+                    if self.reads.odd in range(at, end):
+                        self.whole = False
+                        return
+                    if self.reads.error is not None:
+                        raise self.reads.error
+                    self.reads.given += 1
+                    middle = (at + end) // 2
+                    yield [(r.queue, at, [(middle, middle - at), (end, end - at)][middle == at :], b"x" * (end - at))]
+        finally:
+            self.closed = True
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Reads:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.bounds: list[tuple[int, int]] = []
+        self.odd: int | None = None
+        self.error: RocketMQError | None = None
+        self.hangs = False
+        self.given = 0
+
+    def begin(self, ranges: Sequence[OffsetRange], offsets: int, size: int) -> Run:
+        self.bounds.append((offsets, size))
+        self.runs.append(Run(self, ranges))
+        return self.runs[-1]

@@ -1,0 +1,194 @@
+"""Members of a group that are far behind read ahead: each message once, and what holds back pulls holds back reads."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.consumer import backlog
+from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.running import Make
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from tests.consumer.group import FakeBrokers, FakeMember
+from tests.consumer.reads import COUNT, Reads, Run
+from tests.mockbroker import WAIT_S, eventually
+from tests.producer.scripted import Time
+from tests.queues import q
+
+A, B = q("a:0"), q("a:1")
+
+
+class Bench:
+    """Two queues of one broker, and members that read them; ``got`` is what listeners were given, by queue."""
+
+    def __init__(self) -> None:
+        self.brokers = FakeBrokers(Time(), {"T": "a:0-1"})
+        self.brokers.offsets = {A: 0, B: 0}
+        self.reads = Reads()
+        self.got: dict[MessageQueue, Counter[int]] = {A: Counter(), B: Counter()}
+        self.port = FakeMember(self.brokers, "me")
+        self.consumer: Consumer | None = None
+
+    def fill(self, queue: MessageQueue, count: int) -> None:
+        self.brokers.send(queue, *(b"x",) * count)
+
+    def start(
+        self, listener: Callable[..., Any] = lambda message: None, tags: str | None = None, **how: Any
+    ) -> Consumer:
+        settings: dict[str, Any] = {"thresholds": Thresholds(40, 1 << 20, 400), "pull_batch_size": COUNT, "threads": 4}
+        made = Make(read_ahead=ReadAhead(self.reads.begin, self._messages))
+        self.consumer = consumer = Consumer(self.port, ConsumerSettings(group="g", **settings | how), made)
+        consumer.subscribe("T", tags=tags)
+
+        def noting(messages: Sequence[ReceivedMessage], context: Any) -> Any:
+            for each in messages:
+                self.got[each.queue][each.queue_offset] += 1
+            return listener(messages[0])
+
+        consumer.start(noting)
+        return consumer
+
+    def consumed(self, queue: MessageQueue, count: int) -> bool:
+        return self.got[queue] == Counter(range(count))
+
+    def pulls(self, queue: MessageQueue) -> list[int]:
+        return [request.offset for request in self.port.seen("pull") if request.queue == queue]
+
+    def _messages(self, queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
+        return self.brokers.queues[queue].messages[start : start + len(stored)]
+
+
+def _queues(run: Run) -> set[MessageQueue]:
+    return {r.queue for r in run.ranges}
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    if made.consumer is not None:
+        made.consumer.stop(WAIT_S)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rocketmq-ahead")]
+    assert all(run.closed for run in made.reads.runs)
+
+
+def test_a_backlog_is_read_ahead_and_what_comes_then_is_pulled(bench: Bench) -> None:
+    bench.fill(A, 1000)
+    bench.fill(B, 600)
+    consumer = bench.start()
+    eventually(lambda: bench.consumed(A, 1000) and bench.consumed(B, 600))
+    assert len(bench.pulls(A)) < 50
+    bench.fill(A, 3)
+    eventually(lambda: bench.consumed(A, 1003))
+    eventually(lambda: consumer.stats()["cached"] == 0)
+    assert consumer.stats()["topics"]["T"]["pulled_per_s"] > 0
+    consumer.stop(WAIT_S)
+    assert bench.brokers.offsets == {A: 1003, B: 600}
+
+
+def test_what_fails_is_sent_back(bench: Bench) -> None:
+    bench.fill(A, 1000)
+    bench.start(lambda message: 1 / 0 if message.queue_offset % 100 == 7 else None)
+    eventually(lambda: bench.consumed(A, 1000) and len(bench.port.seen("send_back")) == 10)
+
+
+def test_a_listener_that_hangs_holds_back_its_queue_and_no_other(bench: Bench) -> None:
+    go_on = threading.Event()
+    bench.fill(A, 1000)
+    bench.fill(B, 1000)
+    consumer = bench.start(
+        lambda message: go_on.wait(WAIT_S) if (message.queue, message.queue_offset) == (A, 5) else None
+    )
+    eventually(lambda: bench.consumed(B, 1000))
+    eventually(lambda: consumer.stats()["cached"] == 1)
+    assert 400 <= max(bench.got[A]) <= 400 + 5 + 20 + COUNT  # the span, and what was on its way
+    go_on.set()
+    eventually(lambda: bench.consumed(A, 1000))
+
+
+def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(backlog, "RECHECK_S", 0.001)
+    free = threading.Semaphore(0)
+    bench.fill(A, 1000)
+    bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    eventually(lambda: bench.reads.runs and bench.reads.runs[0].closed)
+    given = bench.reads.given
+    for _ in range(1000):
+        free.release()
+    eventually(lambda: bench.consumed(A, 1000))
+    assert (len(bench.reads.runs), bench.reads.given) == (1, given)  # for a while no read is tried again
+    assert len(bench.pulls(A)) > 200
+
+
+def test_no_more_waits_than_may(bench: Bench) -> None:
+    free = threading.Semaphore(0)
+    bench.fill(A, 1000)
+    consumer = bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    for done in range(100):
+        eventually(lambda: consumer.stats()["cached"] > 20)
+        assert consumer.stats()["cached"] <= 20 + COUNT, done
+        free.release()
+    free.release(900)
+    eventually(lambda: bench.consumed(A, 1000))
+
+
+@pytest.mark.parametrize(
+    "how", [{"tags": "x"}, {"ordered": True}, {"pull_interval_s": 0.001}, {"topic_count": 80}, {"topic_bytes": 1 << 20}]
+)
+def test_what_is_filtered_ordered_or_paced_is_pulled(bench: Bench, how: dict[str, Any]) -> None:
+    bench.fill(A, 300)
+    bench.start(**how)
+    eventually(lambda: bench.consumed(A, 300))
+    assert not bench.reads.runs
+
+
+def test_a_read_ends_when_only_some_of_the_topic_is_wanted(bench: Bench) -> None:
+    free = threading.Semaphore(0)
+    bench.fill(A, 1000)
+    consumer = bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    eventually(lambda: bench.reads.given)
+    consumer.subscribe("T", tags="x")
+    free.release(1000)
+    eventually(lambda: bench.consumed(A, 1000))
+    assert len(bench.reads.runs) == 1
+    assert bench.port.seen("pull")[-1].filter.expression == "x"
+
+
+def test_a_queue_that_goes_is_read_no_more_and_the_others_go_on(bench: Bench) -> None:
+    free = threading.Semaphore(0)
+    bench.fill(A, 1000)
+    bench.fill(B, 1000)
+    consumer = bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    eventually(lambda: [_queues(run) for run in bench.reads.runs[-1:]] == [{A, B}])
+    assert consumer._running is not None
+    consumer._running.rebalancing.close = lambda deadline: None  # type: ignore[method-assign]
+    consumer._running._ownership.drop([A])
+    before = bench.got[A].copy()
+    free.release(2000)
+    eventually(lambda: bench.consumed(B, 1000))
+    assert (bench.got[A] - before).total() <= 4  # those that threads had begun
+    assert _queues(bench.reads.runs[-1]) == {B}
+
+
+def test_what_is_odd_is_left_to_pulls(bench: Bench) -> None:
+    bench.reads.odd = 300
+    bench.fill(A, 1000)
+    bench.start()
+    eventually(lambda: bench.consumed(A, 1000))
+    assert len(bench.reads.runs) == 1
+    assert len(bench.pulls(A)) >= 170
+
+
+def test_a_read_that_hangs_is_stopped_with_the_consumer(bench: Bench) -> None:
+    bench.reads.hangs = True
+    bench.fill(A, 1000)
+    bench.start()
+    eventually(lambda: bench.reads.runs)
