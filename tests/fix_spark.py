@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 CONF = {
     "spark.ui.enabled": "false",
+    "spark.python.daemon.module": "rocketmq_spark.daemon",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

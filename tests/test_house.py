@@ -21,7 +21,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 # A module imports from lines above its own only.
 RANKS = """
-    codes closing java_strings clock timer process runner tuning workers
+    codes closing java_strings clock timer process runner daemon tuning workers
     errors model
     membership parsing retry
     options ports queues wire
@@ -51,8 +51,8 @@ ORDER = {
     "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
     " decoder polled",
     "consumer": "process_queue rebalance start_offset flow result expiry offset_table local_offsets"
-    " figures held workers settings pulling send_back concurrent orderly offset_store ownership subscriptions differing"
-    " rebalancing answers running consumer assigned pull_settings behind ahead polls positions subscribed pull_answers upkeep"
+    " figures held workers settings assigned behind ahead backlog pulling send_back concurrent orderly offset_store ownership"
+    " subscriptions differing rebalancing answers running consumer pull_settings polls positions subscribed pull_answers upkeep"
     " pull_consumer",
     "encode": "bad_rows identifiers maps properties about encoder",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
@@ -90,7 +90,7 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration"
+    "pyspark": "daemon datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration"
     " delay.stream",
     "py4j": "cli.demo.play",
     "pyarrow": "wire.compression columnar decode encode source.tasks sink",

@@ -63,7 +63,8 @@ def test_many(spark, broker_cluster, topic):
         "concat('key', id) keys",
         "map('number', cast(id as string)) properties",
     )
-    write(frame, broker_cluster.name_server, topic=topic)
+    # Small enough that each of four tasks, which begin at any queue, goes round all of them.
+    write(frame, broker_cluster.name_server, topic=topic, batchMaxBytes="256k")
     expected = [
         content(md5(f"body:{i}:".ljust(1024, "x").encode()), f"tag{i % 7}", [f"key{i}"], {"number": str(i)})
         for i in range(COUNT)

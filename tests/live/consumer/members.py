@@ -14,6 +14,7 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer import running
 from rocketmq_spark.consumer.consumer import Consumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
@@ -127,7 +128,8 @@ class Members:
 
 
 @pytest.fixture
-def members(rocketmq: LocalBroker, topic: str) -> Iterator[Members]:
+def members(rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
+    monkeypatch.setattr(running, "FIRST_PERSIST_S", 1.0)  # ten, as in Java, are long to wait
     made = Members(rocketmq, topic)
     yield made
     for consumer in made.all:
