@@ -1,7 +1,7 @@
 """The pulls of one member, each queue's next one made of the answer to the one before: Java's ``PullMessageService``.
 
 One thread has all queues; it never waits, neither for an answer nor for listeners. A queue has one pull at a time: it is
-begun once, when a rebalance adds the queue, and ends when the queue is dropped.
+begun once, when a rebalance adds the queue, and ends when the queue is dropped. What is far behind is left to ``backlog``.
 """
 
 from __future__ import annotations
