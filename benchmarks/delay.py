@@ -63,14 +63,15 @@ class Service:
         return told
 
 
-def feed(mq: LocalBroker, rate: int, seconds: float, delay_ms: int) -> int:
-    """Envelopes in batches of a twentieth of a second, each due ``delay_ms`` after it was sent."""
+def feed(mq: LocalBroker, rate: int, seconds: float, delay_ms: int, due_ms: int | None = None) -> int:
+    """Envelopes in batches of a twentieth of a second, each due ``delay_ms`` after it was sent, or all at ``due_ms``."""
     size = max(1, rate // 20)
     with Producer(name_server=mq.name_server, group="feed", send_timeout="60s") as producer:
         began, sent = time.perf_counter(), 0
         while sent < rate * seconds:
             now_ms = time.time_ns() // 1_000_000
-            batch = [Message(INNER_TOPIC, envelope(f"{sent + i:032X}", now_ms + delay_ms, now_ms)) for i in range(size)]
+            due = now_ms + delay_ms if due_ms is None else due_ms
+            batch = [Message(INNER_TOPIC, envelope(f"{sent + i:032X}", due, now_ms)) for i in range(size)]
             producer.send_batch(batch)
             sent += size
             time.sleep(max(0.0, sent / rate - (time.perf_counter() - began)))
@@ -118,7 +119,8 @@ def pending(count: int) -> None:
     with LocalBroker(quiet=True, heap_mb=512) as mq, tempfile.TemporaryDirectory() as folder:
         mq.create_topic(TARGET, queues=8)
         mq.create_topic(INNER_TOPIC, queues=8)
-        feed(mq, 20_000, count / 20_000, FAR_MS)
+        # At one moment: how far a queue is stored is not told anew while envelopes come that are due before what was told.
+        feed(mq, 20_000, count / 20_000, FAR_MS, time.time_ns() // 1_000_000 + FAR_MS)
         path = Path(folder) / "node"
         service, began = Service(mq, path), time.perf_counter()
         before = service.resident_mib()

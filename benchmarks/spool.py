@@ -33,8 +33,12 @@ PROPERTIES = "UNIQ_KEY\x01" + "0" * 32 + "\x02WAIT\x01true\x02"
 QUEUES = tuple(MessageQueue("t", "broker-a", i) for i in range(4))
 
 
+SEND = SpooledSend("t", SendRequest("g", BODY, PROPERTIES), None, ("0" * 32,))
+
+
 def record(now_ms: int) -> Record:
-    return sends.record_of(SpooledSend("t", SendRequest("g", BODY, PROPERTIES), None, ("0" * 32,)), now_ms)
+    """Of a send that failed, which is there whether it is kept or not."""
+    return sends.record_of(SEND, now_ms)
 
 
 def rate(count: int, step: Callable[[], object]) -> float:
