@@ -88,10 +88,17 @@ def far_behind(
     for queue, place in places.items():
         if place.asked or place.paused or place.end is None or max(place.retry_at, place.calm_until) > now:
             continue
+        if full(place, bounds):
+            continue
         if place.end - place.pull_at >= FAR_ANSWERS * bounds.count and plain(queue):
             ask = Ask(queue, place.pull_at, place.broker_id, place.token)
             found.setdefault(queue.broker_name, []).append(Stretch(ask, place.end))
     return found
+
+
+def full(place: Place, bounds: Bounds) -> bool:
+    """Whether there is no room for what would be on its way."""
+    return place.waiting > bounds.half or place.bytes > bounds.max_bytes // 2
 
 
 def ranges(stretches: Sequence[Stretch], size: int) -> list[OffsetRange]:
@@ -117,5 +124,5 @@ def pace(places: Mapping[MessageQueue, Place], stretches: Sequence[Stretch], bou
         place = places.get(stretch.ask.queue)
         if place is None or place.token != stretch.ask.token or place.paused:
             return Pace.STOP
-        waits = waits or place.waiting > bounds.half or place.bytes > bounds.max_bytes // 2
+        waits = waits or full(place, bounds)
     return Pace.WAIT if waits else Pace.GO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Generator, Sequence
 
 from rocketmq_spark.errors import RocketMQError
@@ -36,6 +37,7 @@ class Run:
                     if self.reads.error is not None:
                         raise self.reads.error
                     self.reads.given += 1
+                    self.reads.given_of[r.queue] += 1
                     middle = (at + end) // 2
                     yield [(r.queue, at, [(middle, middle - at), (end, end - at)][middle == at :], b"x" * (end - at))]
         finally:
@@ -55,6 +57,7 @@ class Reads:
         self.error: RocketMQError | None = None
         self.hangs = False
         self.given = 0
+        self.given_of: Counter[MessageQueue] = Counter()
 
     def begin(self, ranges: Sequence[OffsetRange], offsets: int, size: int) -> Run:
         self.bounds.append((offsets, size))
