@@ -23,6 +23,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 RANKS = """
     codes closing java_strings clock timer process runner daemon tuning workers
     errors model
+    lag
     membership parsing retry
     options ports queues wire
     remoting grpc_proxy
@@ -60,12 +61,13 @@ ORDER = {
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"
     " under_way pending spooling encoding destination long_delays batching engine resending housekeeping producer",
     "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
-    " listener tasks stream readers",
+    " listener tasks stream readers checkpoint",
     "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool"
     " folders",
     "sink": "columns report selectors routing whole checks task writers foreach",
     "delay": "release presence stream progress retention waiting service node",
-    "cli": "output command background connection broker topic orders produce reading tail dlq spool delay environment demo"
+    "cli": "output command background connection broker topic orders produce reading tail lag dlq spool delay environment"
+    " demo"
     " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
     " __main__",

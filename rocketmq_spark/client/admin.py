@@ -158,6 +158,15 @@ class Admin(Closing):
                 found.update({MessageQueue(topic, q.broker_name, q.queue_id): p for q, p in progress.items()})
         return found
 
+    def consumed_topics(self, group: str) -> list[str]:
+        """Topics of which brokers keep offsets of a group, its retry topic among them."""
+        found: set[str] = set()
+        for name, broker in self.cluster().items():
+            if broker.master:
+                command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
+                found |= {q.topic for q in bodies.consume_stats(self._calls.ask(broker.master, command).body)}
+        return sorted(map(self._calls.scope.plain, found))
+
     def broker_config(self, broker: str) -> dict[str, str]:
         return bodies.read_config(self._ask(broker, rpc.GET_BROKER_CONFIG.request(bname=broker)).body)
 

@@ -1,0 +1,68 @@
+"""How far a reader is behind the ends of its queues. Pure: who asks brokers and what time it is are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rocketmq_spark.model import MessageQueue
+
+
+class QueueLag(NamedTuple):
+    """One queue. ``position`` is the offset that is read next, None where the reader has none; ``next_stored_ms`` is when the
+    message there, or the first behind it, was stored (epoch ms), None where that is not known.
+    """
+
+    queue: MessageQueue
+    min_offset: int
+    position: int | None
+    max_offset: int
+    next_stored_ms: int | None = None
+
+    @property
+    def next_offset(self) -> int | None:
+        """The first offset that can still be read."""
+        return None if self.position is None else max(self.position, self.min_offset)
+
+    @property
+    def lag(self) -> int | None:
+        """Messages that can be read and are not; with gaps, offsets."""
+        return None if self.next_offset is None else max(0, self.max_offset - self.next_offset)
+
+    @property
+    def lost(self) -> int | None:
+        """Messages that were removed before they were read."""
+        return None if self.position is None else max(0, self.min_offset - self.position)
+
+    def behind_ms(self, now_ms: int) -> int | None:
+        """The age of the next message; 0 where there is none, None where it is not known."""
+        if self.lag == 0:
+            return 0
+        return None if self.lag is None or self.next_stored_ms is None else max(0, now_ms - self.next_stored_ms)
+
+
+class Total(NamedTuple):
+    """Of all queues: messages behind and lost, the age of the oldest that waits, and queues without a position.
+
+    None where no queue is known.
+    """
+
+    lag: int | None
+    lost: int | None
+    behind_ms: int | None
+    unknown_queues: int
+
+
+def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
+    """Queues without a position count apart and nowhere else; an age that is not known makes that of all unknown."""
+    every = list(queues)
+    known = [one for one in every if one.position is not None]
+    if not known:
+        return Total(None, None, None, len(every))
+    ages = [one.behind_ms(now_ms) for one in known]
+    return Total(
+        sum(one.lag or 0 for one in known),
+        sum(one.lost or 0 for one in known),
+        None if None in ages else max(age for age in ages if age is not None),
+        len(every) - len(known),
+    )

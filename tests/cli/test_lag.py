@@ -1,0 +1,112 @@
+"""How far groups and queries are behind, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from rocketmq_spark import session
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.session import Producer, PullConsumer
+from rocketmq_spark.source.offsets import Offsets
+from tests.cli.conftest import documents
+from tests.source.test_checkpoint import entry
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(run: Run) -> Run:
+    """Each as in a process of its own, which knows no route yet."""
+
+    def fresh(*arguments: str) -> Result:
+        session.close_all()
+        return run(*arguments)
+
+    return fresh
+
+
+def feed(mq: LocalBroker, topic: str, count: int) -> None:
+    with Producer(name_server=mq.name_server, group="p") as producer:
+        for _ in range(count):
+            producer.send(Message(topic, b"x"), queue=MessageQueue(topic, "broker-a", 1))
+
+
+@pytest.fixture
+def half(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> tuple[str, str]:
+    """A topic of two queues with ten messages in the second, and a group that has committed four of them."""
+    topic, group = make_topic(queues=2), f"g{uuid.uuid4().hex[:6]}"
+    feed(rocketmq, topic, 10)
+    with PullConsumer(name_server=rocketmq.name_server, group=group, auto_commit=False) as consumer:
+        consumer.assign([MessageQueue(topic, "broker-a", 1)])
+        consumer.seek(MessageQueue(topic, "broker-a", 1), 4)
+        consumer.commit()
+    return topic, group
+
+
+def test_of_ten_messages_four_are_committed(rocketmq: LocalBroker, half: tuple[str, str], run: Run) -> None:
+    topic, group = half
+    began_ms = time.time_ns() // 1_000_000
+    done = run("lag", "--group", group, "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = documents(done.stdout)
+    assert {name: found[name] for name in ("group", "lag", "lost", "unknownQueues")} == {
+        "group": group, "lag": 6, "lost": 0, "unknownQueues": 1,
+    }  # fmt: skip
+    assert 0 <= found["behindMs"] <= time.time_ns() // 1_000_000 - began_ms + 60_000
+    unread, read = found["queues"]
+    assert (unread["queueId"], unread["position"], unread["lag"], unread["behindMs"]) == (0, None, None, None)
+    assert (read["minOffset"], read["position"], read["maxOffset"], read["lag"]) == (0, 4, 10, 6)
+    text = run("lag", "--group", group, "--topic", topic)
+    assert text.exit_code == 0
+    assert "6 messages behind in 2 queues" in text.stderr
+    assert "queues of which no offset is known: 1" in text.stderr
+    line = next(line for line in text.stdout.splitlines() if " 10 " in line)
+    assert line.split()[:7] == [topic, "broker-a", "1", "0", "4", "10", "6"]
+
+
+def test_of_a_query_by_its_checkpoint(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run, tmp_path: Path
+) -> None:
+    topic = make_topic(queues=2)
+    feed(rocketmq, topic, 10)
+    queues = [MessageQueue(topic, "broker-a", i) for i in range(2)]
+    log = Offsets(dict(zip(queues, (0, 9), strict=True)), start={queues[1]: 2, queues[0]: 0})
+
+    def ask() -> dict[str, object]:
+        done = run("lag", "--checkpoint", str(tmp_path), "--json")
+        assert done.exit_code == 0, done.output
+        (found,) = documents(done.stdout)
+        return found
+
+    entry(tmp_path, 0, json.dumps(log.to_json()), done=False)
+    found = ask()  # nothing is done: all from where it began
+    assert (found["batchId"], found["lag"], found["unknownQueues"]) == (None, 8, 0)
+    entry(tmp_path, 0, json.dumps(log.to_json()))
+    found = ask()
+    assert (found["checkpoint"], found["batchId"], found["lag"], found["behindMs"] != 0) == (str(tmp_path), 0, 1, True)
+    feed(rocketmq, topic, 3)
+    assert ask()["lag"] == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "[ROCKETMQ_OPTION] lag needs either --group NAME or --checkpoint FOLDER"),
+        (["--group", "g", "--checkpoint", "."], "[ROCKETMQ_OPTION] lag needs either"),
+        (["--group", "nobody"], "[ROCKETMQ_OFFSET] group nobody has no offsets. Was something consumed and committed?"),
+        (["--group", "g", "--topic", "no-such"], "[ROCKETMQ_ROUTE_NOT_FOUND]"),
+        (["--checkpoint", "."], "[ROCKETMQ_OFFSET] . is no checkpoint: it has no folder 'offsets'"),
+    ],
+)
+def test_what_cannot_be_said(rocketmq: LocalBroker, run: Run, given: list[str], said: str) -> None:
+    done = run("lag", *given)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert said in done.stderr

@@ -1,0 +1,40 @@
+"""How far a reader is behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.lag import QueueLag, Total, total
+from rocketmq_spark.model import MessageQueue
+
+Q = MessageQueue("t", "a", 0)
+NOW_MS = 10_000
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (QueueLag(Q, 0, 4, 10, 9_000), (6, 0, 1_000)),
+        (QueueLag(Q, 0, 10, 10), (0, 0, 0)),
+        (QueueLag(Q, 0, 12, 10), (0, 0, 0)),  # the topic was made again
+        (QueueLag(Q, 5, 2, 10, 9_500), (5, 3, 500)),
+        (QueueLag(Q, 12, 2, 12), (0, 10, 0)),
+        (QueueLag(Q, 0, None, 10), (None, None, None)),
+        (QueueLag(Q, 0, 4, 10), (6, 0, None)),
+        (QueueLag(Q, 0, 4, 10, 11_000), (6, 0, 0)),  # another clock
+    ],
+)
+def test_one_queue(row: QueueLag, expected: tuple[int | None, ...]) -> None:
+    assert (row.lag, row.lost, row.behind_ms(NOW_MS)) == expected
+
+
+def test_all_of_them() -> None:
+    rows = [
+        QueueLag(Q, 0, 4, 10, 9_000),
+        QueueLag(Q, 5, 2, 10, 8_000),
+        QueueLag(Q, 0, 3, 3),
+        QueueLag(Q, 0, None, 3),
+    ]
+    assert total(rows, NOW_MS) == Total(11, 3, 2_000, 1)
+    assert total([*rows, QueueLag(Q, 0, 1, 2)], NOW_MS) == Total(12, 3, None, 1)
+    assert total([rows[-1]], NOW_MS) == Total(None, None, None, 1)
