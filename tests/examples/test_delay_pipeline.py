@@ -66,7 +66,12 @@ def test_3_24_killed_at_any_moment_it_loses_nothing_and_is_never_early(
             time.sleep(chance.random())  # into the middle of some micro-batch
             job.kill()
             job = Job(log, *arguments)
-        _wait(rocketmq, target, len(due), job, log)
+
+        def all_came() -> bool:  # what came twice is none of them
+            job.check(log)
+            return {m.properties["SPARK_ROW_ID"] for m in stored(rocketmq, target, 0)} == due.keys()
+
+        wait_until(all_came, Deadline.after(150), 1.0)
     finally:
         job.kill()
     found = stored(rocketmq, target, len(due))
