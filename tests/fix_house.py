@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +31,7 @@ SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_pla
 # The folder whose tests share one session of Spark.
 SESSION = "tests/spark/"
 # Folders whose single tests take minutes: where files are shared out, they must not be what the last process ends with.
-LONG = {"kill", "notebooks", "examples"}
-CHAOS = "chaos"
+LONG = {"kill", "chaos", "notebooks", "examples"}
 # Fixtures that start servers, and those that start Spark.
 CLUSTERS = {*SHARED, "make_cluster", "forgetful", "growing", "hasty", "rooms", "proxied"}
 SPARKS = {"spark", "start_script", "run_script"}
@@ -90,8 +88,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """File by file, as ``--dist loadfile``, but all files of one Spark session go to one process.
 
-    They go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. One process
-    begins at the front, with what burns processors, the others at the back, with what waits for brokers.
+    They go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -99,11 +96,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             return SESSION if file.startswith(SESSION) else file
-
-        def _assign_work_unit(self, node: Any) -> None:
-            if node is not self.nodes[0]:
-                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-            super()._assign_work_unit(node)
 
     if config.getoption("dist") != "loadfile":
         return None
@@ -121,9 +113,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_weight)
     if items and hasattr(items[0].config, "workerinput"):
         # Of a file tests keep their order: they may share what those before them leave.
-        sparks = {item.path for item in items if item.get_closest_marker("spark")}
-        places = {path: _place(path, path in sparks) for path in {item.path for item in items}}
-        items.sort(key=lambda item: places[item.path])
+        places = {path: -place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
+        items.sort(key=lambda item: (LONG.isdisjoint(item.path.parts), places[item.path]))
 
 
 def marks_of(item: pytest.Item) -> set[str]:
@@ -145,17 +136,6 @@ def _weight(item: pytest.Item) -> tuple[int, bool, int]:
     fixtures = getattr(item, "fixturenames", ())
     shared = next((at for at, name in enumerate(SHARED, 1) if name in fixtures), 0)
     return needs, not PROCESSES.isdisjoint(item.path.parts), shared
-
-
-def _place(path: Path, sparks: bool) -> int:
-    """Where a file stands among those that are shared out: the one session's first, then others that need Spark; the longest
-    that does not comes last.
-    """
-    if SESSION in path.as_posix():
-        return 0
-    if not LONG.isdisjoint(path.parts):
-        return 1
-    return 2 if sparks else 4 if CHAOS in path.parts else 3
 
 
 class _Reports:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import fix_house
-
 TESTS = """
 import pytest
 from hypothesis import given, strategies as st
@@ -92,17 +90,3 @@ def test_a_kind_of_test_that_never_ran_is_a_failure(inner: pytest.Pytester) -> N
 def test_a_test_that_did_not_run_is_a_failure(inner: pytest.Pytester, complete: str) -> None:
     inner.makepyfile(test_absent="import unittest\n\ndef test_absent(): raise unittest.SkipTest")
     assert "NOT COMPLETE: 1 tests were skipped" in run(inner, complete, "-k", "test_live or test_spark or test_absent")
-
-
-def test_files_that_are_shared_out_have_what_burns_in_front_and_the_longest_of_the_others_last() -> None:
-    files = (
-        "chaos/test_group.py",
-        "test_daemon.py",
-        "live/test_a.py",
-        "kill/test_kill_matrix.py",
-        "spark/test_read.py",
-    )
-    places = {name: fix_house._place(Path("/home/me/tests", name), sparks=name == "test_daemon.py") for name in files}
-    assert sorted(files, key=lambda name: places[name]) == [
-        "spark/test_read.py", "kill/test_kill_matrix.py", "test_daemon.py", "live/test_a.py", "chaos/test_group.py",
-    ]  # fmt: skip
