@@ -110,6 +110,7 @@ def test_a_listener_that_hangs_holds_back_its_queue_and_no_other(bench: Bench) -
 
 
 def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "CALM_S", 600.0)
     monkeypatch.setattr(backlog, "PATIENCE_S", 0.01)
     monkeypatch.setattr(backlog, "RECHECK_S", 0.001)
     free = threading.Semaphore(0)
@@ -195,7 +196,8 @@ def test_a_queue_that_goes_is_read_no_more_and_the_others_go_on(bench: Bench) ->
     assert bench.reads.given_of[A] < 20
 
 
-def test_what_is_odd_is_left_to_pulls(bench: Bench) -> None:
+def test_what_is_odd_is_left_to_pulls(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "CALM_S", 600.0)
     bench.reads.odd = 300
     bench.fill(A, 1000)
     bench.start()
