@@ -65,6 +65,11 @@ class Bench:
         return self.brokers.queues[queue].messages[start : start + len(stored)]
 
 
+def one_by_one(free: threading.Semaphore) -> Callable[[ReceivedMessage], object]:
+    """A listener that finishes a message for each release."""
+    return lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0
+
+
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     made = Bench()
@@ -115,7 +120,7 @@ def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.
     monkeypatch.setattr(backlog, "RECHECK_S", 0.001)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
-    bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    bench.start(one_by_one(free))
     eventually(lambda: bench.reads.runs and bench.reads.runs[0].closed)
     given = bench.reads.given
     for _ in range(1000):
@@ -128,7 +133,7 @@ def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.
 def test_no_more_waits_than_may(bench: Bench) -> None:
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
-    consumer = bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    consumer = bench.start(one_by_one(free))
     for done in range(100):
         eventually(lambda: consumer.stats()["cached"] > 20)
         assert consumer.stats()["cached"] <= 20 + COUNT, done
@@ -144,7 +149,7 @@ def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ahead, "CALM_S", 0.0)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
-    consumer = bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    consumer = bench.start(one_by_one(free))
     most = 0
     while most <= 40:
         most = max(most, consumer.stats()["cached"])
@@ -171,7 +176,7 @@ def test_what_is_filtered_ordered_or_paced_is_pulled(bench: Bench, how: dict[str
 def test_a_read_ends_when_only_some_of_the_topic_is_wanted(bench: Bench) -> None:
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
-    consumer = bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    consumer = bench.start(one_by_one(free))
     eventually(lambda: bench.reads.given)
     consumer.subscribe("T", tags="x")
     free.release(1000)
@@ -184,7 +189,7 @@ def test_a_queue_that_goes_is_read_no_more_and_the_others_go_on(bench: Bench) ->
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     bench.fill(B, 1000)
-    consumer = bench.start(lambda message: None if free.acquire(timeout=WAIT_S) else 1 / 0)
+    consumer = bench.start(one_by_one(free))
     eventually(lambda: bench.reads.given_of[A] >= 2)
     assert consumer._running is not None
     consumer._running.rebalancing.close = lambda deadline: None  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What a query's folder says, as Spark writes it; ``tests/spark/test_restart.py`` has the real thing."""
+"""What a query's folder says, in files as Spark writes them."""
 
 from __future__ import annotations
 
