@@ -1,4 +1,4 @@
-"""Writes the tables of docs/options.md from the one table of options; what stands above them is kept."""
+"""Writes the tables of docs/options.md from those of options and columns; what stands above them is kept."""
 
 from __future__ import annotations
 
