@@ -1,7 +1,10 @@
-"""The tables of options and columns as docs/options.md shows them."""
+"""The tables of options and columns as docs/options.md shows them, and that of errors in docs/errors.md."""
 
 from __future__ import annotations
 
+import inspect
+
+from rocketmq_spark import errors
 from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.options import ROLES, SOURCE_ROLES, TABLE
 from rocketmq_spark.sink import columns
@@ -73,6 +76,16 @@ def _sink_columns() -> str:
     )
     lines = ["## Columns of the sink", "", about, "", "| column | type | meaning |", "| --- | --- | --- |"]
     lines += [f"| `{name}` | {kind} | {SINK_COLUMNS[name]} |" for name, kind in columns.TABLE.items()]
+    return "\n".join(lines) + "\n"
+
+
+def errors_markdown() -> str:
+    """The table of errors as it stands in docs/errors.md: what each class says of itself."""
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.RocketMQError)]
+    lines = ["## Codes", "", "| code | class | may pass | what it means |", "| --- | --- | --- | --- |"]
+    for kind in sorted(kinds, key=lambda kind: str(kind.code)):
+        meaning = " ".join((kind.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
+        lines.append(f"| `{kind.code}` | `{kind.__name__}` | {'yes' if kind.retriable else 'no'} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from pyspark.sql.types import StructType
@@ -14,6 +15,7 @@ from rocketmq_spark.options import TABLE, parse
 from rocketmq_spark.sink import columns
 
 OPTIONS = {row.name for row in TABLE}
+PAGE = (Path(__file__).parents[1] / "docs" / "coming-from-kafka.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", kafka_names.OPTIONS)
@@ -57,3 +59,25 @@ def test_a_column_of_its_sink(name):
         f"column {name!r} is unknown; the sink takes {', '.join(columns.TABLE)}; "
         f"for Kafka's {name!r} there is {kafka_names.SINK_COLUMNS[name]}"
     ]
+
+
+def rows(heading):
+    """The first two cells of each row below a heading of docs/coming-from-kafka.md."""
+    part = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([\w.]+)` \| (?:`(\w+)`|–) \|", part, re.MULTILINE)
+
+
+def test_the_page_names_options_that_there_are_and_agrees_with_the_hints():
+    source, sink = rows("Options of the source"), rows("Options and columns of the sink")
+    assert len(source) >= 25
+    assert {here for _, here in source} <= OPTIONS
+    assert {here for _, here in sink} <= OPTIONS | columns.TABLE.keys()
+    for name, here in source:
+        if name != here:
+            assert f"'{here}'" in kafka_names.OPTIONS[name.lower()], name
+
+
+def test_the_page_has_every_column_of_kafka():
+    source = rows("Columns of the source")
+    assert {name.lower() for name, _ in source} == kafka_names.SOURCE_COLUMNS.keys() | {"topic"}
+    assert {here for _, here in source if here} <= {column.name for column in BASIC}

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark import options_page
+from rocketmq_spark import errors, options_page
 from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.options import TABLE, Option
 from rocketmq_spark.options_page import markdown
 from rocketmq_spark.sink import columns
+from tests.test_house import ROOT
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
@@ -36,3 +37,14 @@ def test_every_column_of_the_sink_stands_there_with_its_types() -> None:
         (f"`{n}`", k) for n, k in columns.TABLE.items()
     ]
     assert options_page.SINK_COLUMNS.keys() == columns.TABLE.keys()
+
+
+def test_every_code_of_an_error_stands_on_the_page_once() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    assert page[page.index("## Codes") :] == options_page.errors_markdown(), "run: make docs"
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RocketMQError)
+    ]
+    assert len(kinds) > 25
+    for kind in kinds:
+        assert page.count(f"\n| `{kind.code}` |") == 1
