@@ -74,7 +74,7 @@ def test_writing(page, capsys):
     writing = page("writing.md")
     values = writing.run()
     assert sorted(bodies(writing.stored("orders"))) == sorted([*ORDERS, "one", "one", "two", "two"])
-    assert "2 rows in 1 batches, 0 failed attempts" in capsys.readouterr().out
+    assert "2 rows in 2 batches, 0 failed attempts" in capsys.readouterr().out  # one of each of two tasks
     assert sorted(bodies(writing.stored("orders-per-tag"))) == ["a:12", "b:2"]
     assert values["writer"].total.rows == values["writer"].last_report.rows == 2
 
