@@ -52,7 +52,9 @@ def test_first_stream(run_notebook: Callable[[str], Done]) -> None:
     assert "2000 messages: {'africa': " in text
     assert "orders read: 3000" in text
     assert number(text, "batches: ") >= 3
-    assert images == 1
+    assert "behind: 0 messages in 4 queues, brokers away: []" in text
+    assert "- rows: 3000 - behind at the end: 0" in text
+    assert images == 2
 
 
 def test_writing(run_notebook: Callable[[str], Done]) -> None:
