@@ -22,7 +22,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 # A module imports from lines above its own only.
 RANKS = """
     codes closing java_strings clock timer process runner daemon tuning workers
-    errors model
+    errors kafka_names model
     lag
     membership parsing retry
     options ports queues wire
@@ -35,7 +35,7 @@ RANKS = """
     session
     source sink
     datasource delay localbroker
-    registration options_page
+    registration options_page explained metrics notebook
     cli testing
     __main__
 """
@@ -60,8 +60,8 @@ ORDER = {
     " plain",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"
     " under_way pending spooling encoding destination long_delays batching engine resending housekeeping producer",
-    "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
-    " listener tasks stream readers checkpoint",
+    "source": "offsets progress pushdown allocation planner decisions account loss starting_offsets filters catalog waiting"
+    " commit listener tasks stream readers checkpoint",
     "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool"
     " folders",
     "sink": "columns report selectors routing whole checks task writers foreach",
@@ -93,7 +93,9 @@ BANNED = {
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
     "pyspark": "daemon datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration"
-    " delay.stream",
+    " delay.stream metrics source.progress notebook",
+    "matplotlib": "notebook",
+    "IPython": "notebook",
     "py4j": "cli.demo.play",
     "pyarrow": "wire.compression columnar decode encode source.tasks sink",
     "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar decode encode sink",
@@ -109,13 +111,13 @@ OUTSIDE = {
     " producer.under_way producer.spooling producer.resending process localbroker cli"
     " consumer.held consumer.workers consumer.subscriptions"
     " consumer.concurrent consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
-    " spool.store spool.redelivery delay.service",
+    " spool.store spool.redelivery delay.service notebook",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route client.kinds"
     " delay.node delay.presence"
     " timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
     " source.waiting"
-    " localbroker cli",
+    " localbroker cli metrics",
     "asyncio": "",
     "multiprocessing": "",
 }
@@ -434,7 +436,7 @@ def test_nothing_is_left_undone():
 
 def test_public_names_can_be_imported():
     package = importlib.import_module("rocketmq_spark")
-    assert len(package.__all__) <= 12
+    assert len(package.__all__) <= 15
     for name in package.__all__:
         assert getattr(package, name).__doc__, name
     for module, name in (("queues.allocation", "allocate"), ("queues.selection", "select"), ("testing", "rocketmq")):
