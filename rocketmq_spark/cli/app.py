@@ -7,6 +7,7 @@ import importlib
 import click
 
 import rocketmq_spark
+from rocketmq_spark.cli.command import Suggesting
 
 # What the first page of help says, and where the command is.
 _COMMANDS = {
@@ -23,7 +24,7 @@ _COMMANDS = {
 }
 
 
-class _Lazy(click.Group):
+class _Lazy(Suggesting):
     """A group whose commands are imported when they are used; its help needs none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -44,8 +44,13 @@ def test_every_command_has_json_and_debug():
 
 def test_version_and_unknown_commands():
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("rocketmq-spark, version 0.")
-    unknown = CliRunner().invoke(app, ["topics"])
-    assert (unknown.exit_code, "No such command" in unknown.stderr) == (2, True)
+    for arguments, said in (
+        (["topics"], "No such command 'topics'. Did you mean topic?"),
+        (["topic", "creat"], "No such command 'creat'. Did you mean create?"),
+        (["xyz"], "No such command 'xyz'.\n"),
+    ):
+        unknown = CliRunner().invoke(app, arguments)
+        assert (unknown.exit_code, said in unknown.stderr) == (2, True), unknown.stderr
 
 
 def test_it_runs_as_a_module():
