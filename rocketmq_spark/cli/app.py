@@ -17,6 +17,8 @@ _COMMANDS = {
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they come.", "tail:tail"),
     "lag": ("How far a consumer group or a query is behind.", "lag:lag"),
+    "offsets": ("Show and set the offsets of a consumer group.", "offsets:offsets"),
+    "checkpoint": ("Look into a query's checkpoint, and take it back.", "checkpoint:checkpoint"),
     "spool": ("Look into what producers could not send, and send or export it.", "spool:spool"),
     "delay": ("A service that delivers messages after delays of any length.", "delay:delay"),
     "environment": ("See which environment writes and reads which queue of a topic.", "environment:environment"),
