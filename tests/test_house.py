@@ -72,8 +72,8 @@ ORDER = {
     " doctor doctor.findings doctor.machine doctor.servers doctor.traffic doctor.examine doctor.command"
     " demo"
     " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
-    "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
-    " __main__",
+    "localbroker": "java archive natives config loopback guard ivy distro process leftovers servers registration site members"
+    " cluster __main__",
 }
 
 # Beyond the ranks: what a room must not know.
