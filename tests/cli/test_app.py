@@ -1,11 +1,15 @@
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark.cli.app import _COMMANDS, app
 
+OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 HELP = "\n".join(
     (
         "import sys",
@@ -51,6 +55,14 @@ def test_version_and_unknown_commands():
     ):
         unknown = CliRunner().invoke(app, arguments)
         assert (unknown.exit_code, said in unknown.stderr) == (2, True), unknown.stderr
+
+
+@pytest.mark.parametrize("line", re.findall(r"^rocketmq-spark (.*)$", OPERATING.read_text("utf-8"), re.MULTILINE))
+def test_the_commands_of_the_page_on_operating_are_right_usage(line):
+    command, arguments = app, shlex.split(line)
+    while hasattr(command, "commands"):
+        command = command.get_command(None, arguments.pop(0))
+    command.make_context("x", arguments)
 
 
 def test_it_runs_as_a_module():
