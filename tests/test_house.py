@@ -61,12 +61,15 @@ ORDER = {
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"
     " under_way pending spooling encoding destination long_delays batching engine resending housekeeping producer",
     "source": "offsets progress pushdown allocation planner decisions account loss starting_offsets filters catalog waiting"
-    " commit listener tasks stream readers checkpoint",
+    " commit listener tasks stream readers files"
+    " checkpoint drift rewind",
     "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool"
     " folders",
     "sink": "columns report selectors routing whole checks task writers foreach",
     "delay": "release presence stream progress retention waiting service node",
-    "cli": "output command background connection broker topic orders produce reading tail lag dlq spool delay environment"
+    "cli": "output command background connection positions broker topic orders produce reading tail metrics_server lag_view"
+    " lag offsets checkpoint dlq spool delay environment"
+    " doctor doctor.findings doctor.machine doctor.servers doctor.traffic doctor.examine doctor.command"
     " demo"
     " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive natives config loopback guard ivy distro process leftovers servers registration site members"
@@ -97,7 +100,7 @@ OUTSIDE = {
     "matplotlib": "notebook",
     "IPython": "notebook",
     "py4j": "cli.demo.play",
-    "pyarrow": "wire.compression columnar decode encode source.tasks sink",
+    "pyarrow": "wire.compression columnar decode encode source.tasks source.files sink",
     "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar decode encode sink",
     "click": "cli",
     "rich": "cli localbroker.distro",
@@ -302,7 +305,8 @@ def test_errors_of_the_operating_system_end_in_remoting():
         f"{module.name}:{node.lineno}"
         for module in modules()
         if module.room in ("client", "pull", "producer", "consumer", "source", "sink", "datasource")
-        if module.inner not in ("client.credentials", "consumer.local_offsets")  # a file's, not a socket's
+        if module.inner
+        not in ("client.credentials", "consumer.local_offsets", "source.files")  # a file's, not a socket's
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ExceptHandler) and node.type is not None
         if re.search(r"OSError|ConnectionError|TimeoutError|socket\.", ast.unparse(node.type))
