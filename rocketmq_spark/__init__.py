@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.model import Message, MessageQueue
     from rocketmq_spark.registration import register
-    from rocketmq_spark.session import Consumer, Producer, PullConsumer
+    from rocketmq_spark.session import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.source.listener import GroupOffsetListener
     from rocketmq_spark.tuning import low_latency_conf
@@ -31,6 +31,7 @@ _HOMES = {
     "Producer": "session",
     "PullConsumer": "session",
     "RocketMQError": "errors",
+    "SimpleConsumer": "session",
     "foreach_batch_writer": "sink.foreach",
     "low_latency_conf": "tuning",
     "register": "registration",
@@ -46,6 +47,7 @@ __all__ = [
     "Producer",
     "PullConsumer",
     "RocketMQError",
+    "SimpleConsumer",
     "foreach_batch_writer",
     "low_latency_conf",
     "register",
