@@ -15,12 +15,16 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def orders(spark: SparkSession, rows_per_second: int, last: int) -> DataFrame:
-    """Orders numbered from 0, before ``last``."""
-    numbers = spark.readStream.format("rate").option("rowsPerSecond", rows_per_second).load().where(f"value < {last}")
-    return numbers.selectExpr(
-        "to_json(struct(value AS order, value % 17 AS customer)) AS body",
-        "concat('customer-', value % 17) AS shardingKey",
-        "array(cast(value AS string)) AS keys",
+    """Orders numbered from 0, before ``last``. The rows of a group are in one partition, in their order: else it has none."""
+    source = spark.readStream.format("rate").option("rowsPerSecond", rows_per_second).option("numPartitions", 1)
+    return (
+        source.load()
+        .where(f"value < {last}")
+        .selectExpr(
+            "to_json(struct(value AS order, value % 17 AS customer)) AS body",
+            "concat('customer-', value % 17) AS shardingKey",
+            "array(cast(value AS string)) AS keys",
+        )
     )
 
 

@@ -57,7 +57,7 @@ def test_received_acknowledged_and_handed_out_again(proxied):
         with pytest.raises(errors.NotFound):
             consumer.ack(late)
         consumer.ack(again)
-    assert [row["msgId"] for row in stored(proxied, f"%DLQ%pop-{topic}")] == [dead.msg_id]
+    assert [row["msgId"] for row in stored(proxied, f"%DLQ%pop-{topic}", 1)] == [dead.msg_id]
 
 
 def test_what_java_compressed_is_opened_and_filters_are_the_brokers(proxied):

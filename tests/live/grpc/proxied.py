@@ -61,9 +61,14 @@ def write(mq: LocalBroker | str, *batches: pa.RecordBatch, **options: Any) -> Wr
     return TaskWriter(parsed, columns).write(iter(batches))
 
 
-def stored(mq: LocalBroker, topic: str) -> list[Row]:
-    """What the brokers have of a topic, queue by queue: read directly, over remoting."""
-    found = [
-        {**row, "properties": dict(row["properties"])} for row in read(mq, subscribe=topic, includeProperties="all")
-    ]
-    return sorted(found, key=lambda row: (row["queueId"], row["queueOffset"]))
+def stored(mq: LocalBroker, topic: str, count: int = 0) -> list[Row]:
+    """What the brokers have of a topic, queue by queue: read directly, over remoting, once there are so many."""
+    found: list[Row] = []
+
+    def there() -> bool:
+        found[:] = read(mq, subscribe=topic, includeProperties="all")
+        return len(found) >= count
+
+    eventually(there, 60)
+    plain = [{**row, "properties": dict(row["properties"])} for row in found]
+    return sorted(plain, key=lambda row: (row["queueId"], row["queueOffset"]))

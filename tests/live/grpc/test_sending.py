@@ -13,7 +13,6 @@ from rocketmq_spark.codes import RESERVED_PROPERTIES, Property
 from rocketmq_spark.model import MessageQueue, SendStatus
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored, write
 from tests.live.writes import frame, numbered
-from tests.mockbroker import eventually
 from tests.witness import java_read
 
 __all__ = ["forgotten"]
@@ -50,7 +49,7 @@ def test_automatic_batches_give_each_message_its_own_result(proxied):
         results = [
             future.result(20) for future in [sends.send_async(Message(topic, f"{n}".encode())) for n in range(200)]
         ]
-    found = {row["msgId"]: row["queueOffset"] for row in stored(proxied, topic)}
+    found = {row["msgId"]: row["queueOffset"] for row in stored(proxied, topic, 200)}
     assert found == {result.msg_id: result.queue_offset for result in results}
 
 
@@ -62,7 +61,7 @@ def test_a_hash_key_is_a_message_group_and_keeps_its_order(proxied):
             key = f"customer-{n % 7}"
             sent[key].append(sends.send(Message(topic, f"{n}".encode()), selector="hash", arg=key).msg_id)
     found = defaultdict(list)
-    for row in stored(proxied, topic):
+    for row in stored(proxied, topic, 60):
         found[row["properties"][Property.SHARDING_KEY]].append((row["queueId"], row["msgId"]))
     assert {key: [each for _, each in placed] for key, placed in found.items()} == sent
     assert all(len({queue for queue, _ in placed}) == 1 for placed in found.values())
@@ -79,8 +78,7 @@ def test_delays_come_when_they_are_due_and_can_be_recalled(proxied):
         assert sends.recall(topic, gone.recall_handle) == gone.msg_id
         with pytest.raises(errors.MessageIllegal, match=r"(?s)86400000.*maxDelayTimeMills"):
             sends.send(Message(topic, b"never"), delay=timedelta(days=2))
-        eventually(lambda: len(stored(proxied, topic)) == 2, 60)
-    found = {row["msgId"]: row["storeTimestamp"].timestamp() * 1000 for row in stored(proxied, topic)}
+        found = {row["msgId"]: row["storeTimestamp"].timestamp() * 1000 for row in stored(proxied, topic, 2)}
     assert found.keys() == {level.msg_id, soon.msg_id}
     assert found[soon.msg_id] >= born + 1900
 
@@ -118,7 +116,7 @@ def test_rows_of_the_sink_arrive(proxied):
     written = write(proxied, *rows, topic=topic, batchMaxBytes="64k")
     assert (written.rows, list(written.brokers)) == (2 * count, [proxied.proxy_grpc])
     assert written.batches > 10
-    found = stored(proxied, topic)
+    found = stored(proxied, topic, 2 * count)
     assert Counter(row["body"].decode() for row in found) == Counter(numbered(2 * count))
     assert len({row["msgId"] for row in found}) == 2 * count
     for row in found:
@@ -132,7 +130,7 @@ def test_rows_of_a_group_keep_their_order(proxied):
     keys = [f"customer-{n * n % 23}" for n in range(3000)]
     write(proxied, frame(body=numbered(3000), shardingKey=keys), topic=topic, batchMaxBytes="8k")
     found = defaultdict(list)
-    for row in stored(proxied, topic):
+    for row in stored(proxied, topic, 3000):
         found[row["properties"][Property.SHARDING_KEY]].append(row["body"].decode())
     expected = defaultdict(list)
     for body, key in zip(numbered(3000), keys, strict=True):
@@ -144,8 +142,7 @@ def test_rows_that_are_delayed_travel_alone(proxied):
     topic = new_topic(proxied, "DELAY")
     written = write(proxied, frame(body=numbered(30), delayMs=[1000] * 30), topic=topic)
     assert (written.rows, written.batches) == (30, 30)
-    eventually(lambda: len(stored(proxied, topic)) >= 30, 60)
-    assert Counter(row["body"].decode() for row in stored(proxied, topic)) == Counter(numbered(30))
+    assert Counter(row["body"].decode() for row in stored(proxied, topic, 30)) == Counter(numbered(30))
 
 
 def test_the_type_of_a_topic_is_checked_before_the_first_row(proxied):
@@ -166,7 +163,7 @@ def test_an_endpoint_that_is_away_costs_nothing(proxied, nobody):
     topic = new_topic(proxied)
     ends = f"{nobody};{proxied.proxy_grpc}"
     write(proxied, frame(body=numbered(500)), topic=topic, proxyEndpoint=ends, batchMaxBytes="1k", connectTimeout="1s")
-    assert {row["body"].decode() for row in stored(proxied, topic)} == set(numbered(500))
+    assert {row["body"].decode() for row in stored(proxied, topic, 500)} == set(numbered(500))
 
 
 def test_an_endpoint_that_is_away_for_good_is_an_error(nobody):
