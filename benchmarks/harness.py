@@ -18,6 +18,8 @@ from rich.table import Table
 _TICKS = os.sysconf("SC_CLK_TCK")
 CORES = os.cpu_count()
 SIZES = (100, 1024)
+# Whether cases run once before anything counts.
+WARM_UP = True
 
 # Section of a size to case to figures: what the report prints, the targets judge and --json writes.
 Found = dict[str, dict[str, dict[str, Any]]]
@@ -126,7 +128,7 @@ def say(text: str) -> None:
 def rounds(cases: Sequence[Case], repeats: int) -> None:
     """Run all cases in turns, so that a slow moment of the machine hits each of them; one turn before is not counted."""
     for case in cases:
-        if case.warm_up:
+        if case.warm_up and WARM_UP:
             _attempt(case)
     for turn in range(repeats):
         for case in cases:

@@ -71,8 +71,8 @@ ORDER = {
     "cli": "output command background connection broker topic orders produce reading tail lag dlq spool delay environment"
     " demo"
     " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
-    "localbroker": "java archive config loopback guard ivy distro process leftovers servers registration site members cluster"
-    " __main__",
+    "localbroker": "java archive natives config loopback guard ivy distro process leftovers servers registration site members"
+    " cluster __main__",
 }
 
 # Beyond the ranks: what a room must not know.

@@ -19,7 +19,7 @@ from rocketmq_spark.client.admin import Admin, batch_attributes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import config, distro, leftovers, loopback, servers
+from rocketmq_spark.localbroker import config, distro, leftovers, loopback, natives, servers
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.members import Make, Members
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
@@ -108,8 +108,9 @@ class LocalBroker(Closing):
             java = find_java()
             core = tuple(distro.fetch(["core"], self._quiet))
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
-            make = Make(core, (*core, *more), self._conf, self._heap_mb, self._jvm)
             cache = distro.cache_folder()
+            jvm = (*natives.flags(core, cache / "natives"), *self._jvm)
+            make = Make(core, (*core, *more), self._conf, self._heap_mb, jvm)
             with distro.writing_to(self._given_data or cache):
                 claim = leftovers.claim(cache / "run", self._given_data, self._keep)
                 site = Site(claim, java, cache / "archives", self._ports)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ PROXY = "proxy"
 _NAME_SERVER_HEAP_MB = 64
 _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
+# What libraries unpack at a start; not in the system's folder, where it would stay after a kill.
+_TEMPORARY = "tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,15 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str) -> Pr
 
 def _home(data: Path, name: str) -> Path:
     home = data / name
-    home.mkdir(exist_ok=True)
+    shutil.rmtree(home / _TEMPORARY, ignore_errors=True)
+    (home / _TEMPORARY).mkdir(parents=True)
     (home / "logback.xml").write_text(config.template("logback.xml"), encoding="utf-8")
     return home
 
 
 def _flags(home: Path) -> tuple[str, ...]:
-    return ("-Dtls.server.mode=disabled", f"-Drmq.logback.configurationFile={home / 'logback.xml'}")
+    logging, temporary = (
+        f"-Drmq.logback.configurationFile={home / 'logback.xml'}",
+        f"-Djava.io.tmpdir={home / _TEMPORARY}",
+    )
+    return ("-Dtls.server.mode=disabled", logging, temporary)

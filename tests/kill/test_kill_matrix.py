@@ -42,8 +42,9 @@ SCRIPT = """
     last = open(word).read()
 
     def start(name, topic, where):
+        few = {} if last else {"maxOffsetsPerTrigger": cap}  # nobody kills the last one: it need not be slow
         stream = spark.readStream.format("rocketmq").options(
-            nameServer=name_server, subscribe=topic, startingOffsets=where, maxOffsetsPerTrigger=cap).load()
+            nameServer=name_server, subscribe=topic, startingOffsets=where, **few).load()
         writer = stream.selectExpr("cast(body as string)").writeStream.format("text")
         writer = writer.option("checkpointLocation", f"{folder}/{name}/checkpoint")
         return (writer.trigger(availableNow=True) if last else writer).start(f"{folder}/{name}/out")

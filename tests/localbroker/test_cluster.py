@@ -43,10 +43,12 @@ def test_small(record_property: pytest.RecordProperty) -> None:
     with LocalBroker() as mq:
         memory = {name: _resident_mib(mq.pid(name)) for name in ("namesrv", "broker-a")}
         disk_mib = int(subprocess.check_output(["du", "-sm", mq.data]).split()[0])
+        unpacked = list((mq.data / "broker-a" / "tmp").iterdir())
     record_property("memory MiB", memory)
     record_property("disk MiB", disk_mib)
     assert sum(memory.values()) <= 450
     assert disk_mib < 100
+    assert unpacked == []  # RocksDB's code is found where it was unpacked once
 
 
 def test_names_addresses_and_processes(cluster: LocalBroker) -> None:

@@ -40,6 +40,7 @@ def tiny():
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
             (harness, "SIZES", (SIZE,)),
+            (harness, "WARM_UP", False),
             (codec, "ROWS", 500),
             (codec, "TIMES", 1),
             (java, "WARM_UP_S", 0.0),

@@ -23,6 +23,7 @@ from typing import Any
 import pyspark
 
 from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker.archive import Archive
 from rocketmq_spark.localbroker.java import find_java
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.java")))
@@ -178,11 +179,26 @@ def java_command(main_class: str) -> list[str]:
     """What runs one of the classes; its ``name=value`` arguments come behind it."""
     classes = compiled()
     return [
-        str(find_java().path), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
-        "-Dfile.encoding=UTF-8", f"-Duser.home={classes}",
-        "-cp", os.pathsep.join([str(classes), class_path()]),
+        *quick_java(), "-Xmx256m", "-Dfile.encoding=UTF-8", f"-Duser.home={classes}",
+        "-cp", os.pathsep.join([class_path(), str(classes)]),
         "Main", main_class,
     ]  # fmt: skip
+
+
+def quick_java() -> list[str]:
+    """A JVM that starts soon: with what brokers have parsed of the jars "core", if they have. A class path begins with these."""
+    archive = Archive(distro.cache_folder() / "archives", find_java(), distro.fetch(["core"], quiet=True))
+    parsed = archive.flags(Path()) if archive.path.exists() else []
+    return [str(find_java().path), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *parsed]
+
+
+def mqadmin(home: Path, command: str, *arguments: str) -> str:
+    """What RocketMQ's own tool printed; ``home`` is where it writes its logs."""
+    jars = os.pathsep.join(map(str, distro.fetch(["core", "tools"], quiet=True)))
+    flags = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-cp", jars]
+    call = [*quick_java(), *flags, "org.apache.rocketmq.tools.command.MQAdminStartup", command, *arguments]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout + done.stderr
 
 
 @functools.cache

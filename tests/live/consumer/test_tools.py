@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from rocketmq_spark import PullConsumer
-from rocketmq_spark.localbroker import distro
-from rocketmq_spark.localbroker.java import find_java
+from tests import witness
 from tests.live.consumer.members import Members
 from tests.mockbroker import eventually
 from tests.reading import feed
@@ -18,15 +16,7 @@ from tests.reading import feed
 
 @pytest.fixture
 def mqadmin(members: Members, tmp_path: Path):
-    def run(command: str, *arguments: str) -> str:
-        jars = ":".join(map(str, distro.fetch(["core", "tools"], quiet=True)))
-        flags = ["-XX:TieredStopAtLevel=1", f"-Duser.home={tmp_path}", f"-Drocketmq.home.dir={tmp_path}", "-cp", jars]
-        main = "org.apache.rocketmq.tools.command.MQAdminStartup"
-        call = [str(find_java().path), *flags, main, command, "-n", members.mq.name_server, *arguments]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True)
-        return done.stdout + done.stderr
-
-    return run
+    return lambda command, *arguments: witness.mqadmin(tmp_path, command, "-n", members.mq.name_server, *arguments)
 
 
 def test_consumer_status_shows_the_member_and_its_queues(members: Members, mqadmin) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,7 @@ from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.errors import CallTimeout, NotSupported, OffsetError, OptionError, RocketMQError
-from rocketmq_spark.localbroker import LocalBroker, distro
-from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.source.listener import GroupOffsetListener
 from rocketmq_spark.wire import bodies as wire_bodies
@@ -26,6 +24,7 @@ from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.subscription import Subscription
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, canonical, feed, read
+from tests.witness import mqadmin
 
 
 @pytest.fixture
@@ -143,14 +142,10 @@ def test_flink_19_rocketmq_s_own_tool_shows_the_progress(rocketmq, topic, group,
 
 def consumer_progress(mq: LocalBroker, group: str, home: Path) -> list[list[str]]:
     """The rows of the tool's table."""
-    jars = ":".join(map(str, distro.fetch(["core", "tools"], quiet=True)))
-    flags = ["-XX:TieredStopAtLevel=1", f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-cp", jars]
-    main = "org.apache.rocketmq.tools.command.MQAdminStartup"
-    call = [str(find_java().path), *flags, main, "consumerProgress", "-n", mq.name_server, "-g", group]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True)
-    lines = itertools.dropwhile(lambda line: not line.startswith("#Topic"), done.stdout.splitlines())
+    printed = mqadmin(home, "consumerProgress", "-n", mq.name_server, "-g", group)
+    lines = itertools.dropwhile(lambda line: not line.startswith("#Topic"), printed.splitlines())
     rows = [line.split() for line in itertools.islice(lines, 1, None)]
-    assert rows, done.stdout + done.stderr
+    assert rows, printed
     return list(itertools.takewhile(lambda row: len(row) >= 8, rows))
 
 

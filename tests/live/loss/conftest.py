@@ -1,9 +1,9 @@
-"""A broker that deletes old messages. Its first deletion comes a minute after its start, so it starts before all tests."""
+"""A broker that deletes old messages. Its first deletion comes a minute after its start, so it starts before it is needed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -23,7 +23,33 @@ RETENTION = {
 }
 
 
-_starting: list[Future[LocalBroker]] = []
+# How many tests before the first one that needs the broker it starts. An idle broker costs a twentieth of a core.
+AHEAD = 80
+
+
+class Forgetful:
+    """The broker, from some tests before the first one that wants it until the last one is over."""
+
+    def __init__(self, items: Sequence[pytest.Item]) -> None:
+        self._places = {item.nodeid: place for place, item in enumerate(items)}
+        wanted = [place for place, item in enumerate(items) if "forgetful" in getattr(item, "fixturenames", ())]
+        self._begin, self._end = min(wanted) - AHEAD, max(wanted)
+        self._starting: Future[LocalBroker] | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self._starting is None and self._begin <= self._places[item.nodeid] <= self._end:
+            self._starting = ThreadPoolExecutor(1).submit(_start)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+        yield
+        if self._starting is not None and (nextitem is None or self._places[nextitem.nodeid] > self._end):
+            self.running().close()
+
+    def running(self) -> LocalBroker:
+        assert self._starting is not None
+        return self._starting.result()
 
 
 def _start() -> LocalBroker:
@@ -34,19 +60,16 @@ def _start() -> LocalBroker:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin the minute now, while other tests run."""
-    wanted = any("forgetful" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and not session.config.getoption("collectonly"):
-        _starting.append(ThreadPoolExecutor(1).submit(_start))
+    """The minute passes while other tests run."""
+    if any("forgetful" in getattr(item, "fixturenames", ()) for item in session.items):
+        session.config.pluginmanager.register(Forgetful(session.items), "forgetful")
 
 
-@pytest.fixture(scope="session")
-def forgetful() -> Iterator[LocalBroker]:
-    mq = _starting[0].result()  # running already, so not entered again
-    try:
-        yield mq
-    finally:
-        mq.close()
+@pytest.fixture
+def forgetful(pytestconfig: pytest.Config) -> LocalBroker:
+    plugin = pytestconfig.pluginmanager.get_plugin("forgetful")
+    assert plugin is not None
+    return plugin.running()  # not to be entered: it runs already
 
 
 @pytest.fixture
