@@ -14,6 +14,7 @@ from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.options import Options
 from rocketmq_spark.session import Producer
 from rocketmq_spark.sink import checks
 from rocketmq_spark.sink.report import Written
@@ -39,12 +40,18 @@ def new_topic(mq: LocalBroker, kind: str = "NORMAL", queues: int = 4) -> str:
 
 def known(mq: LocalBroker, topic: str) -> frozenset[str]:
     """The types that a topic takes; the Proxy keeps for a while that there is none."""
-    parsed = options_table.parse({"transport": "grpc", "proxyEndpoint": mq.proxy_grpc}).for_role("sink")
+    given = parsed(mq)
     try:
-        session.sender(parsed).publish_queues(topic, Deadline.after(3), refresh=True)
-        return session.message_types(parsed, topic, Deadline.after(3)) or frozenset()
+        session.sender(given).publish_queues(topic, Deadline.after(3), refresh=True)
+        return session.message_types(given, topic, Deadline.after(3)) or frozenset()
     except RocketMQError:
         return frozenset()
+
+
+def parsed(mq: LocalBroker | str, **options: Any) -> Options:
+    """Those of a sink; ``mq`` may be an address."""
+    endpoint = mq if isinstance(mq, str) else mq.proxy_grpc
+    return options_table.parse({"transport": "grpc", "proxyEndpoint": endpoint, **options}).for_role("sink")
 
 
 def producer(mq: LocalBroker, **options: Any) -> Producer:
@@ -54,11 +61,10 @@ def producer(mq: LocalBroker, **options: Any) -> Producer:
 
 def write(mq: LocalBroker | str, *batches: pa.RecordBatch, **options: Any) -> Written:
     """As Spark does it: checked on the driver, then sent by a task."""
-    given = {"transport": "grpc", "proxyEndpoint": mq if isinstance(mq, str) else mq.proxy_grpc, **options}
-    parsed = options_table.parse(given).for_role("sink")
-    columns = checks.check(parsed, from_arrow_schema(batches[0].schema))
-    checks.check_brokers(parsed, columns)
-    return TaskWriter(parsed, columns).write(iter(batches))
+    given = parsed(mq, **options)
+    columns = checks.check(given, from_arrow_schema(batches[0].schema))
+    checks.check_brokers(given, columns)
+    return TaskWriter(given, columns).write(iter(batches))
 
 
 def stored(mq: LocalBroker, topic: str, count: int = 0) -> list[Row]:
