@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.metrics import MetricsListener
     from rocketmq_spark.model import Message, MessageQueue
     from rocketmq_spark.registration import register
-    from rocketmq_spark.session import Consumer, Producer, PullConsumer
+    from rocketmq_spark.session import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.source.listener import GroupOffsetListener
     from rocketmq_spark.source.progress import progress
@@ -35,6 +35,7 @@ _HOMES = {
     "Producer": "session",
     "PullConsumer": "session",
     "RocketMQError": "errors",
+    "SimpleConsumer": "session",
     "explain": "explained",
     "foreach_batch_writer": "sink.foreach",
     "low_latency_conf": "tuning",
@@ -53,6 +54,7 @@ __all__ = [
     "Producer",
     "PullConsumer",
     "RocketMQError",
+    "SimpleConsumer",
     "explain",
     "foreach_batch_writer",
     "low_latency_conf",

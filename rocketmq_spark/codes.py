@@ -219,6 +219,14 @@ DELAY_LEVELS = (
 FIRST_RETRY_LEVEL = 3  # of a message that failed for the first time; each time it comes again adds one
 
 
+class TopicType:
+    """Values of a topic's attribute ``message.type``: what a Proxy takes for it."""
+
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+
+
 class Property:
     """Names of message properties as they are stored."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rocketmq_spark import kafka_names
+from rocketmq_spark import kafka_names, transport
 from rocketmq_spark import parsing as p
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
@@ -23,7 +23,7 @@ from rocketmq_spark.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 SOURCE_ROLES = ("batch source", "stream source")
-ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer")
+ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer")
 DEFAULT_GROUP = "rocketmq_spark"
 ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
 # Where the value of a field comes from when it is not given.
@@ -92,11 +92,8 @@ _WRITE = ("sink", "producer")
 _POLL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
-_QUEUES = (
-    *_CONSUME,
-    *_SOURCE,
-    *_WRITE,
-)  # everybody too, but what is told about queues is no connection: those are ``_ALL``
+# Everybody too, but what is told about queues is no connection: those are ``_ALL``.
+_QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +107,11 @@ class Options:
         (),
         _ALL,
         "`host:port`, several separated by `;` or `,`; the next one is tried when one fails",
-        shown="required",
+        shown="required, but with `transport=grpc`",
         aliases=("namesrvAddr",),
+    )
+    proxy_endpoint: tuple[str, ...] = _row(
+        p.addresses, (), _ALL, "`host:port` of a Proxy's gRPC port, several with `;`; for `transport=grpc`"
     )
     address_map: dict[str, str] = _row(
         p.address_map, {}, _ALL, 'JSON `{"advertised:port": "reachable:port"}` for NAT and containers'
@@ -139,12 +139,16 @@ class Options:
     tls_check_hostname: bool = _row(
         p.boolean, True, _ALL, "certificates must name the host or address that was dialled", shown="true"
     )
+    tls_server_name: str | None = _row(
+        p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it is not the host's"
+    )
     namespace: str | None = _row(p.string, None, _ALL, "prefixed to topics and groups as the Java client does")
     transport: str = _row(
-        p.choice("remoting"),
+        p.choice("remoting", "grpc"),
         "remoting",
         _ALL,
-        "brokers directly, or through the Remoting port of a Proxy in cluster mode given as `nameServer`",
+        "`remoting`: brokers directly, or through the Remoting port of a Proxy in cluster mode given as `nameServer`; `grpc`: "
+        "the Proxy at `proxyEndpoint`, for all that sends and for POP consumers, not for sources (docs/grpc.md)",
         shown="remoting",
     )
     connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one connection", shown="3s")
@@ -345,7 +349,7 @@ class Options:
     group: str = _row(
         p.string,
         DEFAULT_GROUP,
-        (*_SOURCE, "producer", *_CONSUME),
+        (*_SOURCE, "producer", *_CONSUME, "simple consumer"),
         "consumer group that pulls name; when given, finished positions are committed as its offsets. "
         "Of a `Producer` its producer group, of consumers their group: they need one",
         shown=f"`{DEFAULT_GROUP}`",
@@ -362,7 +366,7 @@ class Options:
     )
     pull_batch_size: int = _row(
         p.integer(1, 100_000),
-        ByRole({"batch source": 1024, "stream source": 1024, "consumer": 32, "pull consumer": 32}),
+        ByRole({**dict.fromkeys(SOURCE_ROLES, 1024), "consumer": 32, "pull consumer": 32}),
         (*_SOURCE, *_CONSUME),
         "most messages asked for per pull; the broker decides what it sends. At most 1024 of consumers",
         shown="source `1024`, consumers `32`",
@@ -631,14 +635,18 @@ class Options:
             for row in TABLE
             if row.field in self.given and role not in row.roles
         ]
-        if not self.name_server:
-            problems.insert(0, "option 'nameServer' is required: give host:port of a RocketMQ name server")
+        problems[:0] = transport.problems(self, role)
         if problems:
             raise OptionError.of(problems)
         defaults = {row.field: row.default_for(role) for row in TABLE if row.field not in self.given}
         if self.environment is not None:
             logger.info("%s: %s", role, self.in_environment)
         return dataclasses.replace(self, **defaults)
+
+    @property
+    def cluster(self) -> tuple[str, ...]:
+        """The servers by which a cluster is known: as a key of what is remembered of it."""
+        return self.proxy_endpoint if self.transport == transport.GRPC else self.name_server
 
     @property
     def in_environment(self) -> str:

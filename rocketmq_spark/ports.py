@@ -27,6 +27,7 @@ from rocketmq_spark.model import (
     SpoolMetrics,
     TopicRoute,
 )
+from rocketmq_spark.popped import GroupPolicy, PoppedMessage
 
 
 class Sender(Protocol):
@@ -317,3 +318,43 @@ class GroupMember(Protocol):
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
         """Give them back; failures of single brokers are logged."""
+
+
+class PopMember(Protocol):
+    """Verbs of one consumer that is handed out messages, each for a while, and has no queues (POP).
+
+    A message that is not acknowledged in its time is handed out again, to whoever of the group asks.
+    """
+
+    @property
+    def client_id(self) -> str:
+        """How the Proxy knows this consumer."""
+
+    def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
+        """Tell what the group wants of which topics, now and whenever a connection is made anew; the first call joins the group.
+
+        Waits until a Proxy knows; raises ``RocketMQError`` when none does in time.
+        """
+
+    def policy(self) -> GroupPolicy:
+        """What the Proxy said of the group."""
+
+    def places(self, topic: str, deadline: Deadline) -> int:
+        """From how many brokers the topic's messages come. Raises ``RouteNotFound``."""
+
+    def receive(
+        self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+    ) -> Sequence[PoppedMessage]:
+        """At most ``count`` messages of one place of the topic, taken in turn; none where ``wait_s`` seconds brought none."""
+
+    def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
+        """It is done. Raises ``NotFound`` when it is not this consumer's any more, since its time is over."""
+
+    def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
+        """It is handed out again so many seconds from now, unless it is acknowledged; its ``receipt`` becomes another one."""
+
+    def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
+        """It goes to the group's dead-letter topic, and is done."""
+
+    def close(self, deadline: Deadline) -> None:
+        """Leave the group."""

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark import process
+from rocketmq_spark import process, proxied, transport
+from rocketmq_spark.access import credentials, scope
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.committer import RemotingCommitter
-from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.long_polls import wanted_of
@@ -30,7 +30,7 @@ from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import consumer as group_consumer
-from rocketmq_spark.consumer import pull_consumer
+from rocketmq_spark.consumer import pull_consumer, simple_consumer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.assigned import Part
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
@@ -39,18 +39,24 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options
-from rocketmq_spark.ports import GroupMember, OffsetCommitter, OffsetReader, PullSource, RouteReader, Sender, Spool
+from rocketmq_spark.ports import (
+    GroupMember,
+    OffsetCommitter,
+    OffsetReader,
+    PopMember,
+    PullSource,
+    RouteReader,
+    Sender,
+    Spool,
+)
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.queues.environment import suffix_of
-from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
 from rocketmq_spark.spool.settings import SpoolSettings
 from rocketmq_spark.timer import Timer
-from rocketmq_spark.wire.names import Scope
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.puller import Puller
@@ -103,7 +109,7 @@ def _connection_key(options: Options) -> object:
 def _wire(options: Options) -> Client:
     groups = Groups()
     pool = Pool(_dialling(options), groups.asked)
-    calls = Calls(pool, options.request_timeout, _credentials(options), scope(options))
+    calls = Calls(pool, options.request_timeout, credentials(options), scope(options))
     routes = Routes(NameServers(calls, options.name_server))
     instance = Instance(groups, calls, routes)
     questions, admin = Questions(calls, routes), Admin(options.name_server, calls)
@@ -125,13 +131,13 @@ def _wire(options: Options) -> Client:
     )
 
 
-def scope(options: Options) -> Scope:
-    """How names stand on the wire: what lies outside a namespace, or an environment with topics of its own, is not seen."""
-    return Scope(options.namespace or "", suffix_of(options))
-
-
 def sender(options: Options) -> Sender:
-    return client(options).sender
+    return proxied.sender(options) if options.transport == transport.GRPC else client(options).sender
+
+
+def message_types(options: Options, topic: str, deadline: Deadline) -> frozenset[str] | None:
+    """Which types of messages a topic takes; None where nobody checks, which is so at brokers."""
+    return proxied.sender(options).message_types(topic, deadline) if options.transport == transport.GRPC else None
 
 
 def routes(options: Options) -> RouteReader:
@@ -150,22 +156,12 @@ def member(options: Options) -> GroupMember:
     return client(options).member
 
 
+def pop_member(options: Options, push: bool = False) -> PopMember:
+    return proxied.pop_member(options, push)
+
+
 def pulls(options: Options) -> PullSource:
     return client(options).pulls
-
-
-def _credentials(options: Options) -> Credentials | RotatingCredentials | None:
-    """Keys from the options, or from a file or function that is asked again now and then."""
-    if options.credentials_provider is not None:
-        provider = resolve(options.credentials_provider, "credentialsProvider")
-        return RotatingCredentials(lambda: from_provider(provider()))
-    if options.credentials_file is not None:
-        path = Path(options.credentials_file).expanduser()
-        return RotatingCredentials(lambda: from_file(path))
-    if options.access_key is None or options.secret_key is None:
-        return None
-    token = options.security_token
-    return Credentials(options.access_key, options.secret_key.reveal(), token.reveal() if token else None)
 
 
 def _dialling(options: Options) -> Dialling:
@@ -258,7 +254,8 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
         return _store(path, options, told)
 
     with process.lock():
-        key = (told.folder, told.sync, told.max_bytes, _owner(options), options.environments, _connection_key(options))
+        connection = options.transport, options.proxy_endpoint, _connection_key(options)
+        key = (told.folder, told.sync, told.max_bytes, _owner(options), options.environments, connection)
         spools: dict[object, SendSpool] = process.kept(_SPOOLS)
         if key not in spools:
             spools[key] = resending(folders.claim(told.folder, make), sender(options), settings)
@@ -320,6 +317,24 @@ class PullConsumer(pull_consumer.PullConsumer):
         super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
 
 
+class SimpleConsumer(simple_consumer.SimpleConsumer):
+    """Receives and acknowledges: ``SimpleConsumer(proxy_endpoint="host:port", group="g", **options)``; see docs/grpc.md.
+
+    Option names in snake_case or camelCase. ``transport`` is ``grpc``.
+    """
+
+    def __init__(self, **options: object) -> None:
+        given = options if "transport" in options else {**options, "transport": transport.GRPC}
+        parsed = options_table.parse(given).for_role("simple consumer")
+        if parsed.transport != transport.GRPC:
+            raise OptionError(
+                "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it speaks with a Proxy"
+            )
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
+
+
 def _arrow(parts: Sequence[Part]) -> Any:
     from rocketmq_spark.decode.polled import batch_of  # here, for who polls messages needs no Arrow
 
@@ -354,6 +369,7 @@ def close_all() -> None:
     kept = process.forget()
     for spool in kept.get(_SPOOLS, {}).values():
         spool.close(Deadline.after(0))
+    proxied.close(kept)
     gone: dict[object, Client] = kept.get(_CLIENTS, {})
     for client in gone.values():
         client.instance.close()

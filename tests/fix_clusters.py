@@ -27,7 +27,7 @@ from tests.fix_proxy import FaultyProxy
 from tests.reading import feed
 
 # By the names of their fixtures, in the order in which their tests run.
-SHARED = ("secured", "encrypted", "elsewhere", "slaved", "two_brokers")
+SHARED = ("secured", "encrypted", "elsewhere", "slaved", "two_brokers", "proxied")
 _running: dict[str, tuple[pytest.FixtureDef[Any], pytest.FixtureRequest]] = {}
 
 
@@ -96,6 +96,13 @@ def secured() -> Iterator[Secured]:
         admin = session.client(parsed).admin
         admin.create_group(DEFAULT_GROUP)
         yield Secured(mq, admin)
+
+
+@pytest.fixture(scope="session")
+def proxied() -> Iterator[LocalBroker]:
+    """A broker and a Proxy; not to be broken."""
+    with LocalBroker(proxy=True, quiet=True) as mq:
+        yield mq
 
 
 @pytest.fixture(scope="session")

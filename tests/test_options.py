@@ -16,6 +16,8 @@ from rocketmq_spark.options import ROLES, TABLE, Options
 QUEUE = MessageQueue("orders", "broker-a", 0)
 BY_QUEUE = '{"orders":{"broker-a":{"0":17}}}'
 
+OF_GRPC = ("proxy_endpoint", "tls_server_name", "transport")
+
 # field: text, value, bad text, part of what the error says was expected
 SAMPLES = {
     "name_server": ("a:9876;b:9876", ("a:9876", "b:9876"), "a", "host:port"),
@@ -32,7 +34,9 @@ SAMPLES = {
     "tls_key_password": ("shh", "shh", None, ""),
     "tls_check_hostname": ("false", False, "0", "true or false"),
     "namespace": ("ns", "ns", "", "not empty"),
-    "transport": ("Remoting", "remoting", "grpc", "remoting"),
+    "proxy_endpoint": ("a:8081;b:8081", ("a:8081", "b:8081"), "a", "host:port"),
+    "tls_server_name": ("proxy.example", "proxy.example", "", "not empty"),
+    "transport": ("gRPC", "grpc", "http", "one of remoting, grpc"),
     "connect_timeout": ("500ms", 0.5, "0", "above zero"),
     "request_timeout": ("2s", 2.0, "fast", "a duration"),
     "num_retries": ("0", 0, "-1", "at least 0"),
@@ -160,8 +164,11 @@ class TestRow:
         assert refusal(**{misspelt: "1"}).startswith(f"option {misspelt!r} is unknown; did you mean ")
 
     def test_it_is_refused_where_it_does_not_belong(self, row):
-        parsed = options.parse({**SERVER, row.name: SAMPLES[row.field][0]})
-        for role in ROLES:
+        through = {"transport": "grpc", "proxyEndpoint": "p:8081"} if row.field in OF_GRPC else {}
+        parsed = options.parse({**SERVER, **through, row.name: SAMPLES[row.field][0]})
+        for role in (
+            ROLES if row.field not in OF_GRPC else ("sink", "producer", "simple consumer")
+        ):  # tests/test_transport.py
             if role in row.roles:
                 assert getattr(parsed.for_role(role), row.field) == SAMPLES[row.field][1]
             else:

@@ -22,6 +22,8 @@ from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Perm
 from rocketmq_spark.errors import GroupNotFound, RocketMQError
+from rocketmq_spark.grpc_proxy.member import ProxyMember
+from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.model import (
     BrokerData,
     Message,
@@ -105,6 +107,13 @@ def test_the_remoting_client_has_each_verb_with_the_same_arguments(port: type) -
             assert isinstance(given, property)
         else:
             assert arguments(asked) == arguments(given), name
+
+
+@pytest.mark.parametrize(("port", "kind"), [(ports.Sender, ProxySender), (ports.PopMember, ProxyMember)])
+def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type, kind: type) -> None:
+    assert isinstance(vars(kind)["client_id"], property)
+    for name in verbs(port) - {"client_id"}:
+        assert arguments(getattr(port, name)) == arguments(getattr(kind, name)), name
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.command import Group, Sending
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import document, line
@@ -79,7 +79,7 @@ def show(
     output.note(f"{count} dead letters of group {group}")
 
 
-@dlq.command()
+@dlq.command(cls=Sending)
 @click.argument("group")
 @_chosen
 @click.option("--send", "really", is_flag=True, help="Do send. Without it only what would be sent is said.")
@@ -124,7 +124,7 @@ def resend(
 
 def _letters(output: Output, target: Target, group: str, wanted: Wanted) -> Iterator[ReceivedMessage]:
     """With the topics that they came from, in the user's names."""
-    from rocketmq_spark import session
+    from rocketmq_spark import access
     from rocketmq_spark.cli import reading
     from rocketmq_spark.codes import Property
     from rocketmq_spark.errors import RouteNotFound
@@ -135,7 +135,7 @@ def _letters(output: Output, target: Target, group: str, wanted: Wanted) -> Iter
         output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     options = target.options()
-    environment, scope = environment_of(options), session.scope(options)
+    environment, scope = environment_of(options), access.scope(options)
     topic = dlq_topic(environment.group(group) if environment is not None else group)
     reader = reading.TopicReader(options, topic, lost)
     try:

@@ -20,6 +20,7 @@ from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, Batch, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.transport import CHOOSES, SELECTORS
 from rocketmq_spark.wire.compression import compress
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
@@ -64,12 +65,16 @@ class Prepared:
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
     check_topic(message.topic)
+    if settings.proxied and how.queue is not None:
+        raise MessageRefused(f"the message is to go to {how.queue}, but {CHOOSES}", topic=message.topic)
     body: object = message.body
     if isinstance(body, memoryview):  # of items of any size, and perhaps with gaps
         message = dataclasses.replace(message, body=body.tobytes())
     check_body(message, settings)
     delay = _timing_property(how)
     system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
+    if settings.proxied and how.selector is not None:
+        system |= _message_group(message.topic, how)
     try:
         properties = encode_properties(message_properties(message, **system), _SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
@@ -104,6 +109,17 @@ def check_body(message: Message, settings: ProducerSettings) -> None:
 def check_queue(topic: str, queue: MessageQueue) -> None:
     if queue.topic != topic:
         raise MessageRefused(f"message's topic not equal mq's topic: {topic!r} and {queue}", topic=topic)
+
+
+def _message_group(topic: str, how: How) -> dict[str, str]:
+    """Over gRPC order is that of a message group; the Proxy chooses a queue for each."""
+    name = how.selector.lower() if isinstance(how.selector, str) else ""
+    if name not in (each.lower() for each in SELECTORS):
+        raise MessageRefused(
+            f"selector {how.selector!r} chooses a queue, but {CHOOSES}; expected one of {', '.join(SELECTORS)}",
+            topic=topic,
+        )
+    return {Property.SHARDING_KEY: str(how.arg)} if name == "hash" else {}
 
 
 def _timing_property(how: How) -> dict[str, str]:

@@ -227,7 +227,8 @@ class Producer(Closing):
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
         ids = _ids.take(len(messages) + 1, now_ms)
         prepared = [
-            encoding.prepare(message, msg_id, self.settings) for message, msg_id in zip(messages, ids, strict=False)
+            encoding.prepare(message, msg_id, self.settings, How(queue))
+            for message, msg_id in zip(messages, ids, strict=False)
         ]
         request = encoding.explicit_batch(prepared, ids[-1], self.settings, now_ms)
         topic = prepared[0].message.topic

@@ -26,6 +26,8 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
 def split(result: SendResult, count: int) -> list[SendResult]:
     """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
 
+    A Proxy tells no offset ids, and of no queue.
+
     Raises ``SendFailed`` when the ids do not fit: the batch is stored, but which message is where is unknown.
     """
     if _SEPARATOR not in result.msg_id:
@@ -33,7 +35,8 @@ def split(result: SendResult, count: int) -> list[SendResult]:
     ids = result.msg_id.split(_SEPARATOR)
     if result.status is SendStatus.SPOOLED:
         return [dataclasses.replace(result, msg_id=msg_id) for msg_id in ids]
-    offset_ids = (result.offset_msg_id or "").split(_SEPARATOR)
+    proxied = result.queue is not None and result.queue.queue_id < 0
+    offset_ids = [None] * len(ids) if proxied else (result.offset_msg_id or "").split(_SEPARATOR)
     if len(ids) != count or len(offset_ids) != count:
         raise SendFailed(
             f"sendResult is illegal: {len(ids)} ids and {len(offset_ids)} offset ids for {count} messages; the batch "

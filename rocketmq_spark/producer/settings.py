@@ -11,6 +11,7 @@ from rocketmq_spark.producer.accumulator import BatchLimits
 from rocketmq_spark.producer.attempts import RETRY_CODES, RetryPolicy
 from rocketmq_spark.producer.faults import CURRENT, FaultTables, tables
 from rocketmq_spark.queues.environment import Environment, environment_of
+from rocketmq_spark.transport import GRPC
 from rocketmq_spark.wire.names import group_problem
 
 COMPRESSIONS = {"none": None, "zlib": codes.SysFlag.ZLIB, "lz4": codes.SysFlag.LZ4, "zstd": codes.SysFlag.ZSTD}
@@ -26,7 +27,8 @@ class ProducerSettings:
     ``route_refresh_s`` 0 mean never: for producers that live shorter than that. What waits behind a failed batch of its
     queue fails with it; ``queues_stay_shut`` refuses what comes later, too. ``max_in_flight`` is how many requests may be
     at brokers at once; None bounds them per broker instead, by ``max_in_flight_per_broker`` or adaptively. What has no
-    outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``.
+    outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``. ``proxied`` is over gRPC,
+    where a Proxy chooses queues and types are checked: it makes no topics, and the key of a hash names a message group.
     """
 
     group: str
@@ -51,6 +53,7 @@ class ProducerSettings:
     batch_max_delay_ms: int | None = None
     total_batch_max_bytes: int | None = None
     environment: Environment | None = None
+    proxied: bool = False
     long_delay: str = "error"
     max_in_flight: int | None = 1024
     max_in_flight_per_broker: int | None = None
@@ -63,13 +66,16 @@ class ProducerSettings:
     @classmethod
     def of(cls, options: Options) -> ProducerSettings:
         """Those of a producer with these options."""
+        proxied = options.transport == GRPC
         return cls(
             group=options.group,
             send_timeout_s=options.send_timeout,
             store_must_be_ok=options.require_store_ok == "ok",
             max_message_size=options.max_message_size,
             compress_above=options.compress_above,
-            compression=options.compression,
+            compression="none" if proxied else options.compression,
+            auto_create_topics=not proxied,
+            proxied=proxied,
             send_latency_fault=bool(options.send_latency_fault),
             fault_tables=tables(
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from pyspark.sql.types import StructType
 
-from rocketmq_spark import process, session
+from rocketmq_spark import process, session, transport
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.options import Options
@@ -153,9 +153,24 @@ def check_timers(
         raise OptionError(refused.message, topic=topic, remedy=refused.remedy)
 
 
+def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
+    """That the topic takes messages such as the columns make, where a Proxy checks that."""
+    taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
+    if not taken:
+        return
+    wanted = transport.message_type(any(name in names for name in columns.DELAYS), "shardingkey" in names)
+    if wanted not in taken:
+        raise OptionError(
+            f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(taken))}; the columns of the "
+            f"DataFrame make {wanted} ones",
+            topic=topic,
+            remedy=f"Make a topic with attribute message.type={wanted}: shardingKey makes FIFO, delays make DELAY messages",
+        )
+
+
 def timers(sender: Sender, options: Options) -> Timers:
     """What this process knows of brokers' timers: tasks are short, and each would ask anew."""
-    return Timers(sender, process.once(_ASKED, options.name_server, dict))
+    return Timers(sender, process.once(_ASKED, options.cluster, dict))
 
 
 def check_brokers(options: Options, names: Mapping[str, str], once: bool = False) -> None:
@@ -166,7 +181,7 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
     """
     if options.topic is None:
         return
-    key = (options.name_server, options.topic, repr(sorted(names)))
+    key = (options.cluster, options.topic, repr(sorted(names)))
     checked = process.kept(_CHECKED)
     if once and key in checked:
         return
@@ -177,6 +192,7 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
         else:
             check_topic(sender, options.topic, options)
         check_timers(sender, options.topic, options, names)
+        check_types(options, options.topic, names)
     except RocketMQError as e:
         waits = once or (options.on_send_failure == "spool" and passing(e, sender))
         if not waits or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _known(sender)):

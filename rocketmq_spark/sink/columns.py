@@ -55,6 +55,7 @@ _SIMPLE: dict[str, tuple[type[DataType], ...]] = {
     MESSAGE_ID: (*_TEXT, *_LONG),
 }
 TIMERS = ("delayms", "deliverat")
+DELAYS = ("delaylevel", *TIMERS)
 
 
 def _fits(name: str, kind: DataType) -> bool:

@@ -19,6 +19,7 @@ from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.queues.selection import in_rooms
 from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows, RowSelector
+from rocketmq_spark.transport import GRPC
 
 Queues = Sequence[MessageQueue]
 Candidates = Callable[[Queues], Queues]
@@ -45,7 +46,12 @@ class Plan(NamedTuple):
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
-    """The selector in force: the one given, or the column's when there is a column ``queueId``."""
+    """The selector in force: the one given, or the column's when there is a column ``queueId``.
+
+    Over gRPC a sharding key makes a message group, whose order is kept by what goes one after the other.
+    """
+    if options.transport == GRPC and "shardingkey" in columns:
+        return "hash"
     if "queue_selector" not in options.given and "queueid" in columns:
         return "column"
     chosen: str | Callable[..., object] = options.queue_selector

@@ -49,7 +49,7 @@ def _faults(options: Options) -> FaultTable:
     """What this process knows of slow and failing brokers: tasks are short, and each would have to find out anew."""
     settings = checks.settings(options)
     how = settings.fault_tables, settings.send_latency_fault
-    return process.once("fault tables", (options.name_server, *how), lambda: FaultTable(*how))
+    return process.once("fault tables", (options.cluster, *how), lambda: FaultTable(*how))
 
 
 class TaskWriter:

@@ -203,3 +203,15 @@ def tapped(rocketmq: LocalBroker, make_topic, make_tap):
 def test_pull_batch_size__is_the_most_a_pull_asks_for(tapped):
     assert max(tapped(pullBatchSize=5)) == 5
     assert max(tapped()) >= 32
+
+
+def test_proxy_endpoint__cannot_be_read_from(rocketmq, topic):
+    with pytest.raises(OptionError, match=r"reads ranges of offsets.*UNIMPLEMENTED.*Remoting port as nameServer"):
+        read(rocketmq, subscribe=topic, transport="grpc", proxyEndpoint="127.0.0.1:8081")
+    with pytest.raises(OptionError, match="'proxyEndpoint' means nothing"):
+        read(rocketmq, subscribe=topic, proxyEndpoint="127.0.0.1:8081")
+
+
+def test_tls_server_name__means_nothing_to_who_reads(rocketmq, topic):
+    with pytest.raises(OptionError, match=r"'tlsServerName' means nothing.*tlsCheckHostname"):
+        read(rocketmq, subscribe=topic, tlsServerName="broker.example")

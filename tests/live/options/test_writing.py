@@ -6,8 +6,10 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -15,8 +17,11 @@ from rocketmq_spark import Message, Producer
 from rocketmq_spark.codes import Request
 from rocketmq_spark.datasource import RocketMQDataSource
 from rocketmq_spark.errors import AccessDenied, OptionError, RocketMQError
+from rocketmq_spark.grpc_proxy.facts import MessageType
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import ADMIN, Certificates, Secured, Tap
+from tests.grpc_proxy.scripted import acknowledge, route, serving
+from tests.live.grpc.proxied import new_topic
 from tests.live.options.test_security import mutual
 from tests.live.writes import frame
 from tests.mockbroker import eventually
@@ -274,3 +279,32 @@ def test_retry_interval__is_the_first_pause_and_doubles(rocketmq, make_tap):
     started = time.monotonic()
     asked_for(rocketmq, make_tap(rocketmq.name_server), numRetries=2, retryInterval="800ms")
     assert time.monotonic() - started >= 0.4 + 0.8  # with jitter: each from the upper half
+
+
+def over_grpc(mq: LocalBroker) -> dict[str, str]:
+    return {"transport": "grpc", "proxyEndpoint": mq.proxy_grpc}
+
+
+def test_proxy_endpoint__is_where_messages_over_grpc_go(proxied, nobody, write):
+    topic = new_topic(proxied)
+    assert there(proxied, topic, write(nobody, topic, **over_grpc(proxied)))
+    with pytest.raises(RocketMQError, match=nobody):
+        write(proxied, topic, transport="grpc", proxyEndpoint=nobody, sendTimeout="1s", numRetries=0)
+
+
+def test_tls_server_name__is_what_the_certificate_bears(certs, write):
+    """A certificate for another name than the host; a server of the tests, for a local Proxy speaks plain text only."""
+    pair = Path(certs.key("elsewhere")).read_bytes(), Path(certs.cert("elsewhere")).read_bytes()
+    taken: list[str] = []
+
+    def take(request: Any, context: Any) -> Any:
+        taken.extend(message.body.decode() for message in request.messages)
+        return acknowledge(request, context)
+
+    answers = {"QueryRoute": route(MessageType.NORMAL), "SendMessage": take}
+    with serving(answers, grpc.ssl_server_credentials([pair])) as address:
+        given = {"transport": "grpc", "proxyEndpoint": address, "tls": True, "tlsCaFile": certs.ca}
+        with pytest.raises(RocketMQError, match="tlsServerName"):
+            write("127.0.0.1:1", "t", **given, sendTimeout="5s")
+        assert not taken
+        assert Counter(write("127.0.0.1:1", "t", **given, tlsServerName="broker.example")) == Counter(taken)

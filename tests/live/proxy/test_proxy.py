@@ -20,12 +20,6 @@ from tests.mockbroker import eventually
 from tests.reading import Run, bodies, data_source, feed, names, post, read
 
 
-@pytest.fixture(scope="module")
-def proxied() -> Iterator[LocalBroker]:
-    with LocalBroker(proxy=True, quiet=True) as mq:
-        yield mq
-
-
 @pytest.fixture
 def topic(proxied: LocalBroker) -> str:
     (name,) = names(1, "through")

@@ -1,0 +1,120 @@
+"""What the Proxy's status codes and those of gRPC mean: the errors that they become. Pure.
+
+Classes are those of ``errors``, so that whoever sends judges both transports alike. The numbers are the Proxy's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketmq_spark.codes import Response
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerBusy,
+    BrokerError,
+    CallTimeout,
+    CertificateRefused,
+    ConnectionLost,
+    GroupNotFound,
+    InvalidParameter,
+    LocalProtocolError,
+    MessageIllegal,
+    NotFound,
+    NotSupported,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+    ServerFault,
+    ServiceNotAvailable,
+)
+from rocketmq_spark.grpc_proxy.facts import Code
+from rocketmq_spark.model import SendStatus
+
+REMOTING_PORT = "Use the Proxy's Remoting port: transport=remoting, with it as nameServer"
+_CLASSES: dict[int, type[BrokerError]] = {
+    Code.UNAUTHORIZED: AccessDenied,
+    Code.FORBIDDEN: AccessDenied,
+    Code.MESSAGE_NOT_FOUND: NotFound,
+    Code.CONSUMER_GROUP_NOT_FOUND: GroupNotFound,
+    Code.ILLEGAL_CONSUMER_GROUP: InvalidParameter,
+    Code.INVALID_RECEIPT_HANDLE: NotFound,
+    Code.REQUEST_TIMEOUT: ServiceNotAvailable,
+    Code.TOO_MANY_REQUESTS: BrokerBusy,
+    Code.INTERNAL_ERROR: ServiceNotAvailable,
+    Code.INTERNAL_SERVER_ERROR: ServiceNotAvailable,
+    Code.NOT_IMPLEMENTED: NotSupported,
+    Code.UNSUPPORTED: NotSupported,
+    Code.PROXY_TIMEOUT: ServiceNotAvailable,
+}
+STORED = {
+    Code.OK: SendStatus.SEND_OK,
+    Code.MASTER_PERSISTENCE_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
+    Code.SLAVE_PERSISTENCE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
+    Code.HA_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+_REMEDIES: dict[int, str] = {
+    Code.ILLEGAL_DELIVERY_TIME: "A Proxy takes delays up to its maxDelayTimeMills, a day unless it is configured otherwise",
+    Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE: "A topic takes messages of one type, its attribute message.type: NORMAL unless it "
+    "was made with FIFO (message groups), DELAY, PRIORITY or TRANSACTION",
+    Code.UNAUTHORIZED: "Check options 'accessKey' and 'secretKey'",
+    Code.FORBIDDEN: "Check what this user may do, and options 'accessKey' and 'secretKey'",
+    Code.TOO_MANY_REQUESTS: "The Proxy or its broker is overloaded: send less, or give it more",
+    Code.NOT_IMPLEMENTED: REMOTING_PORT,
+    Code.UNSUPPORTED: REMOTING_PORT,
+}
+_TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
+_NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
+_LARGE = "larger than max"
+
+
+def refused(status: Any, addr: str, topic: str | None = None) -> RocketMQError:
+    """The error for a status that is not a success."""
+    code, words = int(status.code), str(status.message) or None
+    if code == Code.TOPIC_NOT_FOUND:
+        return RouteNotFound("the Proxy knows no such topic", addr, Response.TOPIC_NOT_EXIST, topic, remark=words)
+    if code in _CLASSES:
+        made: type[BrokerError] = _CLASSES[code]
+    elif Code.BAD_REQUEST <= code < Code.INTERNAL_ERROR:
+        made = MessageIllegal
+    else:
+        made = ServerFault
+    return made(_told(code), addr, code, topic, remark=words, remedy=_REMEDIES.get(code))
+
+
+def _told(code: int) -> str:
+    name = Code(code).name if code in list(Code) else str(code)
+    return f"the Proxy refused: {name.lower().replace('_', ' ')}"
+
+
+def broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
+    """The error for a call without an answer; ``status`` is the name of gRPC's code, ``details`` its words."""
+    match status:
+        case "DEADLINE_EXCEEDED":
+            return CallTimeout("the Proxy did not answer in time", addr)
+        case "UNIMPLEMENTED":
+            return NotSupported(
+                "the Proxy does not implement this over gRPC", addr, remark=details, remedy=REMOTING_PORT
+            )
+        case "UNAVAILABLE" if any(words in details for words in _TRUST):
+            return CertificateRefused(
+                "the certificate of the Proxy is not trusted, or is of another name",
+                addr,
+                remark=details,
+                remedy="Name its authority with option 'tlsCaFile'; if it bears another name, that with 'tlsServerName'",
+            )
+        case "UNAVAILABLE" if tls and any(words in details for words in _NO_TLS):
+            return ConnectionLost(
+                "the server at this address speaks no TLS", addr, remark=details, remedy="See option 'tls'"
+            )
+        case "UNAVAILABLE" | "CANCELLED":
+            remedy = "See whether the Proxy runs and its gRPC port is reachable from here"
+            remedy += "" if tls else "; if it wants TLS, set option 'tls'"
+            return ConnectionLost("no connection to the Proxy", addr, remark=details, remedy=remedy)
+        case "RESOURCE_EXHAUSTED" if _LARGE in details:
+            return LocalProtocolError("a message larger than gRPC takes", addr, remark=details)
+        case "RESOURCE_EXHAUSTED":
+            return BrokerBusy("the Proxy is overloaded", addr, remark=details)
+        case "UNAUTHENTICATED" | "PERMISSION_DENIED":
+            return AccessDenied("the Proxy denies access", addr, remark=details)
+        case _:
+            return RemoteProtocolError(f"gRPC failed with {status}: no RocketMQ Proxy?", addr, remark=details)

@@ -1,0 +1,158 @@
+"""gRPC channels to the endpoints of a Proxy: made when first used, by the process that uses them.
+
+gRPC and fork do not mix: a channel of the parent is useless in a child. So nothing here is made before a call, and
+``process`` keeps it per process. An error of gRPC ends here, as a ``RocketMQError``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
+from rocketmq_spark.grpc_proxy.answers import broken
+from rocketmq_spark.grpc_proxy.facts import Rpc
+from rocketmq_spark.grpc_proxy.protos import proto
+
+# A Proxy takes 130 MiB and answers with what its brokers had; pings as RocketMQ's Java client sends them.
+_MAX_MESSAGE_BYTES = 128 << 20
+_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+_FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
+
+Headers = Callable[[], list[tuple[str, str]]]
+Done = Callable[[Any], None]
+
+
+class Tls(NamedTuple):
+    """Files in PEM; ``server_name`` is what the certificate must bear instead of the host that was dialled."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    server_name: str | None = None
+
+
+class Channel:
+    """One endpoint, ``host:port``. ``headers`` gives those of the next call."""
+
+    def __init__(self, address: str, headers: Headers, connect_timeout_s: float = 3.0, tls: Tls | None = None) -> None:
+        self.address = address
+        self._headers = headers
+        self._tls = tls
+        self._connect_timeout_s = connect_timeout_s
+        self._lock = threading.Lock()
+        self._made: grpc.Channel | None = None
+        self._calls: dict[str, Any] = {}
+
+    def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
+        """The answer to one call; raises ``ConnectionLost``, ``CallTimeout`` and others."""
+        try:
+            return self._call(rpc)(request, timeout=deadline.remaining(), metadata=self._headers())
+        except grpc.RpcError as e:
+            raise self._broken(e) from e
+        except ValueError as e:
+            raise self._not_asked(e) from e
+
+    def ask_async(self, rpc: Rpc, request: Any, deadline: Deadline, done: Done) -> None:
+        """``done`` gets the answer or a ``RocketMQError``, once, on a thread of gRPC."""
+        try:
+            future = self._call(rpc).future(request, timeout=deadline.remaining(), metadata=self._headers())
+        except ValueError as e:
+            raise self._not_asked(e) from e
+
+        def ended(call: Any) -> None:
+            try:
+                answer = call.result()
+            except grpc.RpcError as e:
+                answer = self._broken(e)
+            except grpc.FutureCancelledError:
+                answer = broken("CANCELLED", "the channel was closed", self.address, self._tls is not None)
+            done(answer)
+
+        future.add_done_callback(ended)
+
+    def stream(self, rpc: Rpc, request: Any, deadline: Deadline | None) -> Any:
+        """A call that is answered many times; ``answers`` reads it. Its ``cancel`` ends it."""
+        timeout = None if deadline is None else deadline.remaining()
+        return self._call(rpc)(request, timeout=timeout, metadata=self._headers())
+
+    def answers(self, call: Any) -> Iterator[Any]:
+        """What comes of a ``stream``."""
+        try:
+            yield from call
+        except grpc.RpcError as e:
+            raise self._broken(e) from e
+
+    def close(self) -> None:
+        """Calls that are under way fail."""
+        with self._lock:
+            made, self._made = self._made, None
+            self._calls = {}
+        if made is not None:
+            made.close()
+
+    def _call(self, rpc: Rpc) -> Any:
+        call = self._calls.get(rpc.name)
+        if call is None:
+            with self._lock:
+                if self._made is None:
+                    self._made = self._open()
+                channel = self._made
+            kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
+            call = self._calls[rpc.name] = getattr(channel, kind)(
+                rpc.path,
+                request_serializer=proto(rpc.request).SerializeToString,
+                response_deserializer=proto(rpc.response).FromString,
+            )
+        return call
+
+    def _open(self) -> grpc.Channel:
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+            ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
+            ("grpc.min_reconnect_backoff_ms", round(1000 * self._connect_timeout_s)),  # bounds one attempt, too
+            ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
+            ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if self._tls is None:
+            return grpc.insecure_channel(self.address, options)
+        if self._tls.server_name:
+            options.append(("grpc.ssl_target_name_override", self._tls.server_name))
+        return grpc.secure_channel(self.address, _credentials(self._tls), options)
+
+    def _not_asked(self, error: ValueError) -> RocketMQError:
+        """One of our own, or gRPC's for a channel that was closed."""
+        return (
+            error if isinstance(error, RocketMQError) else ClosedError(f"the channel was closed: {error}", self.address)
+        )
+
+    def _broken(self, error: Any) -> RocketMQError:
+        return broken(error.code().name, error.details() or "", self.address, self._tls is not None)
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    ca, key = _read("tlsCaFile", tls.ca_file), _read("tlsKeyFile", tls.key_file)
+    cert = _read("tlsCertFile", tls.cert_file)
+    try:
+        return grpc.ssl_channel_credentials(ca, key, cert)
+    except ValueError as e:
+        raise OptionError(f"options 'tlsCertFile' and 'tlsKeyFile' do not fit together: {e}") from e
+
+
+def _read(option: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as e:
+        raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e

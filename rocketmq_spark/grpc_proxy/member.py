@@ -1,0 +1,188 @@
+"""The ``PopMember`` port: a consumer that is handed out messages by a Proxy."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.grpc_proxy import facts
+from rocketmq_spark.grpc_proxy.answers import refused
+from rocketmq_spark.grpc_proxy.facts import ClientType, Code, FilterType
+from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
+from rocketmq_spark.grpc_proxy.proxy import Proxy, checked
+from rocketmq_spark.grpc_proxy.received import policy, popped
+from rocketmq_spark.grpc_proxy.telemetry import Telemetry
+from rocketmq_spark.model import NO_FILTER, Filter
+from rocketmq_spark.popped import GroupPolicy, PoppedMessage
+from rocketmq_spark.timer import Timer
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 10.0
+# Which brokers have the topic is asked for again after this.
+_PLACES_S = 30.0
+
+
+class ProxyMember:
+    """One consumer of ``group``. The ``proxy`` is its own, since a Proxy knows the settings of a client by its id."""
+
+    def __init__(self, proxy: Proxy, group: str, unpack: Callable[[bytes], bytes], push: bool = False) -> None:
+        self._proxy = proxy
+        self._group = group
+        self._unpack = unpack
+        self._kind = ClientType.PUSH_CONSUMER if push else ClientType.SIMPLE_CONSUMER
+        self._filters: Mapping[str, Filter] = {}
+        self._lock = threading.Lock()
+        self._streams: dict[str, Telemetry] = {}
+        self._timer: Timer | None = None
+        self._policy = policy(proto("Settings")())
+        self._places: dict[str, tuple[Sequence[Any], Deadline]] = {}
+
+    @property
+    def client_id(self) -> str:
+        return self._proxy.client_id
+
+    def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
+        with self._lock:
+            self._filters = dict(filters)
+            first = not self._streams
+            if first:
+                self._streams = {
+                    one: Telemetry(self._proxy.at(one), self._settings, self._told) for one in self._proxy.addresses
+                }
+                self._timer = Timer(f"rocketmq-{self._group}-heartbeat")
+            streams = list(self._streams.values())
+        if not first:
+            for stream in streams:
+                stream.tell()
+        errors = [stream.wait(deadline) for stream in streams]
+        if all(errors):
+            raise next(error for error in errors if error is not None)
+        if first and self._timer is not None:
+            self._timer.every(HEARTBEAT_S, self._beat, 0.0)
+
+    def policy(self) -> GroupPolicy:
+        return self._policy
+
+    def places(self, topic: str, deadline: Deadline) -> int:
+        return len(self._queues(topic, deadline))
+
+    def receive(
+        self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+    ) -> Sequence[PoppedMessage]:
+        queues = self._queues(topic, deadline)
+        queue = queues[place % len(queues)]
+        wanted = self._filters.get(topic, NO_FILTER)
+        request = proto("ReceiveMessageRequest")(
+            group=self._proxy.resource(self._group), message_queue=queue, batch_size=count, auto_renew=False
+        )
+        request.filter_expression.CopyFrom(_expression(wanted))
+        set_seconds(request.invisible_duration, invisible_s)
+        set_seconds(request.long_polling_timeout, wait_s)
+        channel = self._proxy.channel()
+        try:
+            call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
+            found = []
+            for answer in channel.answers(call):
+                if answer.HasField("message"):
+                    origin = queue.broker.name, channel.address
+                    found.append(popped(answer.message, topic, origin, self._unpack))
+                elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
+                    raise refused(answer.status, channel.address, topic)
+        except RocketMQError as e:
+            self._proxy.noted(channel.address, e)
+            raise
+        self._proxy.noted(channel.address)
+        return found
+
+    def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
+        request = proto("AckMessageRequest")(**self._about(message))
+        request.entries.add(message_id=message.msg_id, receipt_handle=message.receipt)
+        answer = self._proxy.ask(facts.ACK_MESSAGE, request, deadline, message.topic, message.endpoint)
+        for entry in answer.entries:
+            checked(entry, message.endpoint, message.topic)
+
+    def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
+        request = proto("ChangeInvisibleDurationRequest")(
+            **self._about(message), receipt_handle=message.receipt, message_id=message.msg_id
+        )
+        set_seconds(request.invisible_duration, invisible_s)
+        rpc = facts.CHANGE_INVISIBLE_DURATION
+        answer = self._proxy.ask(rpc, request, deadline, message.topic, message.endpoint)
+        message.receipt = answer.receipt_handle or message.receipt
+
+    def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
+        request = proto("ForwardMessageToDeadLetterQueueRequest")(
+            **self._about(message),
+            receipt_handle=message.receipt,
+            message_id=message.msg_id,
+            delivery_attempt=message.delivery_attempt,
+            max_delivery_attempts=self._policy.max_attempts,
+        )
+        self._proxy.ask(facts.FORWARD_TO_DEAD_LETTER_QUEUE, request, deadline, message.topic, message.endpoint)
+
+    def close(self, deadline: Deadline) -> None:
+        with self._lock:
+            streams, self._streams = list(self._streams.values()), {}
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.close(deadline.remaining())
+        if streams:
+            request = proto("NotifyClientTerminationRequest")(group=self._proxy.resource(self._group))
+            self._each(facts.NOTIFY_CLIENT_TERMINATION, request, deadline)
+        for stream in streams:
+            stream.close(deadline)
+        self._proxy.close()
+
+    def _about(self, message: PoppedMessage) -> dict[str, Any]:
+        return {"group": self._proxy.resource(self._group), "topic": self._proxy.resource(message.topic)}
+
+    def _beat(self) -> None:
+        request = proto("HeartbeatRequest")(group=self._proxy.resource(self._group), client_type=self._kind)
+        self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
+
+    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> None:
+        """Tell every endpoint; failures are logged."""
+        for address in self._proxy.addresses:
+            try:
+                checked(self._proxy.at(address).ask(rpc, request, deadline), address)
+            except RocketMQError as e:
+                logger.info("%s at %s: %s", rpc.name, address, e)
+
+    def _told(self, settings: Any) -> None:
+        if settings.HasField("backoff_policy"):
+            self._policy = policy(settings)
+
+    def _settings(self) -> Any:
+        made = proto("Settings")(client_type=self._kind, user_agent=self._proxy.agent())
+        made.access_point.CopyFrom(self._proxy.endpoints())
+        set_seconds(made.request_timeout, self._proxy.access.request_timeout_s)
+        made.subscription.group.CopyFrom(self._proxy.resource(self._group))
+        for topic, wanted in self._filters.items():
+            made.subscription.subscriptions.add(topic=self._proxy.resource(topic), expression=_expression(wanted))
+        return made
+
+    def _queues(self, topic: str, deadline: Deadline) -> Sequence[Any]:
+        known = self._places.get(topic)
+        if known is not None and not known[1].expired:
+            return known[0]
+        request = proto("QueryAssignmentRequest")(
+            topic=self._proxy.resource(topic),
+            group=self._proxy.resource(self._group),
+            endpoints=self._proxy.endpoints(),
+        )
+        answer = self._proxy.ask(facts.QUERY_ASSIGNMENT, request, deadline, topic)
+        queues = [assignment.message_queue for assignment in answer.assignments]
+        if not queues:
+            raise RouteNotFound("no broker of the topic lets this group read", topic=topic)
+        self._places[topic] = queues, Deadline.after(_PLACES_S)
+        return queues
+
+
+def _expression(wanted: Filter) -> Any:
+    kind = FilterType.SQL if wanted.kind == "SQL92" else FilterType.TAG
+    return proto("FilterExpression")(type=kind, expression=wanted.expression)

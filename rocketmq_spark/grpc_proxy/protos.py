@@ -1,0 +1,94 @@
+"""The table of facts as classes of protobuf messages, in a pool of their own.
+
+The pool is private, so that nothing collides with what another library registers in the common one under the same names.
+The rows say no ``proto3``: so a field that was not set can be told from a zero. Enumerations are plain numbers here, which
+are the same bytes, and keep those that are newer than this table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
+
+from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE, Field
+
+_FILE = "rocketmq_spark/grpc_proxy.proto"
+_KNOWN = {"time": "google.protobuf.Timestamp", "duration": "google.protobuf.Duration"}
+_TYPES: Mapping[str, Any] = {
+    name: getattr(descriptor_pb2.FieldDescriptorProto, f"TYPE_{name.upper()}")
+    for name in ("string", "bytes", "bool", "int32", "int64", "float")
+} | {"enum": descriptor_pb2.FieldDescriptorProto.TYPE_INT32}
+_MESSAGE = descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
+_OPTIONAL, _REPEATED = (
+    descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
+    descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED,
+)
+
+
+@functools.cache
+def proto(name: str) -> Any:
+    """The class of a message of the table."""
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+@functools.cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    for known in (timestamp_pb2, duration_pb2):
+        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+    pool.Add(_file())
+    return pool
+
+
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="proto2")
+    file.dependency.extend(known.DESCRIPTOR.name for known in (timestamp_pb2, duration_pb2))
+    for name in dict.fromkeys(field.message for field in FIELDS):
+        made = file.message_type.add(name=name)
+        for field in (field for field in FIELDS if field.message == name):
+            _add(made, field)
+    return file
+
+
+def _add(message: descriptor_pb2.DescriptorProto, field: Field) -> None:
+    made = message.field.add(name=field.name, number=field.number, label=_REPEATED if field.repeated else _OPTIONAL)
+    if field.kind in _TYPES:
+        made.type = _TYPES[field.kind]
+        return
+    made.type = _MESSAGE
+    if field.kind == "map":
+        made.label = _REPEATED
+        entry = message.nested_type.add(name=f"{field.name.title().replace('_', '')}Entry")
+        entry.options.map_entry = True
+        for number, name in enumerate(("key", "value"), 1):
+            entry.field.add(name=name, number=number, label=_OPTIONAL, type=_TYPES["string"])
+        made.type_name = f".{PACKAGE}.{message.name}.{entry.name}"
+    else:
+        made.type_name = "." + _KNOWN.get(field.kind, f"{PACKAGE}.{field.kind}")
+
+
+def set_ms(timestamp: Any, epoch_ms: int) -> None:
+    """Fill in a field of kind ``time``."""
+    timestamp.seconds, rest = divmod(epoch_ms, 1000)
+    timestamp.nanos = rest * 1_000_000
+
+
+def get_ms(timestamp: Any) -> int:
+    """The milliseconds since 1970 of a field of kind ``time``."""
+    return int(timestamp.seconds) * 1000 + int(timestamp.nanos) // 1_000_000
+
+
+def set_seconds(duration: Any, seconds: float) -> None:
+    """Fill in a field of kind ``duration``."""
+    us = round(seconds * 1_000_000)
+    duration.seconds, rest = divmod(us, 1_000_000)
+    duration.nanos = rest * 1000
+
+
+def get_seconds(duration: Any) -> float:
+    """The seconds of a field of kind ``duration``."""
+    return timedelta(seconds=duration.seconds, microseconds=duration.nanos // 1000).total_seconds()

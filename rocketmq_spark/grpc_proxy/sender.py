@@ -1,0 +1,251 @@
+"""The ``Sender`` port over gRPC. The Proxy chooses the queue of a message: a queue here is a lane to one of its endpoints.
+
+A lane keeps the order of what goes through it, as a queue does, and messages of one group take the same lane. Which queue
+has a message is not told, so that results name lane -1 of their endpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.grpc_proxy.answers import STORED, refused
+from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, MessageType, Permission
+from rocketmq_spark.grpc_proxy.outgoing import Part, Topic, chains, message
+from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.proxy import Proxy
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[SendResult | RocketMQError], None]
+# Messages of one group go one request after the other: so many groups may be on their way at once, for each endpoint.
+LANES = 16
+UNKNOWN_QUEUE = -1
+ROUTE_S = 30.0
+# Chains of one batch that are under way at once, when its messages are of many groups.
+_AT_ONCE = 32
+_WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
+
+
+class _Route(NamedTuple):
+    """What the Proxy said of a topic."""
+
+    types: frozenset[MessageType]
+    lanes: tuple[MessageQueue, ...]
+    until: float
+
+
+class ProxySender:
+    """Implements ``ports.Sender``. ``take_apart`` gives the messages of a request as producers encode it."""
+
+    def __init__(self, proxy: Proxy, take_apart: Callable[[SendRequest], list[Part]]) -> None:
+        self._proxy = proxy
+        self._take_apart = take_apart
+        self._routes: dict[str, _Route] = {}
+
+    def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        return self._route(topic, deadline, refresh).lanes
+
+    def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        return self._route(topic, deadline).lanes
+
+    def message_types(self, topic: str, deadline: Deadline) -> frozenset[str] | None:
+        return frozenset(kind.name for kind in self._route(topic, deadline).types)
+
+    def _route(self, topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
+        known = self._routes.get(topic)
+        if known is not None and not refresh and known.until > time.monotonic():
+            return known
+        request = proto("QueryRouteRequest")(topic=self._proxy.resource(topic), endpoints=self._proxy.endpoints())
+        answer = self._proxy.ask(QUERY_ROUTE, request, deadline, topic)
+        queues = [queue for queue in answer.message_queues if queue.permission in _WRITABLE]
+        if not queues:
+            raise RouteNotFound("no queue of the topic may be written to: no write permission", topic=topic)
+        types = frozenset(MessageType(n) for q in queues for n in q.accept_message_types if n in list(MessageType))
+        lanes = known.lanes if known else self._lanes(topic)
+        self._routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
+        return self._routes[topic]
+
+    def _lanes(self, topic: str) -> tuple[MessageQueue, ...]:
+        return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in self._proxy.addresses)
+
+    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+        return error
+
+    def any_broker(self) -> bool:
+        return True
+
+    def any_master(self) -> bool:
+        return True
+
+    def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
+        return {}
+
+    def consumed(self, topic: str, deadline: Deadline) -> bool:
+        return False
+
+    def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
+        return False
+
+    def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        landed: list[SendResult | RocketMQError] = []
+        there = threading.Event()
+
+        def done(outcome: SendResult | RocketMQError) -> None:
+            landed.append(outcome)
+            there.set()
+
+        self.send_async(queue, request, deadline, done)
+        there.wait()
+        (outcome,) = landed
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return outcome
+
+    def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Done) -> None:
+        try:
+            topic = Topic(queue.topic, self._proxy.on_wire(queue.topic))
+            born_ms = request.born_timestamp_ms
+            made = [
+                deque(_request(topic, parts, born_ms, self._proxy.host) for parts in chain)
+                for chain in chains(self._take_apart(request))
+            ]
+        except RocketMQError as e:
+            done(e)
+            return
+        _Requests(self._proxy, queue, deadline, done).send(made)
+
+    def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
+        def done(outcome: SendResult | RocketMQError) -> None:
+            if isinstance(outcome, RocketMQError):
+                logger.info("a one-way message did not arrive: %s", outcome)
+
+        self.send_async(queue, request, deadline, done)
+
+    def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
+        request = proto("RecallMessageRequest")(topic=self._proxy.resource(topic), recall_handle=handle)
+        return str(self._proxy.ask(RECALL_MESSAGE, request, deadline, topic).message_id)
+
+    def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
+        request = proto("QueryRouteRequest")(topic=self._proxy.resource(topic), endpoints=self._proxy.endpoints())
+        try:
+            self._proxy.ask(QUERY_ROUTE, request, deadline, topic, home=broker_name)
+        except RocketMQError:
+            return False
+        return True
+
+    @property
+    def client_id(self) -> str:
+        return self._proxy.client_id
+
+    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+        return lambda deadline: None  # a Proxy need not know who only sends
+
+    def refresh_routes(self, deadline: Deadline) -> None:
+        for topic in list(self._routes):
+            try:
+                self._route(topic, deadline, refresh=True)
+            except RocketMQError as e:
+                logger.info("the route of %s cannot be refreshed: %s", topic, e)
+
+
+class _Requests:
+    """The requests of one send, in chains: some chains are sent at once, and the first failure is the outcome."""
+
+    def __init__(self, proxy: Proxy, queue: MessageQueue, deadline: Deadline, done: Done) -> None:
+        self._proxy = proxy
+        self._queue = queue
+        self._deadline = deadline
+        self._done = done
+        self._lock = threading.Lock()
+        self._waiting: deque[deque[Any]] = deque()
+        self._results: list[SendResult] = []
+        self._error: RocketMQError | None = None
+        self._left = 0
+
+    def send(self, chains: Sequence[deque[Any]]) -> None:
+        first = chains[:_AT_ONCE]
+        self._left = len(first)
+        self._waiting.extend(chains[_AT_ONCE:])
+        for chain in first:
+            self._send(chain)
+
+    def _send(self, chain: deque[Any]) -> None:
+        """The next request of a chain."""
+        request = chain.popleft()
+        channel = self._proxy.channel(self._queue.broker_name)
+
+        def answered(answer: Any) -> None:
+            error = answer if isinstance(answer, RocketMQError) else None
+            self._proxy.noted(channel.address, error)
+            try:
+                self._landed(chain, error or _result(answer, request, self._queue.topic, channel.address))
+            except RocketMQError as e:
+                self._landed(chain, e)
+
+        try:
+            channel.ask_async(SEND_MESSAGE, request, self._deadline, answered)
+        except RocketMQError as e:
+            self._landed(chain, e)
+
+    def _landed(self, chain: deque[Any], outcome: SendResult | RocketMQError) -> None:
+        with self._lock:
+            if isinstance(outcome, RocketMQError):
+                self._error = self._error or outcome
+            else:
+                self._results.append(outcome)
+            following = None if self._error else chain or (self._waiting.popleft() if self._waiting else None)
+            if following is None:
+                self._left -= 1
+            over = self._left == 0
+        if following is not None:
+            self._send(following)
+        elif over:
+            self._done(self._error or _together(self._results))
+
+
+def _request(topic: Topic, parts: Sequence[Part], born_ms: int, host: str) -> Any:
+    return proto("SendMessageRequest")(messages=[message(topic, part, born_ms, host) for part in parts])
+
+
+def _result(answer: Any, request: Any, topic: str, address: str) -> SendResult:
+    """What the Proxy says of one request: one entry for all its messages, with their ids joined, or one for each."""
+    statuses = [entry.status for entry in answer.entries] or [answer.status]
+    for status in statuses:
+        if status.code not in STORED:
+            raise refused(status, address, topic)
+    if not answer.entries:
+        raise RemoteProtocolError("the Proxy acknowledged nothing", address, topic=topic)
+    told = [one for entry in answer.entries for one in entry.message_id.split(",")]
+    asked = [one.system_properties.message_id for one in request.messages]
+    if told != asked and any(asked):
+        raise RemoteProtocolError(
+            f"the Proxy acknowledged messages {','.join(told)[:200]}; expected {','.join(asked)[:200]}",
+            address,
+            topic=topic,
+        )
+    entry = answer.entries[0]
+    delayed = request.messages[0].system_properties.message_type == MessageType.DELAY
+    return SendResult(
+        status=max((STORED[one.status.code] for one in answer.entries), key=list(SendStatus).index),
+        msg_id="",
+        queue=MessageQueue(topic, address, UNKNOWN_QUEUE),
+        queue_offset=None if delayed else int(entry.offset),
+        transaction_id=entry.transaction_id or None,
+        recall_handle=entry.recall_handle or None,
+    )
+
+
+def _together(results: Sequence[SendResult]) -> SendResult:
+    """One result for several requests: the least safe status, and no offset, for they lie in several queues."""
+    if len(results) == 1:
+        return results[0]
+    status = max((one.status for one in results), key=list(SendStatus).index)
+    return SendResult(status=status, msg_id="", queue=results[0].queue, queue_offset=None)

@@ -1,0 +1,73 @@
+"""Which roles and options go with which transport (option ``transport``), and why the others do not. Pure.
+
+Over gRPC the Proxy chooses queues and answers no question about offsets: what needs either is refused here, before anything
+is connected to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketmq_spark.codes import TopicType
+
+REMOTING, GRPC = "remoting", "grpc"
+_READ = "use transport=remoting, with brokers or the Proxy's Remoting port as nameServer"
+_NO_OFFSETS = "over gRPC the Proxy answers no question about offsets (UNIMPLEMENTED)"
+_ROLES = {
+    "batch source": f"reads ranges of offsets, and {_NO_OFFSETS}",
+    "stream source": f"reads ranges of offsets, and {_NO_OFFSETS}",
+    "consumer": "shares queues with its group, and over gRPC the Proxy hands out messages; use SimpleConsumer there",
+    "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}",
+}
+# Which selectors need no queue of the user's choice.
+SELECTORS = ("roundRobin", "random", "hash")
+CHOOSES = "over gRPC the Proxy chooses the queue"
+
+
+def message_type(delayed: bool, grouped: bool) -> str:
+    """Of which type a Proxy takes messages for: a topic has one, its attribute ``message.type``."""
+    return TopicType.DELAY if delayed else TopicType.FIFO if grouped else TopicType.NORMAL
+
+
+def problems(options: Any, role: str) -> list[str]:
+    """What is wrong with the ``Options`` of a role as far as the transport is concerned, each a sentence without full stop."""
+    if options.transport == GRPC:
+        return _of_grpc(options, role)
+    found = []
+    if not options.name_server:
+        found.append("option 'nameServer' is required: give host:port of a RocketMQ name server")
+    if options.proxy_endpoint:
+        found.append("option 'proxyEndpoint' means nothing without transport=grpc")
+    if options.tls_server_name:
+        found.append("option 'tlsServerName' means nothing without transport=grpc; see option 'tlsCheckHostname'")
+    return found
+
+
+def _of_grpc(options: Any, role: str) -> list[str]:
+    if role in _ROLES:
+        return [f"option 'transport' is 'grpc', but a {role} {_ROLES[role]}; or {_READ}"]
+    found = []
+    if not options.proxy_endpoint:
+        found.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
+    selector = options.queue_selector
+    if role == "sink" and selector not in SELECTORS:
+        found.append(
+            f"option 'queueSelector' is {selector!r}, but {CHOOSES}; expected one of {', '.join(SELECTORS)}, or {_READ}"
+        )
+    if options.environment is not None and options.environment_mode == "queues":
+        found.append(
+            f"option 'environment' names queues, but {CHOOSES}; give environmentMode=suffix, or use transport=remoting"
+        )
+    if options.long_delay == "dmq":
+        found.append(
+            "option 'longDelay' is 'dmq', but over gRPC nobody tells what the timers of brokers do; expected error"
+        )
+    if options.address_map:
+        found.append("option 'addressMap' means nothing with transport=grpc: only proxyEndpoint is dialled")
+    if options.tls_key_password:
+        found.append("option 'tlsKeyPassword' cannot be used with gRPC; give a key file without a password")
+    if not options.tls_check_hostname:
+        found.append(
+            "option 'tlsCheckHostname' cannot be false with gRPC; give the certificate's name as 'tlsServerName'"
+        )
+    return found

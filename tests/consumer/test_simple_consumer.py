@@ -1,0 +1,158 @@
+"""A consumer that asks for messages, over a port that answers as it is told."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.simple_consumer import MIN_WAIT_S, SimpleConsumer
+from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError
+from rocketmq_spark.model import NO_FILTER, Filter
+from rocketmq_spark.popped import GroupPolicy, PoppedMessage
+from tests.test_popped import popped
+
+
+class Scripted:
+    """Implements ``ports.PopMember``: topics have so many places, each of which gives what ``waiting`` has for it."""
+
+    client_id = "me"
+
+    def __init__(self, **places: int) -> None:
+        self.counts = places
+        self.waiting: dict[tuple[str, int], list[PoppedMessage]] = {}
+        self.asked: list[tuple[Any, ...]] = []
+        self.told: list[Mapping[str, Filter]] = []
+        self.error: Exception | None = None
+        self.closed = 0
+
+    def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
+        if self.error is not None:
+            raise self.error
+        self.told.append(filters)
+
+    def policy(self) -> GroupPolicy:
+        return GroupPolicy(17, False, (10.0,))
+
+    def places(self, topic: str, deadline: Deadline) -> int:
+        return self.counts[topic]
+
+    def receive(
+        self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+    ) -> Sequence[PoppedMessage]:
+        self.asked.append((topic, place, count, invisible_s))
+        assert deadline.remaining() > wait_s >= MIN_WAIT_S  # less is an error of the Proxy: 40018
+        found, self.waiting[topic, place] = self.waiting.get((topic, place), []), []
+        return found
+
+    def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
+        self.asked.append(("ack", message.msg_id))
+
+    def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
+        self.asked.append(("change", message.msg_id, invisible_s))
+
+    def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
+        self.asked.append(("dlq", message.msg_id))
+
+    def close(self, deadline: Deadline) -> None:
+        self.closed += 1
+
+
+def test_places_are_asked_in_turn_until_one_has_something_or_the_time_is_over():
+    member = Scripted(t=2, u=1)
+    consumer = SimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    consumer.subscribe("u", tags="a || b")
+    assert member.told[-1] == {"t": NO_FILTER, "u": Filter("a || b")}
+    assert [consumer.receive(5, "20s", 0) for _ in range(3)] == [[], [], []]
+    assert member.asked == [("t", 0, 5, 20.0), ("t", 1, 5, 20.0), ("u", 0, 5, 20.0)]
+    member.waiting["u", 0] = [popped()]
+    member.asked.clear()
+    assert consumer.receive(wait="1m") == [popped()]
+    assert [each[:2] for each in member.asked] == [("t", 0), ("t", 1), ("u", 0)]
+
+
+def test_what_is_not_wanted_any_more_is_not_asked_for():
+    member = Scripted(t=1, u=1)
+    consumer = SimpleConsumer(member, "g")
+    for topic in "tu":
+        consumer.subscribe(topic, sql="a > 1")
+    consumer.unsubscribe("t")
+    assert member.told[-1] == {"u": Filter("a > 1", "SQL92")}
+    consumer.receive(wait=0)
+    assert [each[0] for each in member.asked] == ["u"]
+
+
+def test_a_subscription_that_no_proxy_heard_of_is_none():
+    member = Scripted(t=1)
+    member.error = ConnectionLost("away")
+    consumer = SimpleConsumer(member, "g")
+    with pytest.raises(ConnectionLost):
+        consumer.subscribe("t")
+    with pytest.raises(OptionError, match=r"expected subscribe\(\)"):
+        consumer.receive()
+
+
+def test_what_becomes_of_a_message():
+    member = Scripted(t=1)
+    consumer = SimpleConsumer(member, "g")
+    consumer.ack(popped(msg_id="A"))
+    consumer.change_invisible(popped(msg_id="B"), "1m")
+    consumer.forward_to_dlq(popped(msg_id="C"))
+    assert member.asked == [("ack", "A"), ("change", "B", 60.0), ("dlq", "C")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_messages": 0}, "1 to 32"),
+        ({"max_messages": 33}, "1 to 32"),
+        ({"invisible": "9s"}, "10s to 12h"),
+        ({"invisible": 50_000}, "10s to 12h"),
+        ({"invisible": "soon"}, "invisible is 'soon'; expected a duration"),
+        ({"wait": "-1s"}, "wait is '-1s'"),
+    ],
+)
+def test_arguments_are_checked(given, said):
+    consumer = SimpleConsumer(Scripted(t=1), "g")
+    consumer.subscribe("t")
+    with pytest.raises(OptionError, match=said):
+        consumer.receive(**given)
+
+
+@pytest.mark.parametrize("topic", ["", "a b"])
+def test_names_are_checked(topic):
+    with pytest.raises(OptionError, match="topic is"):
+        SimpleConsumer(Scripted(), "g").subscribe(topic)
+    with pytest.raises(OptionError, match="option 'group'"):
+        SimpleConsumer(Scripted(), topic)
+
+
+def test_it_is_closed_once_and_says_so():
+    member = Scripted(t=1)
+    with SimpleConsumer(member, "g") as consumer:
+        pass
+    consumer.close()
+    assert member.closed == 1
+    for call in (consumer.receive, lambda: consumer.ack(popped()), lambda: consumer.subscribe("t")):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_a_fork_must_make_its_own():
+    member = Scripted(t=1)
+    consumer = SimpleConsumer(member, "g")
+
+    def forked() -> None:
+        with pytest.raises(ClosedError, match="forked"):
+            consumer.receive()
+        consumer.close()
+        assert member.closed == 0
+
+    child = multiprocessing.get_context("fork").Process(target=forked)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0

@@ -1,0 +1,59 @@
+"""Status codes to errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark import codes, errors
+from rocketmq_spark.grpc_proxy.answers import broken, refused
+from rocketmq_spark.grpc_proxy.facts import Code
+from tests.grpc_proxy.scripted import status
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "retriable"),
+    [
+        (Code.TOO_MANY_REQUESTS, errors.BrokerBusy, True),
+        (Code.INTERNAL_SERVER_ERROR, errors.ServiceNotAvailable, True),
+        (Code.PROXY_TIMEOUT, errors.ServiceNotAvailable, True),
+        (Code.UNAUTHORIZED, errors.AccessDenied, False),
+        (Code.FORBIDDEN, errors.AccessDenied, False),
+        (Code.NOT_IMPLEMENTED, errors.NotSupported, False),
+        (Code.CONSUMER_GROUP_NOT_FOUND, errors.GroupNotFound, False),
+        (Code.INVALID_RECEIPT_HANDLE, errors.NotFound, False),
+        (41300, errors.MessageIllegal, False),
+        (59999, errors.ServerFault, False),
+    ],
+)
+def test_what_the_proxy_refuses(code, kind, retriable):
+    error = refused(status(code, "its words"), "a:1", "t")
+    assert type(error) is kind
+    assert error.retriable is retriable
+    assert (error.addr, error.broker_code, error.topic, error.remark) == ("a:1", code, "t", "its words")
+
+
+def test_a_missing_topic_is_a_missing_route_as_over_remoting():
+    error = refused(status(Code.TOPIC_NOT_FOUND, "no"), "a:1", "t")
+    assert type(error) is errors.RouteNotFound
+    assert error.broker_code == codes.Response.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize(
+    ("name", "details", "tls", "kind", "said"),
+    [
+        ("UNAVAILABLE", "failed to connect", False, errors.ConnectionLost, "gRPC port"),
+        ("UNAVAILABLE", "SSL: CERTIFICATE_VERIFY_FAILED", True, errors.CertificateRefused, "tlsCaFile"),
+        ("UNAVAILABLE", "Peer name x is not in peer certificate", True, errors.CertificateRefused, "tlsServerName"),
+        ("UNAVAILABLE", "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", True, errors.ConnectionLost, "no TLS"),
+        ("DEADLINE_EXCEEDED", "late", False, errors.CallTimeout, "in time"),
+        ("UNIMPLEMENTED", "no such method", False, errors.NotSupported, "transport=remoting"),
+        ("RESOURCE_EXHAUSTED", "Sent message larger than max", False, errors.LocalProtocolError, "larger"),
+        ("RESOURCE_EXHAUSTED", "too many streams", False, errors.BrokerBusy, "overloaded"),
+        ("UNKNOWN", "what", False, errors.RemoteProtocolError, "UNKNOWN"),
+    ],
+)
+def test_calls_without_an_answer(name, details, tls, kind, said):
+    error = broken(name, details, "a:1", tls)
+    assert type(error) is kind
+    assert said in str(error)
+    assert error.addr == "a:1"

@@ -1,0 +1,126 @@
+"""Channels of gRPC against servers that break and distrust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+
+from rocketmq_spark import errors
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.grpc_proxy.channel import Channel, Tls
+from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, Code
+from rocketmq_spark.grpc_proxy.protos import proto
+from tests.fix_clusters import Certificates
+from tests.grpc_proxy.scripted import acknowledge, route, serving, status
+
+REQUEST = proto("QueryRouteRequest")()
+
+
+def headers() -> list[tuple[str, str]]:
+    return [("x-mq-client-id", "me")]
+
+
+def ask(address: str, seconds: float = 10.0, tls: Tls | None = None) -> Any:
+    channel = Channel(address, headers, 1.0, tls)
+    try:
+        return channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(seconds))
+    finally:
+        channel.close()
+
+
+def encrypted(certs: Certificates, name: str, client: bool = False) -> grpc.ServerCredentials:
+    pair = Path(certs.key(name)).read_bytes(), Path(certs.cert(name)).read_bytes()
+    return grpc.ssl_server_credentials([pair], Path(certs.ca).read_bytes() if client else None, client)
+
+
+def test_an_answer_and_who_asked():
+    seen = []
+
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        seen.extend(context.invocation_metadata())
+        return route()(request, context)
+
+    with serving({"QueryRoute": answer}) as address:
+        assert ask(address).status.code == Code.OK
+    assert ("x-mq-client-id", "me") in seen
+
+
+def test_nobody_is_there(nobody):
+    with pytest.raises(errors.ConnectionLost, match="gRPC port is reachable"):
+        ask(nobody)
+
+
+def test_no_answer_in_time(black_hole):
+    with pytest.raises(errors.CallTimeout):
+        ask(black_hole, 0.3)
+
+
+def test_what_is_not_implemented():
+    with serving({}) as address, pytest.raises(errors.NotSupported, match="transport=remoting"):
+        ask(address)
+
+
+def test_certificates(certs, tmp_path):
+    with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
+        assert ask(address, tls=Tls(certs.ca)).status.code == Code.OK
+        with pytest.raises(errors.CertificateRefused, match="tlsCaFile"):
+            ask(address, tls=Tls(certs.cert("stranger")))
+        with pytest.raises(errors.ConnectionLost, match="set option 'tls'"):
+            ask(address)
+    with serving({"QueryRoute": route()}, encrypted(certs, "elsewhere")) as address:
+        with pytest.raises(errors.CertificateRefused, match="tlsServerName"):
+            ask(address, tls=Tls(certs.ca))
+        assert ask(address, tls=Tls(certs.ca, server_name="broker.example")).status.code == Code.OK
+    with serving({"QueryRoute": route()}) as address, pytest.raises(errors.ConnectionLost):
+        ask(address, tls=Tls(certs.ca))
+    with pytest.raises(errors.OptionError, match="tlsCaFile"):
+        ask("127.0.0.1:1", tls=Tls(str(tmp_path / "none.pem")))
+
+
+def test_a_certificate_of_ones_own(certs):
+    mine = Tls(certs.ca, certs.cert("server"), certs.key("server"))
+    with serving({"QueryRoute": route()}, encrypted(certs, "server", client=True)) as address:
+        assert ask(address, tls=mine).status.code == Code.OK
+        with pytest.raises(errors.ConnectionLost):
+            ask(address, tls=Tls(certs.ca))
+
+
+def test_answers_that_come_later(nobody):
+    outcomes: SimpleQueue[Any] = SimpleQueue()
+    request = proto("SendMessageRequest")()
+    request.messages.add().system_properties.message_id = "ID"
+    with serving({"SendMessage": acknowledge}) as address:
+        channel = Channel(address, headers)
+        channel.ask_async(SEND_MESSAGE, request, Deadline.after(10), outcomes.put)
+        assert outcomes.get(timeout=10).entries[0].message_id == "ID"
+        channel.close()
+    channel = Channel(nobody, headers, 1.0)
+    channel.ask_async(SEND_MESSAGE, request, Deadline.after(10), outcomes.put)
+    assert isinstance(outcomes.get(timeout=10), errors.ConnectionLost)
+    channel.close()
+
+
+def test_a_close_ends_what_is_under_way(black_hole):
+    outcomes: SimpleQueue[Any] = SimpleQueue()
+    channel = Channel(black_hole, headers, 30.0)
+    channel.ask_async(QUERY_ROUTE, REQUEST, Deadline.after(60), outcomes.put)
+    channel.close()
+    assert isinstance(outcomes.get(timeout=10), errors.ConnectionLost)
+
+
+def test_a_stream_gives_what_came_before_it_broke():
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        yield proto("ReceiveMessageResponse")(status=status(Code.OK))
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    with serving({"ReceiveMessage": answer}) as address:
+        channel = Channel(address, headers)
+        answers = channel.answers(channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10)))
+        assert next(answers).status.code == Code.OK
+        with pytest.raises(errors.ConnectionLost, match="gone"):
+            next(answers)
+        channel.close()

@@ -1,0 +1,32 @@
+"""Which endpoint takes a call."""
+
+from __future__ import annotations
+
+from rocketmq_spark.grpc_proxy.endpoints import REST_S, Endpoints
+
+
+def test_what_belongs_nowhere_goes_round():
+    ends = Endpoints(["a:1", "b:1", "c:1"])
+    assert [ends.pick(None, 0.0) for _ in range(4)] == ["a:1", "b:1", "c:1", "a:1"]
+
+
+def test_one_that_failed_is_left_alone_for_a_while():
+    ends = Endpoints(["a:1", "b:1", "c:1"])
+    ends.failed("b:1", 100.0)
+    assert ends.pick("b:1", 100.0) == "c:1"
+    assert ends.pick("a:1", 100.0) == "a:1"
+    assert ends.pick("b:1", 100.0 + REST_S) == "b:1"
+
+
+def test_one_that_answers_is_used_at_once():
+    ends = Endpoints(["a:1", "b:1"])
+    ends.failed("a:1", 0.0)
+    ends.worked("a:1")
+    assert ends.pick("a:1", 0.0) == "a:1"
+
+
+def test_when_all_failed_the_own_one_is_tried():
+    ends = Endpoints(["a:1", "b:1"])
+    ends.failed("a:1", 0.0)
+    ends.failed("b:1", 0.0)
+    assert ends.pick("b:1", 0.0) == "b:1"

@@ -1,0 +1,78 @@
+"""A consumer that a real Proxy hands out messages to."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from rocketmq_spark import errors
+from rocketmq_spark.model import Message
+from rocketmq_spark.popped import PoppedMessage
+from rocketmq_spark.session import SimpleConsumer
+from tests.live.grpc.proxied import forgotten, new_topic, producer, stored
+from tests.mockbroker import eventually
+from tests.witness import java_send
+
+__all__ = ["forgotten"]
+
+
+def all_of(consumer: SimpleConsumer, count: int) -> list[PoppedMessage]:
+    """So many messages, each once it is there."""
+    found: list[PoppedMessage] = []
+
+    def there() -> bool:
+        found.extend(consumer.receive(invisible="60s"))
+        return len(found) >= count
+
+    eventually(there, 60)
+    return found
+
+
+def test_received_acknowledged_and_handed_out_again(proxied):
+    topic = new_topic(proxied)
+    with SimpleConsumer(proxy_endpoint=proxied.proxy_grpc, group=f"pop-{topic}") as consumer:
+        consumer.subscribe(topic)
+        with producer(proxied) as sends:
+            sent = [
+                sends.send(Message(topic, f"{n}".encode(), tags="a", keys=["k", "l"], properties={"p": f"{n}"})).msg_id
+                for n in range(8)
+            ]
+        found = {message.msg_id: message for message in all_of(consumer, 8)}
+        assert found.keys() == set(sent)
+        for n, msg_id in enumerate(sent):
+            message = found[msg_id]
+            assert (message.body, message.tags, message.keys) == (f"{n}".encode(), "a", ["k", "l"])
+            assert (message.properties, message.reconsume_times) == ({"p": f"{n}"}, 0)
+            assert (message.topic, message.queue.broker_name) == (topic, "broker-a")
+        late, dead, *done = found.values()
+        for message in done:
+            consumer.ack(message)
+        receipt = late.receipt
+        consumer.change_invisible(late, "10s")
+        assert late.receipt != receipt
+        consumer.forward_to_dlq(dead)
+        (again,) = all_of(consumer, 1)
+        assert (again.msg_id, again.body, again.reconsume_times) == (late.msg_id, late.body, 1)
+        with pytest.raises(errors.NotFound):
+            consumer.ack(late)
+        consumer.ack(again)
+    assert [row["msgId"] for row in stored(proxied, f"%DLQ%pop-{topic}", 1)] == [dead.msg_id]
+
+
+def test_what_java_compressed_is_opened_and_filters_are_the_brokers(proxied):
+    topic, tagged = new_topic(proxied), new_topic(proxied)
+    with SimpleConsumer(proxy_endpoint=proxied.proxy_grpc, group=f"pop-{topic}") as consumer:
+        consumer.subscribe(topic)
+        consumer.subscribe(tagged, tags="a || b")
+        sent = java_send(proxied.name_server, topic, 4, size=6000, kinds=("plain", "zlib", "lz4", "zstd"))
+        with producer(proxied) as sends:
+            tags = {sends.send(Message(tagged, b"x", tags=tag)).msg_id: tag for tag in "abcab"}
+        found = {message.msg_id: message for message in all_of(consumer, 8)}
+        wanted = {msg_id for msg_id, tag in tags.items() if tag != "c"}
+        assert found.keys() == {one.id for one in sent} | wanted
+        assert {one.id: hashlib.md5(found[one.id].body).hexdigest() for one in sent} == {
+            one.id: one.md5 for one in sent
+        }
+        for message in found.values():
+            consumer.ack(message)

@@ -1,0 +1,82 @@
+"""From stored properties to the messages of a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.codes import Property
+from rocketmq_spark.errors import MessageRefused
+from rocketmq_spark.grpc_proxy.facts import MessageType
+from rocketmq_spark.grpc_proxy.outgoing import Part, Topic, chains, message
+from rocketmq_spark.grpc_proxy.protos import get_ms
+
+TOPIC = Topic("t", "ns%t")
+BORN = 1_767_225_600_123
+
+
+def made(flag: int = 0, **properties: str):
+    return message(TOPIC, Part(b"body", properties, flag), BORN, "host")
+
+
+def test_what_has_a_field_goes_there_and_the_users_own_stay():
+    told = made(TAGS="a", KEYS="k1 k2", UNIQ_KEY="ID", WAIT="true", color="red")
+    system = told.system_properties
+    assert (told.topic.name, told.body) == ("ns%t", b"body")
+    assert dict(told.user_properties) == {"color": "red"}
+    assert (system.tag, list(system.keys), system.message_id, system.born_host) == ("a", ["k1", "k2"], "ID", "host")
+    assert get_ms(system.born_timestamp) == BORN
+    assert system.message_type == MessageType.NORMAL
+
+
+def test_what_is_absent_is_not_set():
+    system = made().system_properties
+    assert not any(map(system.HasField, ("tag", "message_group", "delivery_timestamp", "priority")))
+    assert not system.keys
+
+
+def test_a_sharding_key_is_a_message_group():
+    system = made(**{Property.SHARDING_KEY: "g"}).system_properties
+    assert (system.message_type, system.message_group) == (MessageType.FIFO, "g")
+
+
+def test_a_priority_is_one():
+    system = made(**{Property.PRIORITY: "0"}).system_properties
+    assert (system.message_type, system.HasField("priority")) == (MessageType.PRIORITY, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "due"),
+    [
+        (Property.TIMER_DELIVER_MS, str(BORN + 5), BORN + 5),
+        (Property.TIMER_DELAY_MS, "1500", BORN + 1500),
+        (Property.TIMER_DELAY_SEC, "3", BORN + 3000),
+        (Property.DELAY, "1", BORN + 1000),
+        (Property.DELAY, "18", BORN + 7_200_000),
+    ],
+)
+def test_every_delay_is_a_moment(name, value, due):
+    system = made(**{name: value}).system_properties
+    assert (system.message_type, get_ms(system.delivery_timestamp)) == (MessageType.DELAY, due)
+
+
+@pytest.mark.parametrize(
+    ("flag", "properties", "said"),
+    [
+        (3, {}, "flag is 3"),
+        (0, {Property.DELAY: "19"}, "level 19"),
+        (0, {Property.DELAY: "1", Property.SHARDING_KEY: "g"}, "FIFO and DELAY"),
+        (0, {Property.TRANSACTION_PREPARED: "true"}, "TRAN_MSG"),
+    ],
+)
+def test_what_grpc_cannot_carry_is_refused(flag, properties, said):
+    with pytest.raises(MessageRefused, match=said) as caught:
+        made(flag, **properties)
+    assert caught.value.topic == "t"
+
+
+def test_a_message_of_a_group_and_a_delayed_one_travel_alone_the_group_one_after_the_other():
+    """A real Proxy spreads requests of several messages over queues, though they are of one group."""
+    groups = {Property.SHARDING_KEY: "g"}, {Property.SHARDING_KEY: "h"}, {Property.DELAY: "1"}, {}
+    parts = [Part(bytes([n]), groups[n % 4]) for n in range(8)]
+    found = [[[part.body[0] for part in request] for request in chain] for chain in chains(parts)]
+    assert sorted(found) == [[[0], [4]], [[1], [5]], [[2]], [[3, 7]], [[6]]]

@@ -1,0 +1,79 @@
+"""A client of a Proxy with several endpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark import errors
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, AddressScheme, Code
+from rocketmq_spark.grpc_proxy.metadata import Keys
+from rocketmq_spark.grpc_proxy.protos import proto
+from tests.grpc_proxy.scripted import client, route, serving, status
+
+REQUEST = proto("QueryRouteRequest")()
+
+
+def test_another_endpoint_is_asked_when_one_is_away(nobody):
+    with serving({"QueryRoute": route()}) as address:
+        proxy = client(nobody, address, connect_timeout_s=1.0)
+        assert proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10), home=nobody).status.code == Code.OK
+        assert proxy.channel(nobody).address == address  # and not once more at the one that is away
+        proxy.close()
+
+
+def test_when_all_are_away_the_error_says_so(nobody):
+    proxy = client(nobody, connect_timeout_s=1.0)
+    with pytest.raises(errors.ConnectionLost, match=nobody):
+        proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+    proxy.close()
+
+
+def test_a_refusal_is_no_reason_to_ask_another():
+    asked = []
+
+    def refuse(request, context):
+        asked.append(request)
+        return proto("QueryRouteResponse")(status=status(Code.FORBIDDEN, "not you"))
+
+    with serving({"QueryRoute": refuse}) as one, serving({"QueryRoute": refuse}) as other:
+        proxy = client(one, other)
+        with pytest.raises(errors.AccessDenied, match="not you"):
+            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10), "t")
+        proxy.close()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "scheme", "host"),
+    [
+        ("127.0.0.1:8081", AddressScheme.IPv4, "127.0.0.1"),
+        ("[::1]:8081", AddressScheme.IPv6, "::1"),
+        ("proxy.example:8081", AddressScheme.DOMAIN_NAME, "proxy.example"),
+    ],
+)
+def test_it_says_how_it_reached_the_proxy(address, scheme, host):
+    told = client(address).endpoints()
+    assert (told.scheme, told.addresses[0].host, told.addresses[0].port) == (scheme, host, 8081)
+
+
+def test_keys_are_asked_for_with_each_call():
+    seen = []
+
+    def answer(request, context):
+        seen.append(dict(context.invocation_metadata())["authorization"].split(",")[0])
+        return route()(request, context)
+
+    keys = iter([Keys("one", "s"), Keys("two", "s")])
+    with serving({"QueryRoute": answer}) as address:
+        proxy = client(address, keys=lambda: next(keys))
+        for _ in range(2):
+            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        proxy.close()
+    assert [each.rpartition("=")[2] for each in seen] == ["one", "two"]
+
+
+def test_names_are_those_of_the_wire_and_clients_differ():
+    one, other = client("a:1", on_wire=lambda name: f"ns%{name}"), client("a:1")
+    assert one.resource("t").name == "ns%t"
+    assert one.client_id != other.client_id

@@ -1,0 +1,58 @@
+"""What a Proxy hands out, as values."""
+
+from __future__ import annotations
+
+from rocketmq_spark.grpc_proxy.facts import Encoding
+from rocketmq_spark.grpc_proxy.protos import proto, set_ms, set_seconds
+from rocketmq_spark.grpc_proxy.received import policy, popped
+from rocketmq_spark.model import MessageQueue
+
+
+def message(**system: object):
+    made = proto("Message")(body=b"packed")
+    for name, value in {"message_id": "ID", "receipt_handle": "r", "queue_id": 3, "queue_offset": 9, **system}.items():
+        setattr(made.system_properties, name, value)
+    set_ms(made.system_properties.born_timestamp, 5)
+    return made
+
+
+def taken(made: object):
+    return popped(made, "t", ("broker-a", "h:1"), lambda body: b"un" + body)
+
+
+def test_a_message_has_its_place_and_its_receipt():
+    found = taken(message(tag="a", delivery_attempt=2, message_group="g"))
+    assert found.queue == MessageQueue("t", "broker-a", 3)
+    assert (found.queue_offset, found.msg_id, found.receipt, found.endpoint) == (9, "ID", "r", "h:1")
+    assert (found.tags, found.message_group, found.delivery_attempt, found.reconsume_times) == ("a", "g", 2, 1)
+    assert found.body == b"packed"
+
+
+def test_what_is_not_told_is_none():
+    found = taken(message())
+    assert (found.tags, found.message_group, found.store_timestamp, found.keys) == (None, None, None, [])
+    assert (found.delivery_attempt, found.born_timestamp) == (1, 5)
+
+
+def test_a_compressed_body_is_opened():
+    assert taken(message(body_encoding=Encoding.GZIP)).body == b"unpacked"
+
+
+def test_the_policy_of_a_group():
+    settings = proto("Settings")()
+    assert policy(settings).max_attempts == 17
+    settings.subscription.fifo = True
+    settings.backoff_policy.max_attempts = 4
+    for seconds in (1, 5):
+        set_seconds(settings.backoff_policy.customized_backoff.next.add(), seconds)
+    found = policy(settings)
+    assert (found.max_attempts, found.ordered, found.pauses_s) == (4, True, (1.0, 5.0))
+
+
+def test_pauses_that_grow():
+    settings = proto("Settings")()
+    grown = settings.backoff_policy.exponential_backoff
+    set_seconds(grown.initial, 1)
+    set_seconds(grown.max, 5)
+    grown.multiplier = 2
+    assert policy(settings).pauses_s == (1.0, 2.0, 4.0, 5.0)

@@ -1,0 +1,175 @@
+"""The sender against a scripted Proxy: what a real one answers seldom. With a real one: tests/live/grpc."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import errors
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Property, Response
+from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
+from rocketmq_spark.grpc_proxy.outgoing import Part
+from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender
+from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
+from tests.grpc_proxy.scripted import acknowledge, client, route, serving, status
+
+REQUEST = SendRequest("g", b"", born_timestamp_ms=5)
+
+
+@contextmanager
+def sending(*parts: Part, **answers: Any) -> Iterator[tuple[ProxySender, MessageQueue]]:
+    """A sender of requests of these parts."""
+    with serving({"QueryRoute": route(MessageType.NORMAL), "SendMessage": acknowledge, **answers}) as address:
+        proxy = client(address)
+        yield ProxySender(proxy, lambda request: list(parts)), MessageQueue("t", address, 0)
+        proxy.close()
+
+
+def part(msg_id: str, **properties: str) -> Part:
+    return Part(b"x", {Property.UNIQ_KEY: msg_id, **properties})
+
+
+def soon() -> Deadline:
+    return Deadline.after(10)
+
+
+def test_a_topic_has_lanes_at_each_endpoint_and_keeps_them():
+    with sending() as (sender, queue):
+        lanes = sender.publish_queues("t", soon())
+        assert len(lanes) == LANES
+        assert {lane.broker_name for lane in lanes} == {queue.broker_name}
+        assert sender.publish_queues("t", soon(), refresh=True) is lanes
+        assert sender.message_types("t", soon()) == {"NORMAL"}
+
+
+def test_a_topic_that_is_missing_or_takes_no_writes():
+    def missing(request: Any, context: Any) -> Any:
+        return proto("QueryRouteResponse")(status=status(Code.TOPIC_NOT_FOUND))
+
+    with sending(QueryRoute=missing) as (sender, _), pytest.raises(errors.RouteNotFound) as caught:
+        sender.publish_queues("t", soon())
+    assert caught.value.broker_code == Response.TOPIC_NOT_EXIST
+    with (
+        sending(QueryRoute=route(permission=Permission.READ)) as (sender, _),
+        pytest.raises(errors.RouteNotFound) as caught,
+    ):
+        sender.publish_queues("t", soon())
+    assert caught.value.broker_code is None
+
+
+def test_one_answer_for_all_messages():
+    with sending(part("A"), part("B"), part("C")) as (sender, queue):
+        result = sender.send(queue, REQUEST, soon())
+    assert (result.status, result.queue_offset, result.msg_id) == (SendStatus.SEND_OK, 7, "")
+    assert result.queue == MessageQueue("t", queue.broker_name, UNKNOWN_QUEUE)
+    assert result.offset_msg_id is None
+
+
+def test_an_answer_about_other_messages_is_no_acknowledgement():
+    def other(request: Any, context: Any) -> Any:
+        made = proto("SendMessageResponse")(status=status(Code.OK))
+        made.entries.add(status=status(Code.OK), message_id="A,Z")
+        return made
+
+    with (
+        sending(part("A"), part("B"), SendMessage=other) as (sender, queue),
+        pytest.raises(errors.RemoteProtocolError, match="A,Z; expected A,B"),
+    ):
+        sender.send(queue, REQUEST, soon())
+
+
+def test_an_empty_answer_is_no_acknowledgement():
+    def empty(request: Any, context: Any) -> Any:
+        return proto("SendMessageResponse")(status=status(Code.OK))
+
+    with sending(part("A"), SendMessage=empty) as (sender, queue), pytest.raises(errors.RemoteProtocolError):
+        sender.send(queue, REQUEST, soon())
+
+
+@pytest.mark.parametrize(
+    ("code", "stored"),
+    [
+        (Code.MASTER_PERSISTENCE_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT),
+        (Code.SLAVE_PERSISTENCE_TIMEOUT, SendStatus.FLUSH_SLAVE_TIMEOUT),
+        (Code.HA_NOT_AVAILABLE, SendStatus.SLAVE_NOT_AVAILABLE),
+    ],
+)
+def test_stored_but_not_as_safely(code, stored):
+    def answer(request: Any, context: Any) -> Any:
+        made = acknowledge(request, context)
+        made.status.code = made.entries[0].status.code = code
+        return made
+
+    with sending(part("A"), SendMessage=answer) as (sender, queue):
+        assert sender.send(queue, REQUEST, soon()).status is stored
+
+
+def test_messages_of_a_group_go_one_after_the_other_and_have_one_outcome():
+    seen: defaultdict[str, list[str]] = defaultdict(list)
+    under_way: Counter[str] = Counter()
+
+    def answer(request: Any, context: Any) -> Any:
+        (one,) = request.messages
+        group = one.system_properties.message_group
+        under_way[group] += 1
+        assert under_way[group] == 1
+        seen[group].append(one.system_properties.message_id)
+        under_way[group] -= 1
+        return acknowledge(request, context)
+
+    parts = [part(f"{n}", **{Property.SHARDING_KEY: f"g{n % 50}"}) for n in range(150)]
+    with sending(*parts, SendMessage=answer) as (sender, queue):
+        result = sender.send(queue, REQUEST, soon())
+    assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, None)
+    assert seen == {f"g{n}": [f"{n}", f"{n + 50}", f"{n + 100}"] for n in range(50)}
+
+
+def test_of_many_requests_the_first_failure_is_the_outcome_and_told_once():
+    def answer(request: Any, context: Any) -> Any:
+        if request.messages[0].system_properties.message_group == "g3":
+            return proto("SendMessageResponse")(status=status(Code.TOO_MANY_REQUESTS, "busy"))
+        return acknowledge(request, context)
+
+    outcomes: SimpleQueue[Any] = SimpleQueue()
+    parts = [part(f"{n}", **{Property.SHARDING_KEY: f"g{n}"}) for n in range(100)]
+    with sending(*parts, SendMessage=answer) as (sender, queue):
+        sender.send_async(queue, REQUEST, soon(), outcomes.put)
+        outcome = outcomes.get(timeout=10)
+        assert isinstance(outcome, errors.BrokerBusy)
+        assert outcome.retriable
+    assert outcomes.empty()
+
+
+def test_after_a_failure_nothing_more_of_its_group_is_sent():
+    seen = []
+
+    def answer(request: Any, context: Any) -> Any:
+        seen.append(request.messages[0].system_properties.message_id)
+        return proto("SendMessageResponse")(status=status(Code.TOO_MANY_REQUESTS, "busy"))
+
+    parts = [part(f"{n}", **{Property.SHARDING_KEY: "g"}) for n in range(3)]
+    with sending(*parts, SendMessage=answer) as (sender, queue), pytest.raises(errors.BrokerBusy):
+        sender.send(queue, REQUEST, soon())
+    assert seen == ["0"]
+
+
+def test_what_cannot_be_sent_is_an_outcome_too():
+    outcomes: SimpleQueue[Any] = SimpleQueue()
+    with sending(Part(b"x", {}, flag=1)) as (sender, queue):
+        sender.send_async(queue, REQUEST, soon(), outcomes.put)
+    assert isinstance(outcomes.get(timeout=10), errors.MessageRefused)
+
+
+def test_whether_an_endpoint_answers(nobody):
+    with sending() as (sender, queue):
+        assert sender.probe(queue.broker_name, "t", soon())
+    proxy = client(nobody, connect_timeout_s=1.0)
+    assert not ProxySender(proxy, lambda request: []).probe(nobody, "t", soon())
+    proxy.close()

@@ -1,0 +1,34 @@
+"""Options to what every connection needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark import access, options
+from rocketmq_spark.errors import OptionError
+
+SERVER = {"nameServer": "n:1"}
+
+
+def parsed(**given: object) -> options.Options:
+    return options.parse({**SERVER, **given}).for_role("producer")
+
+
+def test_who_signs_comes_from_the_options_or_a_file(tmp_path):
+    assert access.credentials(parsed()) is None
+    assert access.credentials(parsed(accessKey="a")) is None
+    keys = access.credentials(parsed(accessKey="a", secretKey="s", securityToken="t"))
+    assert (keys.access_key, keys.secret_key, keys.security_token) == ("a", "s", "t")
+    file = tmp_path / "keys"
+    file.write_text("accessKey=b\nsecretKey=c\n")
+    assert access.credentials(parsed(credentialsFile=str(file))).current().access_key == "b"
+
+
+def test_a_provider_that_fails_names_its_option():
+    with pytest.raises(OptionError, match="credentialsProvider"):
+        access.credentials(parsed(credentialsProvider="no.such:module"))
+
+
+def test_names_stand_in_a_namespace_and_an_environment():
+    assert access.scope(parsed(namespace="ns")).on_wire("t") == "ns%t"
+    assert access.scope(parsed(environment="dev", environmentMode="suffix")).on_wire("t") == "t_dev"

@@ -1,0 +1,84 @@
+"""Options to what speaks gRPC."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rocketmq_spark import options, proxied, session
+from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import Message, SendRequest
+from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.compression import compress
+
+GRPC = {"transport": "grpc", "proxyEndpoint": "p:8081"}
+SETTINGS = ProducerSettings(group="g", proxied=True)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    yield
+    session.close_all()
+
+
+def parsed(**given: object) -> options.Options:
+    return options.parse({**GRPC, **given}).for_role("producer")
+
+
+def test_those_with_the_same_connection_share_a_client_until_it_is_closed():
+    made = session.sender(parsed())
+    assert session.sender(parsed(group="other")) is made
+    assert session.sender(parsed(accessKey="a", secretKey="b")) is not made
+    session.close_all()
+    assert session.sender(parsed()) is not made
+
+
+def test_each_consumer_is_a_client_of_its_own():
+    made = [session.pop_member(parsed()) for _ in range(2)]
+    assert len({member.client_id for member in made}) == 2
+
+
+def test_a_batch_is_taken_apart():
+    prepared = [encoding.prepare(Message("t", f"{n}".encode(), tags="a"), f"ID{n}", SETTINGS) for n in range(3)]
+    request = encoding.explicit_batch(prepared, "B", SETTINGS, 5)
+    parts = proxied.take_apart(request)
+    assert [(part.body, part.properties["TAGS"], part.properties["UNIQ_KEY"]) for part in parts] == [
+        (f"{n}".encode(), "a", f"ID{n}") for n in range(3)
+    ]
+
+
+@pytest.mark.parametrize("kind", [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD])
+def test_what_was_compressed_is_opened(kind):
+    """A spool may have kept it so, and other producers send it so."""
+    packed = compress(b"body" * 100, kind)
+    (part,) = proxied.take_apart(
+        SendRequest("g", packed, "a\x01b\x02", sys_flag=int(SysFlag.COMPRESSED | kind), flag=4)
+    )
+    assert (part.body, part.properties, part.flag) == (b"body" * 100, {"a": "b"}, 4)
+    assert proxied.unpack(packed) == b"body" * 100
+
+
+def test_over_grpc_nothing_is_compressed_and_no_topic_is_made():
+    settings = ProducerSettings.of(parsed(compressAbove="0"))
+    assert (settings.compression, settings.auto_create_topics, settings.proxied) == ("none", False, True)
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("rocketmq_spark.grpc_proxy")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(OptionError, match=r"pip install 'rocketmq-spark\[grpc\]'"):
+        proxied.sender(parsed())
+
+
+def test_nobody_imports_grpc_who_does_not_ask_for_it():
+    code = (
+        "import sys, rocketmq_spark.session, rocketmq_spark.datasource, rocketmq_spark.sink.task, rocketmq_spark.cli\n"
+        "print([name for name in sys.modules if name.partition('.')[0] in ('grpc', 'google')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

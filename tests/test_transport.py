@@ -1,0 +1,66 @@
+"""What goes with which transport."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark import options
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.session import SimpleConsumer
+
+GRPC = {"transport": "grpc", "proxyEndpoint": "p:8081"}
+
+
+@pytest.mark.parametrize("role", ["sink", "producer", "simple consumer"])
+def test_who_sends_or_takes_messages_needs_no_name_server(role):
+    assert options.parse(GRPC).for_role(role).cluster == ("p:8081",)
+
+
+@pytest.mark.parametrize("role", ["batch source", "stream source", "pull consumer"])
+def test_who_needs_offsets_is_told_why_not_and_the_way_out(role):
+    with pytest.raises(OptionError, match=rf"(?s)a {role} .*UNIMPLEMENTED.*Remoting port"):
+        options.parse(GRPC).for_role(role)
+
+
+def test_a_consumer_of_queues_is_told_of_the_one_that_needs_none():
+    with pytest.raises(OptionError, match="use SimpleConsumer"):
+        options.parse(GRPC).for_role("consumer")
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "said"),
+    [
+        ("sink", {"proxyEndpoint": None}, "'proxyEndpoint' is required"),
+        ("sink", {"queueSelector": "column"}, "the Proxy chooses the queue"),
+        ("sink", {"queueSelector": "machineRoom", "machineRooms": "a"}, "the Proxy chooses the queue"),
+        ("sink", {"queueSelector": "some.module:choose"}, "the Proxy chooses the queue"),
+        ("producer", {"environment": "dev"}, "environmentMode=suffix"),
+        ("producer", {"longDelay": "dmq"}, "'longDelay' is 'dmq'"),
+        ("producer", {"addressMap": '{"a:1":"b:1"}'}, "'addressMap' means nothing"),
+        ("producer", {"tlsKeyPassword": "x"}, "without a password"),
+        ("producer", {"tlsCheckHostname": "false"}, "'tlsServerName'"),
+    ],
+)
+def test_what_cannot_be_done_over_grpc(role, given, said):
+    with pytest.raises(OptionError, match=said):
+        options.parse({**GRPC, **given}).for_role(role)
+
+
+@pytest.mark.parametrize("selector", ["roundRobin", "random", "hash"])
+def test_selectors_that_leave_the_choice(selector):
+    assert options.parse({**GRPC, "queueSelector": selector}).for_role("sink")
+
+
+@pytest.mark.parametrize("name", ["proxyEndpoint", "tlsServerName"])
+def test_what_is_said_to_a_proxy_means_nothing_to_brokers(name):
+    with pytest.raises(OptionError, match=f"'{name}' means nothing without transport=grpc"):
+        options.parse({"nameServer": "n:1", name: "a:1"}).for_role("sink")
+
+
+def test_a_simple_consumer_speaks_with_a_proxy():
+    with pytest.raises(OptionError, match="speaks with a Proxy"):
+        SimpleConsumer(name_server="n:1", transport="remoting", group="g")
+
+
+def test_over_remoting_the_name_servers_are_the_cluster():
+    assert options.parse({"nameServer": "n:1"}).for_role("sink").cluster == ("n:1",)
