@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs clean java
+.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs notebooks clean java
 .NOTPARALLEL:
 
 demo: java $(READY)
@@ -48,6 +48,10 @@ bench: java $(READY)
 
 docs: $(READY)
 	@$(BIN)/python docs/write_options.py && $(BIN)/python -m rocketmq_spark.localbroker conf
+
+# Runs every notebook and stores what its cells show.
+notebooks: java $(READY)
+	@$(BIN)/python -m tests.notebooks.running
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse

@@ -1,13 +1,17 @@
-"""Writes the tables of docs/options.md from the one table of options; what stands above them is kept."""
+"""Writes the tables of docs/options.md and docs/errors.md from those of options, columns and errors; their heads are kept."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rocketmq_spark.options_page import markdown
+from rocketmq_spark.options_page import errors_markdown, markdown
 
-PAGE = Path(__file__).with_name("options.md")
+HERE = Path(__file__).parent
 
 if __name__ == "__main__":
-    head = PAGE.read_text("utf-8").partition("## Connection")[0]
-    PAGE.write_text(head + markdown(), "utf-8")
+    for name, heading, text in (
+        ("options.md", "## Connection", markdown()),
+        ("errors.md", "## Codes", errors_markdown()),
+    ):
+        page = HERE / name
+        page.write_text(page.read_text("utf-8").partition(heading)[0] + text, "utf-8")

@@ -12,12 +12,15 @@ from rocketmq_spark import workers
 
 if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
+    from rocketmq_spark.explained import explain
     from rocketmq_spark.localbroker import LocalBroker
+    from rocketmq_spark.metrics import MetricsListener
     from rocketmq_spark.model import Message, MessageQueue
     from rocketmq_spark.registration import register
     from rocketmq_spark.session import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.source.listener import GroupOffsetListener
+    from rocketmq_spark.source.progress import progress
     from rocketmq_spark.tuning import low_latency_conf
 
 __version__ = "0.1.0"
@@ -28,12 +31,15 @@ _HOMES = {
     "LocalBroker": "localbroker",
     "Message": "model",
     "MessageQueue": "model",
+    "MetricsListener": "metrics",
     "Producer": "session",
     "PullConsumer": "session",
     "RocketMQError": "errors",
     "SimpleConsumer": "session",
+    "explain": "explained",
     "foreach_batch_writer": "sink.foreach",
     "low_latency_conf": "tuning",
+    "progress": "source.progress",
     "register": "registration",
     "write_rocketmq": "sink.foreach",
 }
@@ -44,12 +50,15 @@ __all__ = [
     "LocalBroker",
     "Message",
     "MessageQueue",
+    "MetricsListener",
     "Producer",
     "PullConsumer",
     "RocketMQError",
     "SimpleConsumer",
+    "explain",
     "foreach_batch_writer",
     "low_latency_conf",
+    "progress",
     "register",
     "write_rocketmq",
 ]

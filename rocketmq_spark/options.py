@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rocketmq_spark import kafka_names, transport
 from rocketmq_spark import parsing as p
-from rocketmq_spark import transport
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 
@@ -202,7 +202,7 @@ class Options:
         p.choice("error", "earliest", "latest"),
         "error",
         _SOURCE,
-        "where a queue starts whose group has no offset",
+        "where a queue without a group offset starts",
         shown="error",
     )
     starting_timestamp: int | None = _row(
@@ -706,6 +706,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
 
 
 def _unknown(name: str) -> str:
+    of_kafka = kafka_names.of_option(name)
+    if of_kafka:
+        return f"option {name!r} is unknown: {of_kafka}"
     known = {row.name.lower(): row.name for row in TABLE}
     near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
     hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all"

@@ -1,8 +1,13 @@
-"""The table of options as docs/options.md shows it."""
+"""The tables of options and columns as docs/options.md shows them, and that of errors in docs/errors.md."""
 
 from __future__ import annotations
 
+import inspect
+
+from rocketmq_spark import errors
+from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.options import ROLES, SOURCE_ROLES, TABLE
+from rocketmq_spark.sink import columns
 
 _SHOWN_ROLE = {
     "batch source": "batch",
@@ -13,9 +18,78 @@ _SHOWN_ROLE = {
     "pull consumer": "`PullConsumer`",
 }
 
+SOURCE_COLUMNS = {
+    "topic": "the topic",
+    "brokerName": "the broker that the queue lies on",
+    "queueId": "the queue; with `topic` and `brokerName` it names one",
+    "queueOffset": "place in the queue, from 0 on",
+    "body": "what was sent; empty, not null, where it is empty; null only with `badMessage=null`",
+    "tags": "the tag that brokers filter by; null when there is none",
+    "keys": "what a message is found by; null when there are none",
+    "bornTimestamp": "when it was sent, by the sender's clock",
+    "storeTimestamp": "when its broker stored it",
+    "msgId": "id that the sender made; a repeated send has another one",
+    "properties": "as option `includeProperties` says; null with `none`",
+    "offsetMsgId": "id that the broker made of its address and `commitLogOffset`",
+    "flag": "number that the sender chose",
+    "sysFlag": "how it is stored: compressed, in a transaction, addresses of version 6",
+    "reconsumeTimes": "how often a consumer group has sent it back",
+    "bornHost": "the sender, `host:port`",
+    "storeHost": "the broker, `host:port`",
+    "commitLogOffset": "place in the broker's log, in bytes",
+    "storeSize": "bytes that it takes there",
+    "decodeError": "with `badMessage=null` too: why it could not be decoded; null when it could",
+}
+SINK_COLUMNS = {
+    "body": "what is sent; required, neither null nor empty",
+    "value": "another name of `body`",
+    "topic": "where the row goes; option `topic` beats it",
+    "tags": "the tag that readers may filter by",
+    "keys": "what the message is found by",
+    "properties": "properties of the user; a null value is left out",
+    "shardingKey": "rows of one key go to one queue, with `queueSelector=hash`",
+    "queueId": "the queue itself, with `queueSelector=column`",
+    "brokerName": "its broker; goes with `queueId`",
+    "delayLevel": "delivered later, by one of the broker's levels",
+    "delayMs": "delivered so many milliseconds after it was sent",
+    "deliverAt": "delivered at this time",
+    "flag": "number for readers",
+}
+
 
 def markdown() -> str:
-    """The table as it stands in docs/options.md."""
+    """The tables as they stand in docs/options.md."""
+    return f"{_options()}\n{_source_columns()}\n{_sink_columns()}"
+
+
+def _source_columns() -> str:
+    lines = ["## Columns of the source", "", "In this order.", "", "| column | type | meaning |", "| --- | --- | --- |"]
+    for column in (*BASIC, *FULL, DECODE_ERROR):
+        where = "" if column in BASIC else " *(`metadata=full`)*"
+        lines.append(f"| `{column.name}` | {column.ddl} | {SOURCE_COLUMNS[column.name]}{where} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sink_columns() -> str:
+    about = (
+        "Names are matched without case; an unknown column or a wrong type is an error before the first row is sent."
+    )
+    lines = ["## Columns of the sink", "", about, "", "| column | type | meaning |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {kind} | {SINK_COLUMNS[name]} |" for name, kind in columns.TABLE.items()]
+    return "\n".join(lines) + "\n"
+
+
+def errors_markdown() -> str:
+    """The table of errors as it stands in docs/errors.md: what each class says of itself."""
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.RocketMQError)]
+    lines = ["## Codes", "", "| code | class | may pass | what it means |", "| --- | --- | --- | --- |"]
+    for kind in sorted(kinds, key=lambda kind: str(kind.code)):
+        meaning = " ".join((kind.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
+        lines.append(f"| `{kind.code}` | `{kind.__name__}` | {'yes' if kind.retriable else 'no'} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _options() -> str:
     connection = [row for row in TABLE if row.roles == ROLES or row.field == "route_refresh"]
     source = [row for row in TABLE if set(row.roles) & set(SOURCE_ROLES) and row not in connection]
     parts = []

@@ -21,17 +21,22 @@ def warn_if_workers_differ(program: str) -> None:
 
     What cannot be found here is another machine's business, and what is this very Python needs no look.
     """
-    import shutil  # here, because every worker imports this module and few drivers get so far
-
-    path = shutil.which(program)
-    if path is None or os.path.abspath(path) == os.path.abspath(sys.executable) or _imports(path):
+    if can_import(program):
         return
     warnings.warn(
-        f"Spark's workers run {path}, which cannot import rocketmq_spark and pyarrow, while this driver runs "
+        f"Spark's workers run {program}, which cannot import rocketmq_spark and pyarrow, while this driver runs "
         f"{sys.executable}: Spark will not find the format 'rocketmq'. Before the session is made, activate the virtual "
         f"environment, or set PYSPARK_PYTHON: os.environ['PYSPARK_PYTHON'] = sys.executable",
         stacklevel=3,
     )
+
+
+def can_import(program: str) -> bool:
+    """Whether ``program`` has this package and pyarrow, as far as this machine can say."""
+    import shutil  # here, because every worker imports this module and few drivers get so far
+
+    path = shutil.which(program)
+    return path is None or os.path.abspath(path) == os.path.abspath(sys.executable) or _imports(path)
 
 
 def _imports(path: str) -> bool:

@@ -22,7 +22,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 # A module imports from lines above its own only.
 RANKS = """
     codes closing java_strings clock timer process runner daemon tuning workers
-    errors model
+    errors kafka_names model
     lag
     membership parsing popped retry transport
     options ports queues wire
@@ -36,7 +36,7 @@ RANKS = """
     session
     source sink
     datasource delay localbroker
-    registration options_page
+    registration options_page explained metrics notebook
     cli testing
     __main__
 """
@@ -62,13 +62,16 @@ ORDER = {
     " plain",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"
     " under_way pending spooling encoding destination long_delays batching engine resending housekeeping producer",
-    "source": "offsets pushdown allocation planner decisions loss starting_offsets filters catalog waiting commit"
-    " listener tasks stream readers checkpoint",
+    "source": "offsets progress pushdown allocation planner decisions account loss starting_offsets filters catalog waiting"
+    " commit listener tasks stream readers files"
+    " checkpoint drift rewind",
     "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool"
     " folders",
     "sink": "columns report selectors routing whole checks task writers foreach",
     "delay": "release presence stream progress retention waiting service node",
-    "cli": "output command background connection broker topic orders produce reading tail lag dlq spool delay environment"
+    "cli": "output command background connection positions broker topic orders produce reading tail metrics_server lag_view"
+    " lag offsets checkpoint dlq spool delay environment"
+    " doctor doctor.findings doctor.machine doctor.servers doctor.traffic doctor.examine doctor.command"
     " demo"
     " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive natives config loopback guard ivy distro process leftovers servers registration site members"
@@ -95,9 +98,11 @@ BANNED = {
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
     "pyspark": "daemon datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration"
-    " delay.stream",
+    " delay.stream metrics source.progress notebook",
+    "matplotlib": "notebook",
+    "IPython": "notebook",
     "py4j": "cli.demo.play",
-    "pyarrow": "wire.compression columnar decode encode source.tasks sink",
+    "pyarrow": "wire.compression columnar decode encode source.tasks source.files sink",
     "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar decode encode sink",
     "grpc": "grpc_proxy.channel",
     "google": "grpc_proxy.protos",
@@ -114,13 +119,13 @@ OUTSIDE = {
     " consumer.held consumer.workers consumer.subscriptions"
     " grpc_proxy.channel grpc_proxy.endpoints grpc_proxy.sender grpc_proxy.telemetry grpc_proxy.member consumer.simple_consumer"
     " consumer.concurrent consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
-    " spool.store spool.redelivery delay.service",
+    " spool.store spool.redelivery delay.service notebook",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route client.kinds"
     " delay.node delay.presence grpc_proxy.proxy grpc_proxy.sender"
     " timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
     " source.waiting"
-    " localbroker cli",
+    " localbroker cli metrics",
     "asyncio": "",
     "multiprocessing": "",
 }
@@ -305,7 +310,8 @@ def test_errors_of_the_operating_system_end_in_remoting():
         f"{module.name}:{node.lineno}"
         for module in modules()
         if module.room in ("client", "pull", "producer", "consumer", "source", "sink", "datasource")
-        if module.inner not in ("client.credentials", "consumer.local_offsets")  # a file's, not a socket's
+        if module.inner
+        not in ("client.credentials", "consumer.local_offsets", "source.files")  # a file's, not a socket's
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ExceptHandler) and node.type is not None
         if re.search(r"OSError|ConnectionError|TimeoutError|socket\.", ast.unparse(node.type))
@@ -439,7 +445,7 @@ def test_nothing_is_left_undone():
 
 def test_public_names_can_be_imported():
     package = importlib.import_module("rocketmq_spark")
-    assert len(package.__all__) <= 20
+    assert len(package.__all__) <= 16
     for name in package.__all__:
         assert getattr(package, name).__doc__, name
     for module, name in (("queues.allocation", "allocate"), ("queues.selection", "select"), ("testing", "rocketmq")):

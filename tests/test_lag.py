@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.lag import QueueLag, Total, total
+from rocketmq_spark.lag import Pace, QueueLag, Total, pace, total
 from rocketmq_spark.model import MessageQueue
 
 Q = MessageQueue("t", "a", 0)
@@ -22,6 +22,7 @@ NOW_MS = 10_000
         (QueueLag(Q, 0, None, 10), (None, None, None)),
         (QueueLag(Q, 0, 4, 10), (6, 0, None)),
         (QueueLag(Q, 0, 4, 10, 11_000), (6, 0, 0)),  # another clock
+        (QueueLag(Q, None, 4, None), (None, None, None)),  # its broker is away
     ],
 )
 def test_one_queue(row: QueueLag, expected: tuple[int | None, ...]) -> None:
@@ -38,3 +39,26 @@ def test_all_of_them() -> None:
     assert total(rows, NOW_MS) == Total(11, 3, 2_000, 1)
     assert total([*rows, QueueLag(Q, 0, 1, 2)], NOW_MS) == Total(12, 3, None, 1)
     assert total([rows[-1]], NOW_MS) == Total(None, None, None, 1)
+    assert total([rows[0], QueueLag(Q, None, 4, None)], NOW_MS) == Total(6, 0, 1_000, 1)
+
+
+R = Q._replace(queue_id=1)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ([QueueLag(Q, 0, 0, 100)], [QueueLag(Q, 0, 60, 120)], Pace(30.0, 10.0, 3.0)),
+        ([QueueLag(Q, 0, 0, 100)], [QueueLag(Q, 0, 10, 200)], Pace(5.0, 50.0, None)),  # it falls behind
+        ([QueueLag(Q, 0, 0, 100)], [QueueLag(Q, 0, 100, 100)], Pace(50.0, 0.0, 0.0)),
+        ([QueueLag(Q, 0, 50, 100)], [QueueLag(Q, 0, 20, 100)], Pace()),  # offsets were set
+        ([QueueLag(Q, 0, 50, 100)], [QueueLag(Q, 0, 50, 60)], Pace()),  # the topic was made again
+        ([QueueLag(Q, 0, None, 100)], [QueueLag(Q, 0, 20, 100)], Pace()),
+        ([QueueLag(Q, 0, 0, 10), QueueLag(R, 0, 0, 10)], [QueueLag(Q, 0, 4, 10), QueueLag(R, 0, 2, 10)], Pace(3.0, 0.0, 14 / 3)),
+        ([QueueLag(Q, 0, 0, 10)], [QueueLag(Q, 0, 4, 10), QueueLag(R, 0, 2, 10)], Pace(2.0, 0.0, 3.0)),  # a new queue
+        ([], [QueueLag(Q, 0, 4, 10)], Pace()),
+    ],
+)  # fmt: skip
+def test_the_pace_between_two_looks(before: list[QueueLag], now: list[QueueLag], expected: Pace) -> None:
+    assert pace(before, now, 2.0) == expected
+    assert pace(before, now, 0.0) == Pace()

@@ -2,12 +2,49 @@ from __future__ import annotations
 
 import pytest
 
+from rocketmq_spark import errors, options_page
+from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.options import TABLE, Option
 from rocketmq_spark.options_page import markdown
+from rocketmq_spark.sink import columns
+from tests.test_house import ROOT
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_every_option_stands_there_once(row: Option) -> None:
-    assert markdown().count(f"\n| `{row.name}`") == 1
+    options = markdown().partition("## Columns")[0]
+    assert options.count(f"\n| `{row.name}`") == 1
     assert row.help
     assert row.shown
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of a table's rows."""
+    lines = markdown().partition(f"## {heading}\n")[2].partition("\n## ")[0].splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+
+
+def test_every_column_of_the_source_stands_there_in_its_order_with_its_type() -> None:
+    every = (*BASIC, *FULL, DECODE_ERROR)
+    assert [(name, kind) for name, kind, _ in table("Columns of the source")] == [(f"`{c.name}`", c.ddl) for c in every]
+    full = [name for name, _, meaning in table("Columns of the source") if "`metadata=full`" in meaning]
+    assert full == [f"`{c.name}`" for c in every[len(BASIC) :]]
+    assert options_page.SOURCE_COLUMNS.keys() == {c.name for c in every}
+
+
+def test_every_column_of_the_sink_stands_there_with_its_types() -> None:
+    assert [(name, kind) for name, kind, _ in table("Columns of the sink")] == [
+        (f"`{n}`", k) for n, k in columns.TABLE.items()
+    ]
+    assert options_page.SINK_COLUMNS.keys() == columns.TABLE.keys()
+
+
+def test_every_code_of_an_error_stands_on_the_page_once() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    assert page[page.index("## Codes") :] == options_page.errors_markdown(), "run: make docs"
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RocketMQError)
+    ]
+    assert len(kinds) > 25
+    for kind in kinds:
+        assert page.count(f"\n| `{kind.code}` |") == 1

@@ -7,6 +7,7 @@ import importlib
 import click
 
 import rocketmq_spark
+from rocketmq_spark.cli.command import Suggesting
 
 # What the first page of help says, and where the command is.
 _COMMANDS = {
@@ -15,7 +16,10 @@ _COMMANDS = {
     "topic": ("Create, list, describe and delete topics.", "topic:topic"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they come.", "tail:tail"),
+    "doctor": ("Look for what is broken, and how to mend it.", "doctor.command:doctor"),
     "lag": ("How far a consumer group or a query is behind.", "lag:lag"),
+    "offsets": ("Show and set the offsets of a consumer group.", "offsets:offsets"),
+    "checkpoint": ("Look into a query's checkpoint, and take it back.", "checkpoint:checkpoint"),
     "spool": ("Look into what producers could not send, and send or export it.", "spool:spool"),
     "delay": ("A service that delivers messages after delays of any length.", "delay:delay"),
     "environment": ("See which environment writes and reads which queue of a topic.", "environment:environment"),
@@ -23,7 +27,7 @@ _COMMANDS = {
 }
 
 
-class _Lazy(click.Group):
+class _Lazy(Suggesting):
     """A group whose commands are imported when they are used; its help needs none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -88,6 +88,7 @@ def start(wish: Wish) -> Running:
             f"A local broker is running already{where}", remedy="Stop it with: rocketmq-spark broker stop"
         )
     find_java()
+    loopback.refuse_taken(_ports(wish))
     distro.fetch()
     with distro.writing_to(_folder()):
         _folder().mkdir(parents=True, exist_ok=True)
@@ -181,10 +182,13 @@ def _run(answers: IO[str], wish: Wish) -> None:
 
 
 def _servers(wish: Wish) -> LocalBroker:
-    ports = {NAME_SERVER: wish.port} if wish.port else None
     return LocalBroker(
-        brokers=wish.brokers, slaves=wish.slaves, conf=wish.conf, data=wish.data, ports=ports, quiet=True
+        brokers=wish.brokers, slaves=wish.slaves, conf=wish.conf, data=wish.data, ports=_ports(wish), quiet=True
     )
+
+
+def _ports(wish: Wish) -> dict[str, int]:
+    return {NAME_SERVER: wish.port} if wish.port else {}
 
 
 def _publish(mq: LocalBroker) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -57,7 +57,7 @@ def stop(output: Output) -> None:
 @click.pass_obj
 @click.pass_context
 def status(ctx: click.Context, output: Output) -> None:
-    """What runs, and where. Exit code 1 when nothing does."""
+    """What runs, and where. Exit code 1 when nothing does, or when a server of it is down."""
     from rocketmq_spark.cli import background
 
     running = background.running()
@@ -71,9 +71,16 @@ def status(ctx: click.Context, output: Output) -> None:
         f"Data         {running.data}",
         f"Started      {document['started']}",
     ]
+    up = {str(server["name"]): server["up"] for server in document["servers"]}
     for name, (address, pid) in running.servers.items():
-        lines.append(f"{name:<12} {address}  process {pid}  {'up' if running.up(name) else 'down'}")
+        lines.append(f"{name:<12} {address}  process {pid}  {'up' if up[name] else 'down'}")
     output.item(document, "\n".join(lines))
+    down = [name for name in up if not up[name]]
+    if down:
+        output.note(
+            f"{', '.join(down)} down. See: rocketmq-spark broker logs {down[0]}; then: rocketmq-spark broker stop, and start"
+        )
+        ctx.exit(1)
 
 
 @broker.command()
@@ -95,7 +102,7 @@ def logs(output: Output, name: str, lines: int) -> None:
         output.item({"server": name, "line": line}, line)
 
 
-def _document(running: Running) -> dict[str, object]:
+def _document(running: Running) -> dict[str, Any]:
     return {
         "running": True,
         "nameServer": running.name_server,

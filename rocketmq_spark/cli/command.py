@@ -1,13 +1,17 @@
 """What all commands share: ``--json``, ``--debug``, and how they end.
 
-Exit codes: 0 done, 1 a failure (one line that says why and what to do), 2 wrong usage (click's own), 130 Ctrl-C.
+Exit codes: 0 done, 1 a failure (one line that says why and what to do), 2 wrong usage (click's own), 130 Ctrl-C. Who reads
+what a command prints may leave before its end (``| head -1``): that is 0, too, but of a command that sends, whose end it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +26,8 @@ INTERRUPTED = 130
 
 class Command(click.Command):
     """A command whose function gets an ``Output`` with ``click.pass_obj``."""
+
+    code_without_reader = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,14 +49,33 @@ class Command(click.Command):
         except Exception as error:
             # The root of the program: nobody above could say it better.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # the reader of our pipe has left; click ends quietly
+                _be_silent()
+                ctx.exit(self.code_without_reader)
             if debug:
                 raise
             output.failure(error if isinstance(error, RocketMQError) else _unexpected(error))
             ctx.exit(1)
 
 
-class Group(click.Group):
+class Sending(Command):
+    """Such a command that sends while it prints, and has not sent everything when it cannot print."""
+
+    code_without_reader = 1
+
+
+class Suggesting(click.Group):
+    """A group that tells the nearest names to who misspells one."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], known, n=2, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+class Group(Suggesting):
     """A group of such commands."""
 
     command_class = Command
@@ -68,6 +93,12 @@ def on_ctrl_c(handle: Callable[[], None], also: Sequence[signal.Signals] = ()) -
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _be_silent() -> None:
+    """Nobody reads any more, not even what is still in a buffer when Python ends."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _unexpected(error: Exception) -> RocketMQError:

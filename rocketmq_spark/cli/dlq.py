@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.command import Group, Sending
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import document, line
@@ -79,7 +79,7 @@ def show(
     output.note(f"{count} dead letters of group {group}")
 
 
-@dlq.command()
+@dlq.command(cls=Sending)
 @click.argument("group")
 @_chosen
 @click.option("--send", "really", is_flag=True, help="Do send. Without it only what would be sent is said.")

@@ -11,7 +11,6 @@ import click
 from rocketmq_spark.cli.command import Group
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
-from rocketmq_spark.errors import RouteNotFound
 
 if TYPE_CHECKING:
     from rocketmq_spark.client.readers import Reader
@@ -45,10 +44,7 @@ def show(output: Output, target: Target, topic: str) -> None:
     from rocketmq_spark.client.readers import readers
 
     options, client = target.options(), target.client()
-    try:
-        route = client.admin.route(topic)
-    except RouteNotFound as e:
-        raise client.admin.routes.missing_topic(e) from e
+    route = client.admin.routes.existing(topic, 0.0)
     bounds = client.admin.describe_topic(topic)
     writable = set(route.writable())
     named = _names(options, sorted({*bounds, *writable}))

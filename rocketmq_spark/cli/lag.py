@@ -2,168 +2,203 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import signal
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocketmq_spark.cli.command import Command
-from rocketmq_spark.cli.connection import GROUP, Target, connected
-from rocketmq_spark.cli.output import Output
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import OffsetError, OptionError, RouteNotFound
+from rocketmq_spark.cli.command import Command, on_ctrl_c
+from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.output import Output, one_line
+from rocketmq_spark.errors import OptionError, RocketMQError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.lag import QueueLag
-    from rocketmq_spark.model import MessageQueue, TopicRoute
-    from rocketmq_spark.session import Client
+    from rocketmq_spark.cli.lag_view import Sight
+    from rocketmq_spark.cli.positions import Look
 
-_HEADINGS = {
-    "topic": "TOPIC",
-    "brokerName": "BROKER",
-    "queueId": "QUEUE",
-    "minOffset": "FIRST",
-    "position": "NEXT",
-    "maxOffset": "END",
-    "lag": "BEHIND",
-    "age": "SINCE",
-}
+DEFAULT_HOST = "127.0.0.1"
+
+
+def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    host, _, port = value.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise click.BadParameter(f"{value!r} is not [HOST:]PORT, such as 9464 or 0.0.0.0:9464")
+    return host or DEFAULT_HOST, int(port)
 
 
 @click.command(cls=Command)
 @click.option("--group", metavar="NAME", help="A consumer group.")
-@click.option("--topic", "topics", multiple=True, help="Of the group, only this topic (may be repeated).")
+@click.option("--topic", "topics", multiple=True, help="Only this topic (may be repeated).")
 @click.option(
-    "--checkpoint",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="The checkpointLocation of a query: what its last finished micro-batch has read.",
+    "--checkpoint", metavar="FOLDER", help="The checkpointLocation of a query: what its last finished batch has read."
+)
+@click.option("--watch", is_flag=True, help="Look again and again, with rates, until Ctrl-C.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between looks.",
+)
+@click.option("--prometheus", "as_metrics", is_flag=True, help="Print Prometheus' text format.")
+@click.option(
+    "--serve",
+    metavar="[HOST:]PORT",
+    callback=_address,
+    help="Serve that at /metrics until Ctrl-C; each request looks anew. Without a host on this machine only.",
 )
 @connected
 @click.pass_obj
-def lag(output: Output, target: Target, group: str | None, topics: tuple[str, ...], checkpoint: Path | None) -> None:
-    """How many messages a group or a query has not read yet, by queue, and since when the next one waits.
+def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **what: Any) -> None:
+    """How many messages a group or a query has not read yet, by queue, and for how long the next one has waited.
 
-    With --json one object: lag, lost, behindMs, and queues. What is not known is null.
+    With --json one object a look: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs, and queues. What is not
+    known is null: rates at the first look, the lag of a queue whose broker is away. If a broker did not answer, what the
+    others said is shown all the same, and the exit code is 1.
     """
-    from rocketmq_spark.lag import total
+    from rocketmq_spark.cli.lag_view import Sight, prometheus
 
+    group, checkpoint, topics = what["group"], what["checkpoint"], what["topics"]
     if (group is None) == (checkpoint is None):
         raise OptionError("lag needs either --group NAME or --checkpoint FOLDER")
-    client = target.client()
-    if group is not None:
-        own = _own_group(target, group)
-        positions = _of_group(client, own, topics)
-        about: dict[str, object] = {"group": own}
-        if not positions:
-            raise OffsetError(
-                f"group {own} has no offsets{_in(topics)}", remedy="Was something consumed and committed?"
-            )
+    ask = _of_group(target, group, topics) if group is not None else _of_checkpoint(target, checkpoint, topics)
+    if what["serve"] is not None:
+        _serve(output, what["serve"], lambda: prometheus(_complete(*ask())))
+    elif watch:
+        _watch(output, ask, interval_s)
     else:
-        assert checkpoint is not None
-        number, positions = _of_checkpoint(checkpoint, topics)
-        about = {"checkpoint": str(checkpoint), "batchId": number}
-    now_ms = time.time_ns() // 1_000_000
-    rows = _rows(client, positions)
-    every = total(rows, now_ms)
-    values = {
-        **about,
-        "lag": every.lag,
-        "lost": every.lost,
-        "behindMs": every.behind_ms,
-        "unknownQueues": every.unknown_queues,
-        "queues": [_queue(row, now_ms) for row in rows],
-    }
+        about, look = ask()
+        sight = Sight(about, look.rows, _now_ms())
+        if as_metrics:
+            click.echo(prometheus(sight), nl=False)
+        else:
+            _show(output, sight)
+        if look.errors:
+            raise look.errors[0]
+
+
+Ask = Callable[[], tuple[dict[str, object], "Look"]]
+
+
+def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
+    from rocketmq_spark.cli import positions
+
+    client, own = target.client(), positions.own_group(target, group)
+    return lambda: ({"group": own}, positions.look(client, positions.of_group(client, own, topics)))
+
+
+def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
+    from rocketmq_spark.cli import positions
+
+    def ask() -> tuple[dict[str, object], Look]:
+        batch, found = positions.of_checkpoint(name, topics)
+        return {"checkpoint": name, "batchId": batch}, positions.look(target.client(), found)
+
+    return ask
+
+
+def _complete(about: dict[str, object], look: Look) -> Sight:
+    """For who cannot be told a part: what a broker did not say is an error."""
+    from rocketmq_spark.cli.lag_view import Sight
+
+    if look.errors:
+        raise look.errors[0]
+    return Sight(about, look.rows, _now_ms())
+
+
+def _show(output: Output, sight: Sight) -> None:
+    from rocketmq_spark.cli.lag_view import document, screen, summary, table
+    from rocketmq_spark.lag import total
+
     if output.machine:
-        output.item(values, "")
+        output.item(document(sight), "")
         return
-    output.rows(_HEADINGS, [{**_queue(row, now_ms), "age": _since(row)} for row in rows])
-    output.note(f"{every.lag} messages behind in {len(rows)} queues")
+    if sys.stdout.isatty():
+        click.echo("\n".join(screen(sight, shutil.get_terminal_size().columns)))
+    else:
+        click.echo("\n".join(table(sight)))
+        output.note(", ".join(summary(sight)))
+    every = total(sight.rows, sight.now_ms)
     if every.lost:
         output.note(f"{every.lost} messages were removed before they were read: the topic's retention is too short")
     if every.unknown_queues:
-        output.note(f"queues of which no offset is known: {every.unknown_queues}")
+        output.note(f"queues whose lag is not known, for want of an offset or of their broker: {every.unknown_queues}")
 
 
-def _own_group(target: Target, group: str) -> str:
-    """The group's name in the environment of the command."""
-    from rocketmq_spark.consumer.settings import isolated
-    from rocketmq_spark.options import parse
+def _watch(output: Output, ask: Ask, interval_s: float) -> None:
+    """Until Ctrl-C. A broker that is away for a while does not end it; the first look must succeed."""
+    from rocketmq_spark.cli.lag_view import Sight
 
-    return isolated(parse({**target.settings(), "group": group}).for_role("pull consumer"))[1]
-
-
-def _of_group(client: Client, group: str, topics: Sequence[str]) -> dict[MessageQueue, int | None]:
-    """All queues of the topics that the group has an offset of, None for those where it has none."""
-    found: dict[MessageQueue, int | None] = {}
-    for topic in topics or client.admin.consumed_topics(group):
-        queues = _route(client, topic).readable()
-        found |= client.brokers.committed(group, queues, Deadline.after(client.calls.request_timeout_s))
-    return found if any(position is not None for position in found.values()) else {}
-
-
-def _of_checkpoint(folder: Path, topics: Sequence[str]) -> tuple[int | None, dict[MessageQueue, int | None]]:
-    """Where the query goes on: behind its last finished batch, or where it began if none is finished."""
-    from rocketmq_spark.source.checkpoint import last_batch
-
-    done, begun = last_batch(folder), last_batch(folder, committed=False)
-    chosen = done or begun
-    if chosen is None:
-        raise OffsetError(f"{folder} has no batch yet")
-    positions: dict[MessageQueue, int | None] = {}
-    for offsets in chosen.sources.values():
-        positions |= offsets.positions if done else {queue: offsets.start.get(queue) for queue in offsets.positions}
-    if not positions:
-        raise OffsetError(f"batch {chosen.number} in {folder} reads no RocketMQ topic")
-    return (done.number if done else None), {q: at for q, at in positions.items() if not topics or q.topic in topics}
+    over = threading.Event()
+    before: Sight | None = None
+    taken_s = 0.0
+    with on_ctrl_c(over.set, (signal.SIGTERM,)), _view(output) as show:
+        while True:
+            trouble: RocketMQError | None = None
+            try:
+                about, look = ask()
+                now_s = time.monotonic()
+                rows = before.rows if before is not None else ()
+                before = Sight(about, look.rows, _now_ms(), rows, now_s - taken_s)
+                taken_s = now_s
+                trouble = look.errors[0] if look.errors else None
+            except RocketMQError as e:
+                if before is None or not e.retriable:
+                    raise
+                trouble = e
+            show(before, trouble)
+            if over.wait(interval_s):
+                return
 
 
-def _rows(client: Client, positions: Mapping[MessageQueue, int | None]) -> list[QueueLag]:
-    from rocketmq_spark.lag import QueueLag
-
-    for topic in {queue.topic for queue in positions}:
-        _route(client, topic)
-    deadline = Deadline.after(client.calls.request_timeout_s)
-    bounds = client.brokers.bounds(sorted(positions), deadline)
-    rows = []
-    for queue in sorted(bounds):
-        row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
-        if row.lag and row.next_offset is not None:
-            stored_ms = client.brokers.store_time_ms(GROUP, queue, row.next_offset, deadline)
-            row = row._replace(next_stored_ms=stored_ms)
-        rows.append(row)
-    return rows
+Show = Callable[["Sight", RocketMQError | None], None]
 
 
-def _route(client: Client, topic: str) -> TopicRoute:
-    try:
-        return client.routes.get(topic)
-    except RouteNotFound as e:
-        raise client.routes.missing_topic(e) from e
+@contextlib.contextmanager
+def _view(output: Output) -> Iterator[Show]:
+    """A picture on a terminal, else a line a look."""
+    from rocketmq_spark.cli.lag_view import document, folded, screen, summary
+
+    def tell(sight: Sight, trouble: RocketMQError | None) -> None:
+        output.item(document(sight), ", ".join(summary(sight)))
+        if trouble is not None:
+            output.failure(trouble)
+
+    if output.machine or not sys.stdout.isatty():
+        yield tell
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+
+    def draw(sight: Sight, trouble: RocketMQError | None) -> None:
+        said = folded([one_line(trouble)], console.width) if trouble is not None else []
+        lines = screen(sight, console.width, console.height - len(said) - 1)
+        live.update(Text("\n".join([*lines, *said]), no_wrap=True, overflow="crop"), refresh=True)
+
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        yield draw
 
 
-def _queue(row: QueueLag, now_ms: int) -> dict[str, object]:
-    return {
-        "topic": row.queue.topic,
-        "brokerName": row.queue.broker_name,
-        "queueId": row.queue.queue_id,
-        "minOffset": row.min_offset,
-        "position": row.position,
-        "maxOffset": row.max_offset,
-        "lag": row.lag,
-        "lost": row.lost,
-        "behindMs": row.behind_ms(now_ms),
-    }
+def _serve(output: Output, address: tuple[str, int], text: Callable[[], str]) -> None:
+    from rocketmq_spark.cli.metrics_server import serving
+
+    over = threading.Event()
+    with on_ctrl_c(over.set, (signal.SIGTERM,)), serving(address, text) as url:
+        output.item({"url": url}, f"Serving {url} until Ctrl-C")
+        over.wait()
 
 
-def _since(row: QueueLag) -> str | None:
-    if row.next_stored_ms is None:
-        return None
-    return datetime.fromtimestamp(row.next_stored_ms / 1000, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
-
-
-def _in(topics: Sequence[str]) -> str:
-    return f" in {', '.join(topics)}" if topics else ""
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Protocol
 
@@ -46,7 +47,7 @@ class Text:
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
         cells = [list(columns.values())] + [[_cell(row.get(key)) for key in columns] for row in rows]
         numeric = [all(_is_number(row[i]) for row in cells[1:]) for i in range(len(columns))]
-        for line in _aligned(cells, numeric):
+        for line in aligned(cells, numeric):
             click.echo(line)
 
     def note(self, text: str) -> None:
@@ -82,6 +83,13 @@ def one_line(error: BaseException) -> str:
     return text or type(error).__name__
 
 
+def moment(epoch_ms: int | None) -> str | None:
+    """A time as people and programs read it, UTC; None for none."""
+    if not epoch_ms:
+        return None
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def _cell(value: object) -> str:
     """A list stands on lines of its own."""
     return "-" if value is None else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -91,7 +99,7 @@ def _is_number(text: str) -> bool:
     return text.lstrip("-").isdigit() or text == "-"
 
 
-def _aligned(cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterable[str]:
+def aligned(cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterable[str]:
     lines = [line for row in cells for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
     widths = [max(len(line[i]) for line in lines) for i in range(len(numeric))]
     for line in lines:

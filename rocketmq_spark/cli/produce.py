@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Command, on_ctrl_c
+from rocketmq_spark.cli.command import Sending, on_ctrl_c
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
 
@@ -34,7 +34,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
         raise click.BadParameter(str(e)) from e
 
 
-@click.command(cls=Command)
+@click.command(cls=Sending)
 @click.argument("topic")
 @click.option("--file", "file", type=click.File("rb"), help="Read lines from this file [default: standard input].")
 @click.option("--tags", help="Tags of every message.")

@@ -16,7 +16,6 @@ from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.decode import answers
 from rocketmq_spark.decode.answers import placed
-from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull import reading
@@ -62,10 +61,7 @@ class TopicReader:
 
     def seek(self, start: Start) -> None:
         """Positions in every queue there is now. A topic that does not exist is told with the nearest names."""
-        try:
-            self._client.routes.get(self._topic, 0.0)
-        except RouteNotFound as e:
-            raise self._client.routes.missing_topic(e) from e
+        self._client.routes.existing(self._topic, 0.0)
         self._next = start(self._bounds())
         self._ahead, self._heads, self._held = {}, {}, {}
 

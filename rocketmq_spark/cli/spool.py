@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.command import Group, Sending
 from rocketmq_spark.cli.connection import GROUP, Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import SpoolError
@@ -84,7 +84,7 @@ def export(output: Output, folder: Path) -> None:
     output.note(f"{count} records of {folder}")
 
 
-@spool.command()
+@spool.command(cls=Sending)
 @_FOLDER
 @click.option("--dead", is_flag=True, help="Those that were given up, too.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds.")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from rocketmq_spark.cli.command import Group
 from rocketmq_spark.cli.connection import Target, connected, pairs
-from rocketmq_spark.cli.output import Output
-from rocketmq_spark.errors import RouteNotFound
+from rocketmq_spark.cli.output import Output, moment
 
 
 @click.group(cls=Group)
@@ -68,10 +66,8 @@ def list_topics(output: Output, target: Target, everything: bool) -> None:
 def describe(output: Output, target: Target, name: str) -> None:
     """Offsets and age of each queue of a topic."""
     admin = target.client().admin
-    try:
-        bounds = admin.describe_topic(name)
-    except RouteNotFound as e:
-        raise admin.routes.missing_topic(e) from e
+    admin.routes.existing(name, 0.0)
+    bounds = admin.describe_topic(name)
     rows = [
         {
             "topic": name,
@@ -80,7 +76,7 @@ def describe(output: Output, target: Target, name: str) -> None:
             "minOffset": b.min_offset,
             "maxOffset": b.max_offset,
             "messages": b.max_offset - b.min_offset,
-            "lastUpdate": _moment(b.last_update_ms),
+            "lastUpdate": moment(b.last_update_ms),
         }
         for queue, b in bounds.items()
     ]
@@ -105,19 +101,10 @@ def describe(output: Output, target: Target, name: str) -> None:
 def delete(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete a topic with all its messages."""
     admin = target.client().admin
-    try:
-        admin.route(name)
-    except RouteNotFound as e:
-        raise admin.routes.missing_topic(e) from e
+    admin.routes.existing(name, 0.0)
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("There is no terminal to ask on: give --yes")
         click.confirm(f"Delete topic {name} with all its messages?", abort=True, err=True)
     admin.delete_topic(name)
     output.item({"topic": name, "deleted": True}, f"Topic {name} is deleted")
-
-
-def _moment(epoch_ms: int) -> str | None:
-    if not epoch_ms:
-        return None
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

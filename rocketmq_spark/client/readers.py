@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import bodies, rpc
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,24 @@ def _members(calls: Calls, group: str, masters: Mapping[str, str]) -> dict[str, 
             found |= dict.fromkeys(bodies.consumer_ids(calls.ask(address, command).body), address)
         except BrokerError:  # so a broker says that it knows no member
             continue
+    return found
+
+
+def wanted(calls: Calls, admin: Admin, group: str) -> dict[str, dict[str, Filter] | None]:
+    """What each member of a group wants of each topic, by the user's names; None of one that did not say."""
+    found: dict[str, dict[str, Filter] | None] = {}
+    on_wire = calls.on_wire(group)
+    masters = {name: data.master for name, data in admin.cluster().items() if data.master}
+    for member, address in sorted(_members(calls, on_wire, masters).items()):
+        command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=on_wire, clientId=member, jstackEnable=False)
+        try:
+            told = bodies.member_filters(calls.ask(address, command).body)
+        except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
+            _told(e, member)
+            found[member] = None
+        else:
+            plain = {calls.scope.plain(topic): of_topic for topic, of_topic in told.items()}
+            found[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
     return found
 
 

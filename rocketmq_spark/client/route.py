@@ -217,21 +217,28 @@ class Routes:
         except NotSupported:
             return True
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
-        """The same error with the nearest existing names, as far as the name server tells them."""
+    def existing(self, topic: str, max_age_s: float = 30.0) -> TopicRoute:
+        """``get`` for what is not going to create the topic: the error has the nearest names."""
         try:
+            return self.get(topic, max_age_s)
+        except RouteNotFound as e:
+            raise self._missing(e, "All names: rocketmq-spark topic list") from e
+
+    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+        """The same error with the nearest existing names, as far as the name server tells them, and how to create the topic."""
+        return self._missing(error, f"Create it with: rocketmq-spark topic create {error.topic}")
+
+    def _missing(self, error: RouteNotFound, remedy: str) -> RouteNotFound:
+        near: list[str] = []
+        try:
+            if not self.any_broker():
+                remedy = "No broker is registered: start one, or look into the logs of those that should be there"
             existing = [topic for topic in self.topics() if names.is_user_topic(topic) and topic != error.topic]
             near = difflib.get_close_matches(error.topic or "", existing, n=3, cutoff=0.5)
         except RocketMQError:
-            near = []
+            pass
         hint = f"Did you mean {', '.join(near)}? " if near else ""
-        return RouteNotFound(
-            error.message,
-            error.addr,
-            error.broker_code,
-            error.topic,
-            remedy=f"{hint}Create it with: rocketmq-spark topic create {error.topic}",
-        )
+        return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=hint + remedy)
 
 
 def _newest(*kept: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:

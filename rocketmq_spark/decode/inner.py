@@ -46,14 +46,14 @@ def opened(messages: StoredMessages) -> StoredMessages | None:
         return None
     counts = np.ones(len(messages), np.intp)
     counts[outer] = [len(found) for found in starts]
-    items = np.array([start for found in starts for start in found], np.int64)
+    items = np.concatenate(starts)
     rows = np.repeat(np.arange(len(messages)), counts)
     is_item = ((messages.sys_flags & _INNER) != 0)[rows]
     # How manieth of its batch.
     place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     sys_flags = messages.sys_flags.copy()
     sys_flags[outer] &= ~_COMPRESSED
-    head = messages.head[rows]
+    head = np.repeat(messages.head, counts)  # twenty times as fast as an index, for a structured array
     head["sysFlag"] = sys_flags[rows]
     head["queueOffset"] += place
     head["flag"][is_item] = number_at(buffer, items + _FLAG_AT, ">i4")
@@ -99,31 +99,41 @@ def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[By
     return np.concatenate([*parts, np.zeros(_SLACK, np.uint8)]), begins, ends
 
 
-def _starts(buffer: Bytes, begins: Ints, ends: Ints) -> list[list[int]] | None:
+def _starts(buffer: Bytes, begins: Ints, ends: Ints) -> list[Ints] | None:
     """Where the messages of each batch begin, by the sizes that they announce; None unless these are true."""
-    view = buffer.data
-    unpack = struct.Struct(">i").unpack_from
-    found: list[list[int]] = []
-    for at_byte, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        starts: list[int] = []
-        append = starts.append
-        while at_byte + _SMALLEST <= end:
-            append(at_byte)
-            (size,) = unpack(view, at_byte)
-            if size < _SMALLEST:
-                return None
-            at_byte += size
-        if at_byte != end or not _true(buffer, np.array(starts, np.int64), end):
+    found = []
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        starts = np.array(_announced(buffer.data, begin, end), np.int64)
+        if not _true(buffer, starts, begin, end):
             return None
         found.append(starts)
     return found
 
 
-def _true(buffer: Bytes, starts: Ints, end: int) -> bool:
-    """Whether each message ends where the next one begins, as far as its lengths say."""
-    stops = np.append(starts[1:], end) if len(starts) else starts
+def _announced(view: memoryview, at: int, end: int) -> list[int]:
+    """From size to size, the one step in Python that every message takes; sizes that lie are for ``_true`` to find.
+
+    As many steps as there can be messages, so that sizes of 0 or less end, too.
+    """
+    unpack = struct.Struct(">i").unpack_from
+    starts: list[int] = []
+    append, last = starts.append, end - _SMALLEST
+    for _ in range((end - at) // _SMALLEST):
+        if not 0 <= at <= last:
+            break
+        append(at)
+        at += unpack(view, at)[0]
+    return starts
+
+
+def _true(buffer: Bytes, starts: Ints, begin: int, end: int) -> bool:
+    """Whether the messages lie end to end, and fill the batch, as far as their lengths say."""
+    if not len(starts):
+        return begin == end
+    stops = np.append(starts[1:], end)
     lengths = number_at(buffer, starts + _LENGTH_AT, ">i4").astype(np.int64)
     properties_at = starts + _BODY_AT + lengths
     if (lengths < 0).any() or (properties_at + 2 > stops).any():
         return False
-    return bool((properties_at + 2 + number_at(buffer, properties_at, ">u2") == stops).all())
+    sized = (starts + number_at(buffer, starts, ">i4") == stops).all()
+    return bool(sized and (properties_at + 2 + number_at(buffer, properties_at, ">u2") == stops).all())

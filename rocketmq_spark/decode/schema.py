@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from rocketmq_spark.codes import Property
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.kafka_names import of_column
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.wire.properties import is_reserved
@@ -180,6 +181,7 @@ def columns_of(options: Options) -> tuple[Column, ...]:
         by_name = {column.name.lower(): column for column in (*BASIC, *FULL, *of_properties, *errors)}
         problems += [
             f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
+            f"{of_column(name)}"
             for name in options.columns
             if name.lower() not in by_name
         ]
@@ -198,7 +200,7 @@ def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...
         column = by_name.get(wanted.name.lower())
         kind = wanted.dataType.simpleString()
         if column is None:
-            problems.append(f"the schema names {wanted.name!r}; the columns are {ddl(columns)}")
+            problems.append(f"the schema names {wanted.name!r}; the columns are {ddl(columns)}{of_column(wanted.name)}")
         elif kind != column.ddl:
             problems.append(f"the schema has {wanted.name!r} as {kind}; it is {column.ddl}")
         else:

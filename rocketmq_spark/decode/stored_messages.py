@@ -105,19 +105,20 @@ class StoredMessages:
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> StoredMessages:
         """The rows where ``mask`` is true."""
+        rows = np.flatnonzero(mask)
         return StoredMessages(
             self.buffer,
             self.pieces,
             self.counts,
-            self.starts[mask],
-            self.piece_of_row[mask],
-            self.head[mask],
-            self.sys_flags[mask],
+            self.starts[rows],
+            self.piece_of_row[rows],
+            self.head.take(rows),  # twenty times as fast as an index, for a structured array
+            self.sys_flags[rows],
             self.any_flags,
-            self.body_start[mask],
-            self.body_end[mask],
-            self.properties_start[mask],
-            self.properties_end[mask],
+            self.body_start[rows],
+            self.body_end[rows],
+            self.properties_start[rows],
+            self.properties_end[rows],
         )
 
     def part(self, name: str) -> npt.NDArray[Any]:

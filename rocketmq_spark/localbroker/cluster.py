@@ -106,6 +106,7 @@ class LocalBroker(Closing):
             if self._members is not None:
                 raise LocalBrokerError("This LocalBroker is running already")
             java = find_java()
+            loopback.refuse_taken(self._ports)
             core = tuple(distro.fetch(["core"], self._quiet))
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
             cache = distro.cache_folder()

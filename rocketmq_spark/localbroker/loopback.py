@@ -63,6 +63,22 @@ def accepts(port: int) -> bool:
     return False
 
 
+def refuse_taken(wished: Mapping[str, int]) -> None:
+    """Raise the error for a wish, by the name of a server, that cannot be had now: before anything is fetched or started."""
+    for name, port in wished.items():
+        if not is_free(port):
+            raise taken(name, [port])
+
+
+def taken(name: str, ports: Iterable[int]) -> LocalBrokerError:
+    """The error of a server that cannot listen on one of its ports."""
+    text = " or ".join(map(str, ports))
+    return LocalBrokerError(
+        f"{name} cannot listen: port {text} is in use",
+        remedy="Stop what uses it, choose another (ports=, or --port of broker start), or name none: a free one is found",
+    )
+
+
 class PortBook:
     """Which server of a data folder has which port: the user's wish, else last time's if free, else a new one."""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import loopback
 from rocketmq_spark.localbroker.archive import Archive
 from rocketmq_spark.localbroker.java import Java
 
@@ -135,11 +136,7 @@ class Server:
 
 
 def port_in_use(program: Program) -> LocalBrokerError:
-    taken = " or ".join(map(str, program.ports))
-    return LocalBrokerError(
-        f"{program.name} cannot listen: port {taken} is in use",
-        remedy="Stop what uses it, or choose others (ports=)",
-    )
+    return loopback.taken(program.name, program.ports)
 
 
 def explain(program: Program, what: str, printed: str, logged: str) -> LocalBrokerError:

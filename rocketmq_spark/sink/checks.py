@@ -214,7 +214,7 @@ def _check_now(sender: Sender, topic: str, within_s: float) -> None:
     except RouteNotFound as e:
         if e.broker_code is None:
             raise
-        raise sender.missing_topic(e) from e
+        raise sender.missing_topic(e) from None
 
 
 def _known(sender: Sender) -> bool:

@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from rocketmq_spark.encode.properties import MESSAGE_ID
+from rocketmq_spark.kafka_names import of_column
 
 _TEXT = (StringType,)
 _BYTES = (StringType, BinaryType)
@@ -90,7 +91,8 @@ def _known(schema: StructType, row_id: str | None) -> tuple[dict[str, str], list
         name = field.name.lower()
         if name not in _NAMES:
             if row_id is None or name != row_id.lower():
-                problems.append(f"column {field.name!r} is unknown; the sink takes {', '.join(TABLE)}")
+                hint = of_column(field.name, sink=True)
+                problems.append(f"column {field.name!r} is unknown; the sink takes {', '.join(TABLE)}{hint}")
         elif name in by_role or (name in ("body", "value") and "body" in by_role):
             problems.append(f"column {field.name!r} is there twice")
         elif not _fits(name, field.dataType):

@@ -41,14 +41,16 @@ def write_rocketmq(df: DataFrame, **options: object) -> Written:
 
 
 class ForeachBatchWriter:
-    """Writes micro-batches of any output mode; ``last_report`` has the counts of the last one."""
+    """Writes micro-batches of any output mode; ``last_report`` has the counts of the last one, ``total`` those of all."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self.last_report: Written | None = None
+        self.total = Written()
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         self.last_report = _write(df, self._options, f"batch {batch_id}", once=True)
+        self.total += self.last_report
 
 
 def foreach_batch_writer(**options: object) -> ForeachBatchWriter:

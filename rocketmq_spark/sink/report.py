@@ -8,6 +8,8 @@ from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from rocketmq_spark.errors import RocketMQError
+
 
 @dataclass(frozen=True, slots=True)
 class AtBroker:
@@ -73,6 +75,17 @@ def total(messages: Iterable[Any]) -> Written:
         if isinstance(message, Written):
             written += message
     return written
+
+
+def told(error: RocketMQError, written: Written) -> RocketMQError:
+    """The error of a task that had ``written`` so much: all in its one line, for a traceback of Spark ends with that."""
+    notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
+    whole = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
+    same = type(error)(
+        error.message, error.addr, error.broker_code, error.topic, error.queue, error.remark, remedy=whole
+    )
+    same.__cause__ = error.__cause__
+    return same.with_traceback(error.__traceback__)
 
 
 class Tally:

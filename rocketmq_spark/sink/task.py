@@ -33,7 +33,7 @@ from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.sink import checks, routing
-from rocketmq_spark.sink.report import Tally, Written
+from rocketmq_spark.sink.report import Tally, Written, told
 from rocketmq_spark.sink.whole import Whole
 from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import decode_batch
@@ -93,8 +93,8 @@ class TaskWriter:
             while not self._outcomes.empty():
                 with contextlib.suppress(RocketMQError):  # the first failure is the one that is told
                     self._settle()
-            e.add_note(f"Acknowledged before that: {self._tally.written()}")
-            raise
+            error = told(e, self._tally.written())
+            raise error from error.__cause__
         finally:
             self._engine.close(Deadline.after(0), keep=False)  # Spark repeats what is left
 

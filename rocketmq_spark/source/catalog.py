@@ -133,7 +133,8 @@ class Catalog:
                 if e.topic is None:
                     raise
                 if deadline.expired:
-                    raise self.routes.missing_topic(e) from e
+                    # It has all that is known, and a traceback of Spark is long enough.
+                    raise self.routes.missing_topic(e) from None
                 logger.info("waiting for topic %s", e.topic)
                 deadline.pause(1.0)
 

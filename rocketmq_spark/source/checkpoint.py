@@ -1,53 +1,135 @@
 """Spark's folder of a query, as far as it says what our sources have read.
 
 ``offsets/N`` is what batch N reads up to: a version, settings, then a line for each source of the query; ``commits/N`` is there
-when the batch is done.
+when the batch is done. Spark keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.source.files import Folder
+from rocketmq_spark.source.offsets import Offsets, Positions
 
+VERSION = "v1"
 _HEAD = 2  # lines before the first source
 
 
 class Batch(NamedTuple):
-    """What batch ``number`` read up to, by the place of the source in its query; other sources are left out."""
+    """What batch ``number`` read up to, by the place of the source in its query; other sources are left out. ``begun_ms`` is
+    when Spark planned it, None where it does not say.
+    """
 
     number: int
     sources: dict[int, Offsets]
+    begun_ms: int | None = None
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """Of all sources; of a queue that two of them read, that of the one that is behind."""
+        return merged(offsets.positions for offsets in self.sources.values())
 
 
-def last_batch(folder: Path, committed: bool = True) -> Batch | None:
+class Read(NamedTuple):
+    """A batch with the ranges that it read. ``unknown`` are queues whose range begins in a batch that is not kept any more;
+    ``done_ms`` is when it was done, None where it is not.
+    """
+
+    batch: Batch
+    ranges: list[OffsetRange]
+    unknown: list[MessageQueue]
+    done_ms: int | None
+
+    @property
+    def size(self) -> int | None:
+        """Offsets; None where some are not known."""
+        return None if self.unknown else sum(part.size for part in self.ranges)
+
+
+def merged(several: Iterable[Positions]) -> dict[MessageQueue, int]:
+    """The lowest position of each queue."""
+    found: dict[MessageQueue, int] = {}
+    for positions in several:
+        for queue, position in positions.items():
+            found[queue] = min(position, found.get(queue, position))
+    return found
+
+
+def numbers(folder: Folder, log: str) -> dict[int, int]:
+    """Batches of one log, with when their entries were written (epoch ms)."""
+    entries = {path.rpartition("/")[2]: at for path, at in folder.files(log).items()}
+    return {int(name): at for name, at in sorted(entries.items()) if name.isdecimal()}
+
+
+def last_batch(folder: Folder, committed: bool = True) -> Batch | None:
     """The last batch that is done, or with ``committed=False`` the last that was begun; None where there is none yet.
 
     Raises ``OffsetError`` for what is no checkpoint.
     """
-    if not (folder / "offsets").is_dir():
-        raise OffsetError(f"{folder} is no checkpoint: it has no folder 'offsets'", remedy="Name a checkpointLocation")
-    numbers = _numbers(folder / "offsets")
+    begun = begun_batches(folder)
     if committed:
-        numbers &= _numbers(folder / "commits")
-    return read(folder, max(numbers)) if numbers else None
+        begun &= numbers(folder, "commits").keys()
+    return read(folder, max(begun)) if begun else None
 
 
-def read(folder: Path, number: int) -> Batch:
+def begun_batches(folder: Folder) -> set[int]:
+    """Numbers of the batches that are in the log of offsets. Raises ``OffsetError`` for what is no checkpoint."""
+    if not folder.exists("offsets"):
+        raise OffsetError(
+            f"{folder.name} is no checkpoint: it has no folder 'offsets'", remedy="Name a checkpointLocation"
+        )
+    return set(numbers(folder, "offsets"))
+
+
+def read(folder: Folder, number: int) -> Batch:
     """One entry of the log. Raises ``OffsetError`` for one that cannot be read."""
-    path = folder / "offsets" / str(number)
-    lines = path.read_text("utf-8").splitlines()
-    if not lines or not lines[0].startswith("v"):
-        raise OffsetError(f"{path} is no entry of an offset log: it begins with {lines[:1]}")
+    path = f"offsets/{number}"
+    lines = folder.read(path).splitlines()
+    if not lines or lines[0] != VERSION:
+        raise OffsetError(
+            f"{folder.name}/{path} is no entry of an offset log of version {VERSION}: it begins with {lines[:1]}",
+            remedy="Set spark.sql.streaming.offsetLog.formatVersion to 1 for a new query, which is Spark's default",
+        )
     found = {at: _ours(line) for at, line in enumerate(lines[_HEAD:])}
-    return Batch(number, {at: offsets for at, offsets in found.items() if offsets is not None})
+    return Batch(number, {at: offsets for at, offsets in found.items() if offsets is not None}, _begun(lines[1:2]))
 
 
-def _numbers(folder: Path) -> set[int]:
-    return {int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()} if folder.is_dir() else set()
+def history(folder: Folder) -> list[Read]:
+    """All batches that are kept, the oldest first, with what each of them read."""
+    done = numbers(folder, "commits")
+    batches = [read(folder, number) for number in sorted(begun_batches(folder))]
+    found = []
+    before: Batch | None = None
+    for batch in batches:
+        follows = before is not None and before.number == batch.number - 1
+        ranges, unknown = _ranges(before if follows else None, batch)
+        found.append(Read(batch, ranges, unknown, done.get(batch.number)))
+        before = batch
+    return found
+
+
+def _ranges(before: Batch | None, batch: Batch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+    ranges, unknown = [], []
+    for at, offsets in batch.sources.items():
+        old: Positions = before.sources[at].positions if before is not None and at in before.sources else {}
+        begins = {**old, **offsets.start}
+        for queue, end in sorted(offsets.positions.items()):
+            if queue not in begins:
+                unknown.append(queue)
+            elif begins[queue] < end:
+                ranges.append(OffsetRange(queue, begins[queue], end))
+    return ranges, unknown
+
+
+def _begun(lines: list[str]) -> int | None:
+    try:
+        return int(json.loads(lines[0])["batchTimestampMs"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _ours(line: str) -> Offsets | None:

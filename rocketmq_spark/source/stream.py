@@ -8,7 +8,7 @@ remembers, ``decisions`` decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.source import allocation, decisions, filters, loss, planner, starting_offsets, tasks
+from rocketmq_spark.source.account import Account
 from rocketmq_spark.source.catalog import Catalog, check_filter, planning_deadline
 from rocketmq_spark.source.commit import GroupOffsets
 from rocketmq_spark.source.decisions import Loss, View
@@ -57,7 +58,9 @@ class Stream:
         self._told: tuple[Offsets, frozenset[Loss]] | None = None
         self._given: tuple[dict[str, Any], Offsets] | None = None
         self._idle: tuple[View, Offsets] | None = None
-        self._newest: tuple[View, dict[str, Any]] | None = None
+        self._account = Account()
+        self._end: Offsets | None = None
+        self._newest: tuple[View, Offsets | None, dict[str, Any]] | None = None
 
     def initialOffset(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
@@ -85,6 +88,10 @@ class Stream:
 
     def latestOffset(self, begin: Offsets, wanted: Wanted) -> Offsets:
         """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
+        self._end = self._next(begin, wanted)
+        return self._end
+
+    def _next(self, begin: Offsets, wanted: Wanted) -> Offsets:
         if self._unresolved is not None and not begin.positions:
             raise self._unresolved
         self._open(begin)
@@ -159,11 +166,12 @@ class Stream:
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The ends of all queues now, for the progress of the query."""
-        view = self._catalog.recent()
-        if self._newest is None or self._newest[0] is not view:
-            self._newest = (view, Offsets(view.ends()).to_json())
-        return self._newest[1]
+        """The ends of all queues now and how the run is doing, for the progress of the query."""
+        view, end = self._catalog.recent(), self._end
+        if self._newest is None or self._newest[0] is not view or self._newest[1] is not end:
+            told = self._account.told(view, end, int(self._clock.now() * 1000))
+            self._newest = (view, end, {**told, **Offsets(view.ends()).to_json()})
+        return self._newest[2]
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further. What is missing is waited for when positions are known."""
@@ -185,16 +193,20 @@ class Stream:
         if self._unresolved is not None and not start.positions:
             start = replace(end, positions=end.start)
         self._catalog.expect(start)
-        policy = self._options.fail_on_data_loss
         if self._opened:
             view = self._catalog.recent()
         else:
             view = patiently(self._catalog, self._catalog.sweep)
             same = decisions.of_same_topics(ranges, self._remade_since(start, view, ranges))
-            ranges = loss.settled(policy, *same)
+            ranges = self._settled(*same)
         self._open(start)
-        ranges = loss.settled(policy, *decisions.readable(ranges, view))
+        ranges = self._settled(*decisions.readable(ranges, view))
         return tasks.partitions(self._catalog.routes, allocation.tasks(self._options, view.bounds, ranges))
+
+    def _settled(self, ranges: list[OffsetRange], lost: Sequence[Loss]) -> list[OffsetRange]:
+        kept = loss.settled(self._options.fail_on_data_loss, ranges, lost)
+        self._account.lost(lost)
+        return kept
 
     def _remade_since(self, start: Offsets, view: View, ranges: Iterable[OffsetRange]) -> set[MessageQueue]:
         """Queues of a batch whose topics were made again while the query was down."""
@@ -236,7 +248,9 @@ class Stream:
         """Once for each position, however often it is planned from while a batch waits for more."""
         fail = self._options.fail_on_data_loss == "fail"
         told = self._told[1] if self._told is not None and self._told[0] is begin else frozenset()
-        loss.report(self._options.fail_on_data_loss, [part for part in lost if fail or part not in told])
+        new = [part for part in lost if fail or part not in told]
+        loss.report(self._options.fail_on_data_loss, new)
+        self._account.lost(new)
         self._told = (begin, told.union(lost)) if lost else self._told
 
     def _subscribed(self, begin: Offsets) -> Offsets:

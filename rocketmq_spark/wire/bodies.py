@@ -194,6 +194,15 @@ def group_filters(body: Bytes) -> dict[str, Filter]:
         }
 
 
+def member_filters(body: Bytes) -> dict[str, Filter]:
+    """What a member wants of each topic, by its answer to GET_CONSUMER_RUNNING_INFO."""
+    with _reading("running consumer"):
+        return {
+            str(data["topic"]): Filter(data.get("subString") or "*", data.get("expressionType") or "TAG")
+            for data in read_json(body).get("subscriptionSet") or ()
+        }
+
+
 def _names(body: Bytes, key: str) -> list[str]:
     with _reading(key):
         return [str(name) for name in read_json(body).get(key) or ()]

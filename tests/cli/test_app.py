@@ -1,11 +1,15 @@
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark.cli.app import _COMMANDS, app
 
+OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 HELP = "\n".join(
     (
         "import sys",
@@ -44,8 +48,21 @@ def test_every_command_has_json_and_debug():
 
 def test_version_and_unknown_commands():
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("rocketmq-spark, version 0.")
-    unknown = CliRunner().invoke(app, ["topics"])
-    assert (unknown.exit_code, "No such command" in unknown.stderr) == (2, True)
+    for arguments, said in (
+        (["topics"], "No such command 'topics'. Did you mean topic?"),
+        (["topic", "creat"], "No such command 'creat'. Did you mean create?"),
+        (["xyz"], "No such command 'xyz'.\n"),
+    ):
+        unknown = CliRunner().invoke(app, arguments)
+        assert (unknown.exit_code, said in unknown.stderr) == (2, True), unknown.stderr
+
+
+@pytest.mark.parametrize("line", re.findall(r"^rocketmq-spark (.*)$", OPERATING.read_text("utf-8"), re.MULTILINE))
+def test_the_commands_of_the_page_on_operating_are_right_usage(line):
+    command, arguments = app, shlex.split(line)
+    while hasattr(command, "commands"):
+        command = command.get_command(None, arguments.pop(0))
+    command.make_context("x", arguments)
 
 
 def test_it_runs_as_a_module():

@@ -64,17 +64,24 @@ def test_a_killed_process_leaves_nothing_that_disturbs(cli):
 def test_a_server_that_died_is_down(cli):
     (started,) = documents(cli("broker", "start", "--json").stdout)
     os.kill(next(s["pid"] for s in started["servers"] if s["name"] == "broker-a"), signal.SIGKILL)
-    text = eventually(lambda: cli("broker", "status").stdout, lambda text: "down" in text)
-    assert [line.split()[-1] for line in text.splitlines()[-2:]] == ["up", "down"]
+    done = eventually(lambda: cli("broker", "status"), lambda done: "down" in done.stdout)
+    assert [line.split()[-1] for line in done.stdout.splitlines()[-2:]] == ["up", "down"]
+    assert (done.exit_code, "broker-a down. See: rocketmq-spark broker logs broker-a" in done.stderr) == (1, True)
+
+    # The topics of a broker that is gone are not to be created by somebody else.
+    asked = cli("topic", "describe", "hello")
+    assert (asked.exit_code, "No broker is registered: start one" in asked.stderr) == (1, True)
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing(cli):
+def test_a_start_that_fails_says_why_before_it_fetches_anything_and_leaves_nothing(cli, monkeypatch):
+    monkeypatch.setattr(background.distro, "fetch", lambda: pytest.fail("fetched"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = cli("broker", "start", "--port", str(taken.getsockname()[1]))
+        port = taken.getsockname()[1]
+        done = cli("broker", "start", "--port", str(port))
     assert done.exit_code == 1
-    assert "in use" in done.stderr
+    assert f"namesrv cannot listen: port {port} is in use. Stop what uses it" in done.stderr
     assert done.stderr.count("\n") == 1
     assert background.running() is None
 

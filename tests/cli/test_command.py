@@ -76,13 +76,17 @@ def test_exit_codes_of_the_process(arguments, code, error_lines):
     assert ("Traceback" in done.stderr) == ("--debug" in arguments)
 
 
-def test_a_reader_that_leaves_is_no_failure(rocketmq, topic, run):
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("tail", "--no-follow"), 0), (("produce", "--json", "--rate", "500"), 1)]
+)
+def test_a_reader_that_leaves_is_no_failure_of_who_only_reads(rocketmq, topic, run, arguments, code):
     run("produce", topic, input="line\n" * 3000)
     reading, writing = os.pipe()
-    tail = ("tail", topic, "--no-follow", "--name-server", rocketmq.name_server)
-    with subprocess.Popen([*COMMAND, *tail], stdout=writing, stderr=subprocess.PIPE, text=True) as child:
+    command = (arguments[0], topic, *arguments[1:], "--name-server", rocketmq.name_server)
+    with subprocess.Popen([*COMMAND, *command], stdout=writing, stderr=subprocess.PIPE, text=True) as child:
         os.close(writing)
         assert os.read(reading, 10)
         os.close(reading)
         assert child.stderr is not None
         assert child.stderr.read() == ""
+        assert child.wait() == code

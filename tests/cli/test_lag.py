@@ -16,10 +16,12 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.session import Producer, PullConsumer
 from rocketmq_spark.source.offsets import Offsets
-from tests.cli.conftest import documents
+from tests.cli.conftest import Process, documents, eventually
+from tests.cli.test_metrics_server import get
 from tests.source.test_checkpoint import entry
 
 Run = Callable[..., Result]
+Start = Callable[..., Process]
 
 
 @pytest.fixture
@@ -66,8 +68,8 @@ def test_of_ten_messages_four_are_committed(rocketmq: LocalBroker, half: tuple[s
     assert (read["minOffset"], read["position"], read["maxOffset"], read["lag"]) == (0, 4, 10, 6)
     text = run("lag", "--group", group, "--topic", topic)
     assert text.exit_code == 0
-    assert "6 messages behind in 2 queues" in text.stderr
-    assert "queues of which no offset is known: 1" in text.stderr
+    assert f"group {group}, 6 messages behind in 2 queues, the oldest for " in text.stderr
+    assert "queues whose lag is not known, for want of an offset or of their broker: 1" in text.stderr
     line = next(line for line in text.stdout.splitlines() if " 10 " in line)
     assert line.split()[:7] == [topic, "broker-a", "1", "0", "4", "10", "6"]
 
@@ -94,6 +96,47 @@ def test_of_a_query_by_its_checkpoint(
     assert (found["checkpoint"], found["batchId"], found["lag"], found["behindMs"] != 0) == (str(tmp_path), 0, 1, True)
     feed(rocketmq, topic, 3)
     assert ask()["lag"] == 4
+    other = run("lag", "--checkpoint", str(tmp_path), "--topic", "other")
+    assert (other.exit_code, other.stdout) == (1, "")
+    assert f"the query of {tmp_path} does not read other. It reads: {topic}" in other.stderr
+
+
+def test_for_prometheus(half: tuple[str, str], run: Run) -> None:
+    topic, group = half
+    done = run("lag", "--group", group, "--prometheus")
+    label = f'{{group="{group}",topic="{topic}",broker="broker-a",queue="1"}}'
+    assert f"rocketmq_spark_reader_lag_messages{label} 6\n" in done.stdout
+    assert done.exit_code == 0
+
+
+def test_served_for_prometheus(rocketmq: LocalBroker, half: tuple[str, str], start: Start) -> None:
+    topic, group = half
+    server = start("lag", "--group", group, "--serve", "0", "--json", "--name-server", rocketmq.name_server)
+    url = json.loads(next(server.lines()))["url"]
+    lag = f'rocketmq_spark_reader_lag_messages{{group="{group}",topic="{topic}",broker="broker-a",queue="1"}}'
+    assert f"{lag} 6\n" in get(url)[1]
+    feed(rocketmq, topic, 2)
+    assert f"{lag} 8\n" in eventually(lambda: get(url)[1], lambda text: f"{lag} 8" in text)
+    server.ctrl_c()
+    assert server.code == 0
+
+
+def test_watched(rocketmq: LocalBroker, half: tuple[str, str], start: Start) -> None:
+    topic, group = half
+    watch = start(
+        "lag", "--group", group, "--watch", "--interval", "0.1", "--json", "--name-server", rocketmq.name_server
+    )
+    looks = map(json.loads, watch.lines())
+    first = next(looks)
+    assert (first["lag"], first["readPerSecond"], first["catchUpMs"]) == (6, None, None)
+    feed(rocketmq, topic, 4)
+    written = 0.0
+    while (look := next(looks))["lag"] < 10:
+        written += look["writtenPerSecond"]
+    assert written + look["writtenPerSecond"] > 0
+    assert (look["readPerSecond"], look["catchUpMs"]) == (0.0, None)
+    watch.ctrl_c()
+    assert watch.code == 0
 
 
 @pytest.mark.parametrize(
@@ -104,6 +147,7 @@ def test_of_a_query_by_its_checkpoint(
         (["--group", "nobody"], "[ROCKETMQ_OFFSET] group nobody has no offsets. Was something consumed and committed?"),
         (["--group", "g", "--topic", "no-such"], "[ROCKETMQ_ROUTE_NOT_FOUND]"),
         (["--checkpoint", "."], "[ROCKETMQ_OFFSET] . is no checkpoint: it has no folder 'offsets'"),
+        (["--checkpoint", "odd://x"], "[ROCKETMQ_OFFSET] odd://x cannot be reached"),
     ],
 )
 def test_what_cannot_be_said(rocketmq: LocalBroker, run: Run, given: list[str], said: str) -> None:

@@ -63,6 +63,7 @@ def test_a_misspelt_topic_is_told_with_the_nearest(run, topic, verb):
     done = run("topic", verb[0], topic + "x", *verb[1:])
     assert done.exit_code == 1
     assert f"Did you mean {topic}" in done.stderr
+    assert done.stderr.endswith("? All names: rocketmq-spark topic list\n")
     assert done.stderr.count("\n") == 1
 
 

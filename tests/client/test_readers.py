@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from rocketmq_spark.client.readers import Reader, readers
+from rocketmq_spark.client.readers import Reader, readers, wanted
 from rocketmq_spark.codes import Request, Response
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.mockbroker import Call, Command, MockBroker, ok, refuse
@@ -35,7 +35,12 @@ def asked(broker: MockBroker) -> MockBroker:
     def info(call: Call) -> Command:
         if call.ext("clientId") == "m2":
             return refuse(Response.SYSTEM_ERROR, "it is gone")
-        return ok(by_queue("mqTable", t_dev__1="{}", u__0="{}"))
+        wanted = [
+            {"topic": "t_dev", "subString": "a || b", "expressionType": "TAG"},
+            {"topic": "%RETRY%g_dev", "subString": "*"},
+        ]
+        held = by_queue("mqTable", t_dev__1="{}", u__0="{}")
+        return ok(held[:-1] + b',"subscriptionSet":' + json.dumps(wanted).encode() + b"}")
 
     progress = '{"brokerOffset":9,"consumerOffset":%d,"lastTimestamp":0}'
     broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(json.dumps(groups).encode()))
@@ -61,3 +66,12 @@ def test_members_say_what_they_have_and_groups_without_them_have_offsets(
     (line,) = caplog.messages
     assert line.startswith("what member m2 reads is not known: ")
     assert "it is gone" in line
+
+
+def test_what_each_member_wants(asked: MockBroker) -> None:
+    table = f'{{"brokerAddrTable":{{"broker-a":{{"brokerName":"broker-a","brokerAddrs":{{0:"{asked.address}"}}}}}}}}'
+    asked.on(Request.GET_BROKER_CLUSTER_INFO, ok(table.encode()))
+    parts = Parts(asked.address, scope=Scope(suffix="dev"))
+    assert wanted(parts.calls, parts.admin, "g") == {"m1": {"t": Filter("a || b")}, "m2": None}
+    assert wanted(parts.calls, parts.admin, "nobody") == {}
+    parts.close()

@@ -182,6 +182,17 @@ class TestRoutes:
         assert "Did you mean order," not in text
         assert "rocketmq-spark topic create order" in text
 
+    def test_a_remedy_that_fits(self, broker: MockBroker, parts: Parts) -> None:
+        """Nobody creates a topic to delete it, nor while no broker is there."""
+        broker.on(ROUTE, NO_ROUTE)
+        with pytest.raises(RouteNotFound, match=r"All names: rocketmq-spark topic list$"):
+            parts.routes.existing("t", 0.0)
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(b"{}"))
+        nobody = "No broker is registered: start one, or look into the logs of those that should be there"
+        assert str(parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))).endswith(nobody)
+        with pytest.raises(RouteNotFound, match=nobody):
+            parts.routes.existing("t", 0.0)
+
     def test_a_name_server_that_does_not_list_topics_costs_the_hint_alone(
         self, broker: MockBroker, parts: Parts
     ) -> None:

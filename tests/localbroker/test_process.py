@@ -148,7 +148,7 @@ def test_only_this_start_counts(tmp_path: Path) -> None:
         (
             "java.net.BindException: Address already in use",
             "broker-a cannot listen: port 20000 or 19998 or 20001 is in use. "
-            "Stop what uses it, or choose others (ports=)",
+            "Stop what uses it, choose another (ports=, or --port of broker start), or name none: a free one is found",
         ),
         (
             "java.io.IOException: No space left on device\n\tat x",

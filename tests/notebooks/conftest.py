@@ -1,30 +1,14 @@
-"""Notebooks run from top to bottom by a kernel of this interpreter."""
+"""A notebook that is run for a test."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import nbformat
 import pytest
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
 
 from tests.fix_spark import environment
-
-FOLDER = Path(__file__).parents[2] / "notebooks"
-
-
-class ThisPython(AsyncKernelManager):
-    """A kernel of the interpreter that runs the tests, whatever kernels the user has installed."""
-
-    @property
-    def kernel_spec(self) -> KernelSpec:
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return KernelSpec(argv=command, display_name="tests", language="python")
+from tests.notebooks import running
 
 
 class Done(NamedTuple):
@@ -36,15 +20,20 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def run_notebook(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Done]:
-    """A function that runs the notebook of that name."""
+    """A function that runs the notebook of that name, and compares it with what is stored."""
 
     def run(name: str) -> Done:
         for variable, value in environment().items():
             monkeypatch.setenv(variable, value)
-        notebook: Any = nbformat.read(FOLDER / name, as_version=4)
-        done = NotebookClient(notebook, timeout=300, kernel_manager_class=ThisPython).execute()
-        outputs = [output for cell in done.cells if cell.cell_type == "code" for output in cell["outputs"]]
-        printed = [o["text"] for o in outputs if o["output_type"] == "stream" and o["name"] == "stdout"]
-        return Done("".join(printed), sum("image/png" in o.get("data", {}) for o in outputs))
+        done = running.cells(running.run(name))
+        as_stored(done, running.cells(running.read(name)))
+        return Done("".join(map(running.printed, done)), sum(map(running.pictures, done)))
 
     return run
+
+
+def as_stored(done: list[Any], kept: list[Any]) -> None:
+    """Cells show what a visitor of the repository sees; numbers may differ, and what pictures show."""
+    for now, then in zip(done, kept, strict=True):
+        assert running.shape(running.printed(now)) == running.shape(running.printed(then)), "run: make notebooks"
+        assert running.pictures(now) == running.pictures(then), "run: make notebooks"

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from tests.notebooks.conftest import FOLDER, Done
+from tests.notebooks import running
+from tests.notebooks.conftest import Done
+from tests.notebooks.running import FOLDER
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_they_are_committed_without_outputs(path: Path) -> None:
+def test_they_are_committed_with_their_outputs(path: Path) -> None:
+    """As ``make notebooks`` leaves them: a visitor sees what cells printed and drew, and nothing of the machine they ran on."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code)
+    code = running.cells(notebook)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert sum(map(running.pictures, code)) >= 1
+    assert len([cell for cell in code if running.printed(cell)]) >= 5
+    for cell in code:
+        assert {output.get("name", "stdout") for output in cell.outputs} <= {"stdout"}
+        assert not [output for output in cell.outputs if output["output_type"] == "error"]
+    text = "".join(map(running.printed, code))
+    assert str(Path.home()) not in text
+    assert "/tmp" not in text
+    assert nbformat.writes(running.stored(copy.deepcopy(notebook))) == nbformat.writes(notebook)
+
+
+def test_the_shape_of_a_text() -> None:
+    one = "+---+-----+\n|  3|12:30| 7.5 s\n"
+    assert running.shape(one) == running.shape("+----+---+\n|1234|9:1| 0.25 s\n")
+    assert running.shape(one) != running.shape("+---+-----+\n|  3|12:30| 7.5 min\n")
 
 
 def number(text: str, after: str) -> int:
@@ -33,7 +52,9 @@ def test_first_stream(run_notebook: Callable[[str], Done]) -> None:
     assert "2000 messages: {'africa': " in text
     assert "orders read: 3000" in text
     assert number(text, "batches: ") >= 3
-    assert images == 1
+    assert "behind: 0 messages in 4 queues, brokers away: []" in text
+    assert "- rows: 3000 - behind at the end: 0" in text
+    assert images == 2
 
 
 def test_writing(run_notebook: Callable[[str], Done]) -> None:

@@ -2,7 +2,8 @@
 
 import pickle
 
-from rocketmq_spark.sink.report import AtBroker, Tally, Written, total
+from rocketmq_spark.errors import RocketMQError, SendFailed
+from rocketmq_spark.sink.report import AtBroker, Tally, Written, told, total
 
 
 def test_a_tally_counts_by_broker():
@@ -22,3 +23,24 @@ def test_the_sum_leaves_out_tasks_that_did_not_finish():
     assert total([one, None, one]) == Written(2, 4, 6, 8, {"a": AtBroker(2, 4, 6)})
     assert total([None]) == Written()
     assert str(Written(1, 2, 3)) == "1 rows in 3 batches, 2 bytes, 0 retries"
+
+
+def test_an_error_of_a_task_has_all_in_its_one_line():
+    cause = ValueError("why")
+    error = SendFailed("gave up", "h:1", topic="t", remedy="Look at the broker")
+    error.__cause__ = cause
+    error.add_note("The spool could not keep it: it is full.")
+    found = told(error, Written(7, 70, 2, 1))
+    assert str(found) == (
+        "[ROCKETMQ_SEND_FAILED] gave up (at h:1, topic t). The spool could not keep it: it is full. "
+        "Acknowledged before that: 7 rows in 2 batches, 70 bytes, 1 retries. Look at the broker"
+    )
+    assert type(found) is SendFailed
+    assert found.__cause__ is cause
+    assert not hasattr(found, "__notes__")
+
+
+def test_an_error_without_a_remedy_ends_with_what_was_acknowledged():
+    assert str(told(RocketMQError("x"), Written())).endswith(
+        "Acknowledged before that: 0 rows in 0 batches, 0 bytes, 0 retries"
+    )

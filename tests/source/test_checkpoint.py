@@ -8,49 +8,80 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source.checkpoint import Batch, last_batch, read
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.source.checkpoint import Batch, history, last_batch, read
+from rocketmq_spark.source.files import folder
 from rocketmq_spark.source.offsets import Offsets
 
 Q = MessageQueue("t", "broker-a", 3)
 
 
-def entry(folder: Path, number: int, *sources: str, done: bool = True) -> None:
+def entry(folder: Path, number: int, *sources: str, done: bool = True, begun_ms: int | None = None) -> None:
+    head = {} if begun_ms is None else {"batchWatermarkMs": 0, "batchTimestampMs": begun_ms}
     for name in ("offsets", "commits"):
         (folder / name).mkdir(exist_ok=True)
-    (folder / "offsets" / str(number)).write_text("\n".join(("v1", "{}", *sources)))
+    (folder / "offsets" / str(number)).write_text("\n".join(("v1", json.dumps(head), *sources)))
     (folder / "offsets" / f".{number}.crc").write_bytes(b"crc")
     if done:
         (folder / "commits" / str(number)).write_text("v1\n{}")
 
 
-def ours(offset: int) -> str:
-    return json.dumps(Offsets({Q: offset}).to_json())
+def ours(offset: int, start: int | None = None) -> str:
+    return json.dumps(Offsets({Q: offset}, {} if start is None else {Q: start}).to_json())
 
 
 def test_the_last_batch_that_is_done_and_that_was_begun(tmp_path: Path) -> None:
     for number in (8, 9, 10):
         entry(tmp_path, number, ours(number), done=number < 10)
-    assert last_batch(tmp_path) == Batch(9, {0: Offsets({Q: 9})})
-    assert last_batch(tmp_path, committed=False) == Batch(10, {0: Offsets({Q: 10})})
+    assert last_batch(folder(str(tmp_path))) == Batch(9, {0: Offsets({Q: 9})})
+    assert last_batch(folder(str(tmp_path)), committed=False) == Batch(10, {0: Offsets({Q: 10})})
 
 
 def test_sources_of_others_and_those_without_an_offset_are_left_out(tmp_path: Path) -> None:
     entry(tmp_path, 0, '{"other":{"0":5}}', "-", ours(7), '"12"', '{"logOffset":1}')
-    assert read(tmp_path, 0).sources == {2: Offsets({Q: 7})}
+    assert read(folder(str(tmp_path)), 0).sources == {2: Offsets({Q: 7})}
 
 
 def test_a_query_without_a_batch_has_none(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
-    assert last_batch(tmp_path) is None
+    assert last_batch(folder(str(tmp_path))) is None
     entry(tmp_path, 0, ours(1), done=False)
-    assert last_batch(tmp_path) is None
+    assert last_batch(folder(str(tmp_path))) is None
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     with pytest.raises(OffsetError, match="is no checkpoint: it has no folder 'offsets'"):
-        last_batch(tmp_path)
+        last_batch(folder(str(tmp_path)))
     entry(tmp_path, 0)
-    (tmp_path / "offsets" / "0").write_text("something")
-    with pytest.raises(OffsetError, match="is no entry of an offset log"):
-        last_batch(tmp_path)
+    for text in ("something", "v2\n{}\n"):
+        (tmp_path / "offsets" / "0").write_text(text)
+        with pytest.raises(OffsetError, match="offsets/0 is no entry of an offset log of version v1: it begins with"):
+            last_batch(folder(str(tmp_path)))
+
+
+def test_what_each_batch_read(tmp_path: Path) -> None:
+    """From the end of the one before; from where it says itself, first of all and where a topic was made again."""
+    entry(tmp_path, 0, ours(5, start=2), begun_ms=1000)
+    entry(tmp_path, 1, ours(5), begun_ms=2000)
+    entry(tmp_path, 2, ours(4, start=1))
+    entry(tmp_path, 3, ours(9), done=False)
+    found = history(folder(str(tmp_path)))
+    assert [read.ranges for read in found] == [
+        [OffsetRange(Q, 2, 5)], [], [OffsetRange(Q, 1, 4)], [OffsetRange(Q, 4, 9)],
+    ]  # fmt: skip
+    assert [read.size for read in found] == [3, 0, 3, 5]
+    assert [read.batch.begun_ms for read in found] == [1000, 2000, None, None]
+    written = (tmp_path / "commits" / "0").stat().st_mtime_ns // 1_000_000
+    assert (found[0].done_ms, found[3].done_ms) == (written, None)
+
+
+def test_where_a_batch_began_that_follows_one_that_is_not_kept_is_not_known(tmp_path: Path) -> None:
+    entry(tmp_path, 7, ours(5))
+    entry(tmp_path, 9, ours(8))
+    found = history(folder(str(tmp_path)))
+    assert [(read.ranges, read.unknown, read.size) for read in found] == [([], [Q], None)] * 2
+
+
+def test_of_a_queue_that_two_sources_read_the_one_behind_counts(tmp_path: Path) -> None:
+    entry(tmp_path, 0, ours(8), ours(5))
+    assert read(folder(str(tmp_path)), 0).positions == {Q: 5}

@@ -105,6 +105,42 @@ def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(scripted, caplo
     assert "cannot be read any more" not in caplog.text
 
 
+# --- what a stream tells of itself
+
+
+def test_what_is_away_is_told_with_the_ends(scripted):
+    both = route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}})
+    scripted.on(ROUTE, both)
+    scripted.on(STATS, stats({A: (5, 20), B: (0, 9)}))
+    known = '{"topics":{"t":{"broker-a":{"0":16},"broker-b":{"0":6}}},"v":1}'
+    run = Run(scripted.address, known, routeRefresh=0, maxOffsetsPerTrigger=1, **QUICK)
+    run.latest()
+    told = run.reader.reportLatestOffset()
+    assert told["topics"] == {"t": {"broker-a": {"0": 20}, "broker-b": {"0": 9}}}
+    assert (told["lag"], told["behindMs"], told["queues"], told["queuesAway"], told["brokersAway"]) == (
+        5,
+        None,
+        2,
+        0,
+        [],
+    )
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}))
+    scripted.on(STATS, stats({A: (5, 20)}))
+    eventually(lambda: run.latest() and run.reader.reportLatestOffset()["brokersAway"] == ["broker-b"])
+    told = run.reader.reportLatestOffset()
+    assert (told["lag"], told["queues"], told["queuesAway"]) == (3, 1, 1)
+    assert told["losses"] == {}
+
+
+def test_a_report_asks_brokers_nothing_that_a_plan_does_not_ask(scripted):
+    run = Run(scripted.address, log(6), **QUICK)
+    run.latest()
+    before = len(scripted.requests)
+    for _ in range(3):
+        assert run.reader.reportLatestOffset()["lag"] == 0
+    assert {command.code for command in scripted.requests[before:]} <= {STATS}
+
+
 # --- starts
 
 

@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer
+from rocketmq_spark.cli.app import app
+from tests.cli.conftest import eventually
 from tests.fix_spark import finish, wait_until
 from tests.scale import scaled
 from tests.spark.pipelines import once, read_stream, records, rows_of, same
@@ -107,6 +110,46 @@ def test_a_person_may_edit_the_log(broker_cluster, topic, start, tmp_path):
     again = Batches()
     finish(start(topic, again))
     same(again.rows(), {n: row for n, row in records(sent).items() if row[0][2] >= 6})
+
+
+def test_what_the_commands_say_of_a_query_with_state_and_back_to_an_earlier_batch(
+    spark, broker_cluster, topic, tmp_path
+):
+    """Lag, what each batch read, differences, and a rewind, of a folder that Spark itself wrote: counts stay exact."""
+    folder = str(tmp_path / "checkpoint")
+    counts: dict[int, dict[int, int]] = {}
+
+    def keep(frame, number):
+        counts[number] = {row["queueId"]: row["count"] for row in frame.collect()}
+
+    def count():
+        counts.clear()
+        options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 40}
+        frame = read_stream(spark, broker_cluster.name_server, topic, **options).groupBy("queueId").count()
+        writer = frame.writeStream.outputMode("complete").foreachBatch(keep).option("checkpointLocation", folder)
+        finish(writer.trigger(availableNow=True).start())
+
+    def run(*arguments):
+        done = CliRunner(env={"ROCKETMQ_NAMESRV": broker_cluster.name_server}).invoke(app, [*arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    java_send(broker_cluster.name_server, topic, 80)
+    count()
+    assert counts == {0: dict.fromkeys(range(8), 5), 1: dict.fromkeys(range(8), 10)}
+    java_send(broker_cluster.name_server, topic, 8, first=80)
+    (lag,) = eventually(lambda: run("lag", "--checkpoint", folder), lambda found: found[0]["lag"] == 8)
+    assert (lag["batchId"], lag["lag"], lag["lost"], lag["unknownQueues"]) == (1, 8, 0, 0)
+    shown = run("checkpoint", "show", folder)
+    assert [(b["batchId"], b["offsets"], len(b["ranges"])) for b in shown] == [(0, 40, 8), (1, 40, 8)]
+    assert all(b["begun"] <= b["done"] for b in shown)
+    assert {row["state"] for row in run("checkpoint", "diff", folder)} == {"behind"}
+    (rewound,) = run("checkpoint", "rewind", folder, "--to-batch", "0", "--apply", "--force")
+    assert (rewound["again"], sum(part["offsets"] for part in rewound["ranges"])) == ([1], 40)
+    assert not list(Path(folder, "state").rglob("2.*")), "of batch 1, which is to be another one"
+    count()
+    assert min(counts) == 1
+    assert counts[max(counts)] == dict.fromkeys(range(8), 11)
 
 
 READ_TO_FILES = """

@@ -29,10 +29,13 @@ SCRIPT = """
     stream = spark.readStream.format("rocketmq").options(**source, startingOffsets="earliest", maxOffsetsPerTrigger=8)
     writer = stream.load().select("body").writeStream.format("rocketmq").option("nameServer", name_server)
     writer = writer.option("topic", out).option("checkpointLocation", folder).trigger(availableNow=True)
-    finish(writer.start())
+    query = writer.start()
+    finish(query)
     report(texts(spark.read.format("rocketmq").options(nameServer=name_server, subscribe=out).load()))
 
-    from rocketmq_spark import foreach_batch_writer, write_rocketmq
+    from rocketmq_spark import explain, foreach_batch_writer, progress, write_rocketmq
+
+    report([(done["lag"], done["queues"]) for done in [progress(query)]])
 
     counts = write_rocketmq(frame, name_server=name_server, topic=by_hand)
     report([counts.rows, texts(spark.read.format("rocketmq").options(nameServer=name_server, subscribe=by_hand).load())])
@@ -46,7 +49,7 @@ SCRIPT = """
     try:
         spark.read.format("rocketmq").options(nameServer=name_server, subscribe=topic + "x").load().collect()
     except Exception as e:
-        report(str(e))
+        report(explain(e))
     spark.stop()
 """
 
@@ -58,12 +61,13 @@ def test_a_connect_session_reads_writes_and_streams(rocketmq, topic, make_topic,
     done = run_script(SCRIPT, rocketmq.name_server, topic, out, by_hand, by_batch, tmp_path / "checkpoint")
     assert done.code == 0, done.err[-4000:]
     written = [f"written-{i}" for i in range(20)]
-    found, stored, streamed, handed, batched, error = done.reports
+    found, stored, streamed, told, handed, batched, error = done.reports
     assert found == sorted(sent)
     assert stored == sorted(written)
     assert streamed == sorted([*written, *sent])
+    assert told == [[0, len(rocketmq.admin.describe_topic(topic))]]
     assert handed == [20, sorted(written)]
     assert batched == sorted(sent)
-    assert "ROCKETMQ_ROUTE_NOT_FOUND" in error
-    assert topic in error
+    assert error.startswith("[ROCKETMQ_ROUTE_NOT_FOUND]")
+    assert f"rocketmq-spark topic create {topic}x" in error
     assert sorted(bodies(read(rocketmq, subscribe=out))) == streamed

@@ -42,6 +42,7 @@ def test_before_planning(forgetful, forget, topic, lost_lines):
         (line,) = lost_lines()[-1:]
         assert line.startswith("36 offsets cannot be read any more")
         assert f"{topic}/broker-a/0 offsets 2 to 20 (truncated by retention)" in line
+        assert lenient.reader.reportLatestOffset()["losses"] == {"truncated": {"ranges": 2, "offsets": 36}}
     assert len(lost_lines()) == 2  # one line per run: the batch of each
 
 

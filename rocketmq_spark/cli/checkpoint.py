@@ -1,0 +1,290 @@
+"""``rocketmq-spark checkpoint``: what Spark's folder of a query says, what brokers have now, and back to an earlier batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.connection import GROUP, Target, connected
+from rocketmq_spark.cli.output import Output, moment
+from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, RouteNotFound
+
+if TYPE_CHECKING:
+    from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+    from rocketmq_spark.session import Client
+    from rocketmq_spark.source.checkpoint import Batch, Read
+    from rocketmq_spark.source.drift import Drift
+    from rocketmq_spark.source.files import Folder
+    from rocketmq_spark.source.rewind import Plan
+
+_BATCHES = {"batchId": "BATCH", "begun": "BEGUN", "done": "DONE", "offsets": "OFFSETS", "queues": "QUEUES"}
+_RANGES = {
+    "topic": "TOPIC",
+    "brokerName": "BROKER",
+    "queueId": "QUEUE",
+    "start": "FROM",
+    "end": "TO",
+    "offsets": "OFFSETS",
+}
+_DRIFT = {
+    "topic": "TOPIC",
+    "brokerName": "BROKER",
+    "queueId": "QUEUE",
+    "position": "NEXT",
+    "minOffset": "FIRST",
+    "maxOffset": "END",
+    "state": "STATE",
+    "offsets": "OFFSETS",
+}
+_UNSEEN = (
+    "Not to be seen from here: whether the query runs, for an idle one writes nothing (stop it first); what these batches wrote, "
+    "which stays and is written again; sinks that keep batch numbers (files with _spark_metadata, Delta with txnVersion), which "
+    "skip the ones they had; whether brokers still have the messages (rocketmq-spark checkpoint diff)."
+)
+
+
+@click.group(cls=Group)
+def checkpoint() -> None:
+    """Look into the checkpointLocation of a query, and take it back.
+
+    FOLDER is a path, or an address that pyarrow's file systems know: s3://, gs://, hdfs://, abfs://.
+    """
+
+
+@checkpoint.command()
+@click.argument("folder")
+@click.option("--last", type=click.IntRange(1), default=10, show_default=True, help="So many batches.")
+@click.option("--batch", "number", type=click.IntRange(0), help="Only this one, queue by queue.")
+@click.pass_obj
+def show(output: Output, folder: str, last: int, number: int | None) -> None:
+    """What each batch read, and what would be read next.
+
+    A batch without DONE was begun and is read again, as it was, when the query starts. With --json one object a batch, with
+    its ranges.
+    """
+    from rocketmq_spark.source.checkpoint import history
+    from rocketmq_spark.source.files import folder as opened
+
+    found = history(opened(folder))
+    if not found:
+        raise OffsetError(f"{folder} has no batch yet", remedy="Wait for the first one")
+    shown = [read for read in found if read.batch.number == number] if number is not None else found[-last:]
+    if not shown:
+        first, newest = found[0].batch.number, found[-1].batch.number
+        raise OffsetError(f"batch {number} is not kept in {folder}", remedy=f"Batches {first} to {newest} are")
+    if number is not None and not output.machine:
+        output.rows(_RANGES, map(_range, shown[0].ranges))
+    else:
+        output.rows(_BATCHES, [_batch(read, output.machine) for read in shown])
+    for read in shown:
+        if read.unknown:
+            output.note(
+                f"Batch {read.batch.number}: where it began is not kept any more for {len(read.unknown)} queues"
+            )
+    output.note(_next(found[-1]))
+
+
+def _batch(read: Read, machine: bool) -> dict[str, object]:
+    told = {
+        "batchId": read.batch.number,
+        "begun": moment(read.batch.begun_ms),
+        "done": moment(read.done_ms),
+        "offsets": read.size,
+    }
+    if not machine:
+        return {**told, "queues": len(read.ranges)}
+    return {**told, "ranges": list(map(_range, read.ranges)), "unknownQueues": len(read.unknown)}
+
+
+def _range(part: OffsetRange) -> dict[str, object]:
+    return {**_queue(part.queue), "start": part.start, "end": part.end, "offsets": part.size}
+
+
+def _queue(queue: MessageQueue) -> dict[str, object]:
+    return {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
+
+
+def _next(last: Read) -> str:
+    number = last.batch.number
+    if last.done_ms is None:
+        return (
+            f"Next: batch {number} again as it was begun, {last.size if last.size is not None else 'unknown'} offsets"
+        )
+    topics = sorted({queue.topic for queue in last.batch.positions})
+    return f"Next: batch {number + 1}, from where batch {number} ended in {', '.join(topics) or 'no topic of RocketMQ'}"
+
+
+@checkpoint.command()
+@click.argument("folder")
+@connected
+@click.pass_obj
+@click.pass_context
+def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> None:
+    """What brokers have now, next to where the query goes on.
+
+    States: read (nothing new), behind, new (a queue that the query starts at its beginning); and those of loss: lost (removed
+    before it was read), went back or made again (the topic was deleted and created), gone (the topic or the queue), not told
+    (its broker does not answer). Exit code 1 if any queue is in one of these.
+    """
+    from rocketmq_spark.source.checkpoint import last_batch
+    from rocketmq_spark.source.files import folder as opened
+
+    batch = last_batch(opened(folder))
+    if batch is None:
+        raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
+    found, told = differences(target.client(), batch)
+    output.rows(_DRIFT, map(_drifted, found))
+    bad = [one for one in found if not one.state.lossless]
+    for line in told:
+        output.note(line)
+    output.note(
+        f"{len(bad)} of {len(found)} queues have lost what was to be read next, or do not tell"
+        if bad
+        else "Nothing is lost"
+    )
+    ctx.exit(1 if bad else 0)
+
+
+def differences(client: Client, batch: Batch) -> tuple[list[Drift], list[str]]:
+    """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
+    from rocketmq_spark.cli.positions import deadline
+    from rocketmq_spark.source import loss
+    from rocketmq_spark.source.drift import drift
+
+    bounds: dict[MessageQueue, QueueBounds] = {}
+    away: set[str] = set()
+    told: list[str] = []
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        away.add(queue.broker_name)
+        told.append(str(error))
+
+    for topic in sorted({queue.topic for queue in batch.positions}):
+        try:
+            queues = client.routes.existing(topic, 0.0).readable()
+        except RouteNotFound as e:
+            told.append(str(e))
+            continue
+        known = {*queues, *(queue for queue in batch.positions if queue.topic == topic)}
+        bounds |= client.brokers.bounds(known, deadline(client), note)
+    remade: list[MessageQueue] = []
+    for offsets in batch.sources.values():
+        suspected = loss.suspects(offsets, bounds)
+        remade += loss.recreated(client.brokers, GROUP, offsets.positions, suspected, deadline(client))
+    return drift(batch.positions, bounds, remade, away), told
+
+
+def _drifted(one: Drift) -> dict[str, object]:
+    return {
+        **_queue(one.queue),
+        "position": one.position,
+        "minOffset": one.bounds.min_offset if one.bounds else None,
+        "maxOffset": one.bounds.max_offset if one.bounds else None,
+        "state": one.state.value,
+        "offsets": one.offsets,
+    }
+
+
+def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    from rocketmq_spark.parsing import timestamp
+
+    try:
+        return None if value is None else timestamp(value)
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is not {e}") from e
+
+
+def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    from rocketmq_spark.parsing import duration
+
+    try:
+        return duration(value)
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is not {e}") from e
+
+
+@checkpoint.command()
+@click.argument("folder")
+@click.option("--to-batch", "number", type=click.IntRange(0), metavar="N", help="Batch N stays and is the last.")
+@click.option("--to-time", "time_ms", callback=_time, metavar="TIME", help="All that was stored since is read again.")
+@click.option("--apply", "really", is_flag=True, help="Do it. Without it only what would happen is said.")
+@click.option("--quiet-for", "quiet_s", callback=_duration, default="60s", show_default=True, metavar="TIME",
+              help="Refuse if anything in FOLDER changed within this time.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Even so.")
+@click.pass_obj
+def rewind(
+    output: Output, /, folder: str, number: int | None, time_ms: int | None, really: bool, **when: float
+) -> None:
+    """Take a stopped query back to the end of an earlier batch: what was read after it is read again.
+
+    A backup of what goes is made beside FOLDER first. Nothing is sent to brokers.
+    """
+    from rocketmq_spark.source import rewind as back
+    from rocketmq_spark.source.checkpoint import history
+    from rocketmq_spark.source.files import folder as opened
+
+    if (number is None) == (time_ms is None):
+        raise OptionError("rewind needs either --to-batch N or --to-time TIME")
+    found = opened(folder)
+    reads = history(found)
+    planned = back.plan(found, reads, back.chosen(reads, number, time_ms))
+    lines = list(_will_be_read(planned))
+    if not planned.removed:
+        output.item(
+            {"rewound": False, "batchId": planned.batch.number},
+            f"Batch {planned.batch.number} is the last: nothing to do",
+        )
+        return
+    backup = None
+    if really:
+        if not when["force"]:
+            _refuse_restless(found, when["quiet_s"])
+        backup = back.carry_out(found, planned, datetime.now(UTC)).name
+        lines.append(f"Done. To undo it, copy the files of {backup} back into {folder}")
+    else:
+        lines.append("Nothing was changed: --apply does it")
+    ranges = list(map(_range, planned.ranges))
+    told = {
+        "rewound": really,
+        "batchId": planned.batch.number,
+        "again": planned.again,
+        "ranges": ranges,
+        "backup": backup,
+    }
+    output.item(told, "\n".join(lines))
+    output.note(_UNSEEN)
+
+
+def _will_be_read(planned: Plan) -> Iterator[str]:
+    """The exact words."""
+    if planned.again:
+        batches = (
+            f"batch {planned.again[0]}"
+            if len(planned.again) == 1
+            else f"batches {planned.again[0]} to {planned.again[-1]}"
+        )
+        count = sum(part.size for part in planned.ranges)
+        yield f"What {batches} read is read again, {count} offsets, in new batches from number {planned.batch.number + 1} on:"
+    for part in planned.ranges:
+        yield f"  {part.queue}  {part.start} to {part.end - 1}  ({part.size})"
+
+
+def _refuse_restless(folder: Folder, quiet_s: float) -> None:
+    from rocketmq_spark.source.rewind import changed_ms
+
+    changed = changed_ms(folder)
+    if changed is None:
+        raise OffsetError(
+            f"{folder.name}: its file system does not say when files changed", remedy="Stop the query, and use --force"
+        )
+    age_s = time.time() - changed / 1000
+    if age_s < quiet_s:
+        raise OffsetError(
+            f"{folder.name} changed {max(0.0, age_s):.0f} s ago, and the query may still run",
+            remedy=f"Stop it, wait until {quiet_s:g} s have passed (--quiet-for), or use --force",
+        )

@@ -1,0 +1,112 @@
+"""Where a consumer group, or a query by its checkpoint, goes on in each queue, and what brokers have there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rocketmq_spark.cli.connection import GROUP, Target
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.lag import QueueLag
+from rocketmq_spark.model import MessageQueue, QueueBounds
+
+if TYPE_CHECKING:
+    from rocketmq_spark.session import Client
+
+Positions = dict[MessageQueue, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Queues as they were at one moment, and what brokers did not tell: an error of each that did not answer."""
+
+    rows: list[QueueLag]
+    errors: list[RocketMQError] = field(default_factory=list)
+
+
+def own_group(target: Target, group: str) -> str:
+    """The group's name in the environment of the command."""
+    from rocketmq_spark.consumer.settings import isolated
+    from rocketmq_spark.options import parse
+
+    return isolated(parse({**target.settings(), "group": group}).for_role("pull consumer"))[1]
+
+
+def of_group(client: Client, group: str, topics: Sequence[str]) -> Positions:
+    """All queues of the topics that the group has an offset of, None for those where it has none.
+
+    Raises ``OffsetError`` where it has none at all.
+    """
+    found: Positions = {}
+    for topic in topics or client.admin.consumed_topics(group):
+        queues = client.routes.existing(topic).readable()
+        found |= client.brokers.committed(group, queues, deadline(client))
+    if all(position is None for position in found.values()):
+        where = f" in {', '.join(topics)}" if topics else ""
+        raise OffsetError(f"group {group} has no offsets{where}", remedy="Was something consumed and committed?")
+    return found
+
+
+def of_checkpoint(name: str, topics: Sequence[str]) -> tuple[int | None, Positions]:
+    """Where the query goes on: behind its last finished batch, whose number comes first, or where it began if none is.
+
+    Raises ``OffsetError`` for what is no checkpoint, and for topics that the query does not read.
+    """
+    from rocketmq_spark.source.checkpoint import last_batch, merged
+    from rocketmq_spark.source.files import folder
+
+    opened = folder(name)
+    done = last_batch(opened)
+    chosen = done or last_batch(opened, committed=False)
+    if chosen is None:
+        raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first one")
+    positions: Positions = dict(chosen.positions)
+    if not positions:
+        raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
+    if done is None:
+        starts = merged(offsets.start for offsets in chosen.sources.values())
+        positions = {queue: starts.get(queue) for queue in positions}
+    known = sorted({queue.topic for queue in positions})
+    if wrong := sorted(set(topics) - set(known)):
+        raise OffsetError(
+            f"the query of {name} does not read {', '.join(wrong)}", remedy=f"It reads: {', '.join(known)}"
+        )
+    return done and done.number, {q: at for q, at in positions.items() if not topics or q.topic in topics}
+
+
+def look(client: Client, positions: Mapping[MessageQueue, int | None]) -> Look:
+    """What brokers have in these queues, and when the next message of each was stored."""
+    bounds, errors = bounds_of(client, positions)
+    within = deadline(client)
+    rows = []
+    for queue in sorted(positions):
+        if queue not in bounds:
+            rows.append(QueueLag(queue, None, positions[queue], None))
+            continue
+        row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
+        if row.lag and row.next_offset is not None and not errors:
+            try:
+                stored_ms = client.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
+                row = row._replace(next_stored_ms=stored_ms)
+            except RocketMQError as e:
+                errors.append(e)
+        rows.append(row)
+    return Look(rows, errors)
+
+
+def bounds_of(
+    client: Client, queues: Mapping[MessageQueue, object]
+) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
+    """Bounds as far as brokers tell them, and an error of each that does not."""
+    for topic in {queue.topic for queue in queues}:
+        client.routes.existing(topic)
+    errors: list[RocketMQError] = []
+    bounds = client.brokers.bounds(sorted(queues), deadline(client), lambda error, queue: errors.append(error))
+    return bounds, errors
+
+
+def deadline(client: Client) -> Deadline:
+    """For what is asked of all brokers at once."""
+    return Deadline.after(client.calls.request_timeout_s)

@@ -1,0 +1,175 @@
+"""A chart of a running query in a notebook: how far it is behind, and how long its micro-batches take.
+
+``from rocketmq_spark.notebook import LagChart; LagChart(query)``. It needs matplotlib, which the extra ``notebook`` brings, and
+no server: a thread looks at the progress that Spark keeps, and draws into the cell while the query runs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rocketmq_spark.source.progress import of_progress
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger(__name__)
+
+_SIZE = (8.0, 4.5)
+_BLUE, _ORANGE = "#1f77b4", "#d95f02"
+
+
+class Point(NamedTuple):
+    """A micro-batch: when it began (epoch s), what it read, how long it took, and what was waiting behind it."""
+
+    batch: int
+    at_s: float
+    rows: int
+    batch_ms: int
+    lag: int | None
+    behind_ms: int | None
+
+
+class LagChart:
+    """Draws lag and batch times of ``query`` until it ends or ``stop`` is called, each ``every_s`` seconds.
+
+    In a notebook the chart stands below the cell and changes while other cells run; elsewhere ``figure`` has it.
+    ``summary`` says what it showed.
+    """
+
+    def __init__(self, query: StreamingQuery, every_s: float = 1.0) -> None:
+        from matplotlib.figure import Figure
+
+        self.figure: Figure = Figure(figsize=_SIZE, facecolor="white", layout="constrained")
+        self._query = query
+        self._every_s = every_s
+        self._points: dict[int, Point] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        draw(self.figure, [])
+        self._shown = _display(self.figure)
+        self._thread = threading.Thread(target=self._watch, name="rocketmq-spark lag chart", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look and draw once more, then leave the query alone."""
+        self._over.set()
+        self._thread.join()
+
+    def summary(self) -> dict[str, Any]:
+        """Of all micro-batches with rows so far: ``batches``, ``rows``, ``rowsPerSecond`` (of the time in batches), ``batchMs``
+        (``median`` and ``longest``), ``lag`` and ``behindMs`` (``largest`` and ``last``); None is what is not known.
+        """
+        self._look()
+        with self._lock:
+            points = [point for point in self._points.values() if point.rows]
+        times = sorted(point.batch_ms for point in points)
+        rows, seconds = sum(point.rows for point in points), sum(times) / 1000
+        return {
+            "batches": len(points),
+            "rows": rows,
+            "rowsPerSecond": round(rows / seconds) if seconds else None,
+            "batchMs": {"median": times[len(times) // 2] if times else None, "longest": times[-1] if times else None},
+            "lag": _extremes([point.lag for point in points]),
+            "behindMs": _extremes([point.behind_ms for point in points]),
+        }
+
+    def _watch(self) -> None:
+        drawn = -1
+        while True:
+            last = self._over.wait(self._every_s) or not self._active()
+            self._look()
+            if last or len(self._points) != drawn:
+                drawn = len(self._points)
+                self._draw()
+            if last:
+                return
+
+    def _active(self) -> bool:
+        try:
+            return bool(self._query.isActive)
+        except Exception:  # the root of a thread: the session may have ended, and with it the chart
+            logger.info("the chart ends: the query cannot be asked any more", exc_info=True)
+            return False
+
+    def _look(self) -> None:
+        try:
+            recent = [json.loads(one.json) for one in self._query.recentProgress]
+        except Exception:  # as above: what was seen so far stays
+            logger.info("no progress of the query can be had", exc_info=True)
+            return
+        with self._lock:
+            for told in recent:
+                point = _point(told)
+                before = self._points.get(point.batch)
+                if before is None or point.rows >= before.rows:  # an idle look at the same batch has no rows
+                    self._points[point.batch] = point
+
+    def _draw(self) -> None:
+        with self._lock:
+            points = sorted(self._points.values())
+        self.figure.clear()
+        draw(self.figure, points)
+        if self._shown is not None:
+            self._shown.update(_picture(self.figure))
+
+
+def draw(figure: Figure, points: list[Point]) -> None:
+    """Two axes above each other over the seconds since the first batch."""
+    above, below = figure.subplots(2, 1, sharex=True)
+    begin = points[0].at_s if points else 0.0
+    seconds = [point.at_s - begin for point in points]
+    known = [(at, point.lag) for at, point in zip(seconds, points, strict=True) if point.lag is not None]
+    above.step([at for at, _ in known], [lag for _, lag in known], where="post", color=_BLUE, marker=".")
+    _label(above, "messages behind")
+    read = [(at, point) for at, point in zip(seconds, points, strict=True) if point.rows]
+    below.vlines([at for at, _ in read], 0, [point.batch_ms for _, point in read], color=_ORANGE, linewidth=3)
+    _label(below, "batch (ms)")
+    below.set_xlabel("seconds since the first micro-batch")
+
+
+def _label(axes: Axes, label: str) -> None:
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0, top=None if axes.has_data() else 1)
+    axes.grid(alpha=0.3)
+
+
+def _point(told: dict[str, Any]) -> Point:
+    found = of_progress(told)
+    at = datetime.fromisoformat(found["timestamp"])
+    return Point(
+        found["batchId"], at.timestamp(), found["rows"], found["batchMs"] or 0, found["lag"], found["behindMs"]
+    )
+
+
+def _extremes(values: list[int | None]) -> dict[str, int | None]:
+    known = [value for value in values if value is not None]
+    return {"largest": max(known, default=None), "last": values[-1] if values else None}
+
+
+def _display(figure: Figure) -> Any:
+    """The place below the cell, or None where there is no notebook."""
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        return None
+    if get_ipython() is None:
+        return None
+    return display(_picture(figure), display_id=True)  # type: ignore[no-untyped-call]
+
+
+def _picture(figure: Figure) -> Any:
+    """A notebook shows figures by itself only when pyplot made them."""
+    from IPython.display import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    return Image(drawn.getvalue())  # type: ignore[no-untyped-call]

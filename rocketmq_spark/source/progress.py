@@ -1,0 +1,75 @@
+"""``progress(query)``: how a running query is doing, out of what its sources report to Spark (``account``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_SUMS = ("lag", "queues", "queuesAway")
+
+
+def progress(query: StreamingQuery) -> dict[str, Any] | None:
+    """What the last progress of ``query`` says of its rocketmq sources; None before there is one.
+
+    ``lag``: messages (with gaps, offsets) behind the end of the batch; ``behindMs``: since when the first of them has been
+    seen to wait, 0 where none does; ``queues`` that answer, ``queuesAway`` and ``brokersAway`` that do not now, whose lag is
+    not counted; ``losses``: by cause, ``ranges`` and ``offsets`` that the driver went on without in this run. Beside these
+    ``batchId``, ``timestamp``, ``rows``, ``batchMs`` and ``sinkRows``, and ``sources``: the same for each rocketmq source.
+    None is what is not known, such as ``behindMs`` while messages are read that were there before the run.
+    """
+    last = query.lastProgress
+    return None if last is None else of_progress(json.loads(last.json))
+
+
+def of_progress(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a progress as Spark's JSON has it."""
+    sources = [of_source(source.get("latestOffset")) for source in told.get("sources", ())]
+    ours = [source for source in sources if source is not None]
+    rows = told.get("sink", {}).get("numOutputRows", -1)
+    return {
+        "batchId": told.get("batchId"),
+        "timestamp": told.get("timestamp"),
+        "rows": told.get("numInputRows"),
+        "batchMs": told.get("durationMs", {}).get("triggerExecution"),
+        "sinkRows": rows if rows >= 0 else None,
+        **{name: _sum(source[name] for source in ours) for name in _SUMS},
+        "behindMs": _largest([source["behindMs"] for source in ours]),
+        "brokersAway": sorted({name for source in ours for name in source["brokersAway"]}),
+        "losses": _losses(source["losses"] for source in ours),
+        "sources": ours,
+    }
+
+
+def of_source(latest: Any) -> dict[str, Any] | None:
+    """What a source reports, without the ends of its queues; None where ``latest`` is not of a rocketmq source."""
+    if isinstance(latest, str):
+        try:
+            latest = json.loads(latest)
+        except ValueError:
+            return None
+    if not isinstance(latest, dict) or not {"topics", "lag", "behindMs"} <= latest.keys():
+        return None
+    return {name: value for name, value in latest.items() if name not in ("topics", "v")}
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    numbers = [value for value in known if value is not None]
+    return sum(numbers) if known and len(numbers) == len(known) else None
+
+
+def _largest(values: list[int | None]) -> int | None:
+    numbers = [value for value in values if value is not None]
+    return max(numbers) if values and len(numbers) == len(values) else None
+
+
+def _losses(reports: Iterable[Mapping[str, Mapping[str, int | None]]]) -> dict[str, dict[str, int | None]]:
+    every = [(cause, counts) for report in reports for cause, counts in report.items()]
+    return {
+        cause: {name: _sum(counts[name] for of, counts in every if of == cause) for name in ("ranges", "offsets")}
+        for cause in sorted({cause for cause, _ in every})
+    }

@@ -1,0 +1,61 @@
+"""The command: lines, JSON and exit codes. On brokers with faults: test_examine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.doctor.command import lines
+from rocketmq_spark.cli.doctor.findings import broken, ok
+from rocketmq_spark.localbroker import LocalBroker
+from tests.cli.conftest import documents, eventually
+
+
+@pytest.fixture(autouse=True)
+def _workers_run_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+
+
+def test_a_healthy_cluster(run: Callable[..., Result], topic: str) -> None:
+    done = eventually(lambda: run("doctor", "--topic", topic, "--json"), lambda done: "its disk" in done.stdout)
+    found = [(row["check"], row["level"]) for row in documents(done.stdout)]
+    assert (done.exit_code, "broken" in {level for _, level in found}) == (0, False), done.stdout
+    checks = list(dict.fromkeys(check for check, _ in found))
+    assert checks == [
+        "java", "python", "workers", "name server", "brokers", "broker broker-a", f"topic {topic}", "rights source",
+        "rights sink",
+    ]  # fmt: skip
+    assert all(row["remedy"] for row in documents(done.stdout) if row["level"] != "ok")
+    assert run("doctor", "--strict").exit_code == 1, "LocalBroker has the limits of a stock broker"
+    text = run("doctor")
+    assert text.stderr.startswith("0 broken, ")
+    assert len(text.stdout.splitlines()) == len(documents(run("doctor", "--json").stdout))
+
+
+def test_the_rights_to_write_are_looked_at_without_a_trace(
+    run: Callable[..., Result], rocketmq: LocalBroker, topic: str
+) -> None:
+    assert "ok      rights sink: who has no accessKey may write" in run("doctor", "--topic", topic).stdout
+    assert {bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()} == {0}
+
+
+def test_the_name_server_may_be_an_argument(rocketmq: LocalBroker, no_broker: object) -> None:
+    done = CliRunner().invoke(app, ["doctor", rocketmq.name_server])
+    assert (done.exit_code, f"name server: {rocketmq.name_server} answers" in done.stdout) == (0, True)
+    nowhere = CliRunner().invoke(app, ["doctor"])
+    assert (nowhere.exit_code, "broken  options: no name server is given" in nowhere.stdout) == (1, True)
+    assert CliRunner().invoke(app, ["doctor", "a", "b"]).exit_code == 2
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_lines_of_a_terminal_are_not_cut(width: int) -> None:
+    finding = broken("broker a", "advertises 172.17.0.2:10911, which cannot be reached from here", "Let it " * 30)
+    told = list(lines(finding, width))
+    assert len(told) > 1
+    assert all(0 < len(line) <= width for line in told)
+    assert [line[:8].strip() for line in told] == ["broken", *[""] * (len(told) - 1)]
+    assert list(lines(ok("a", "fine"), None)) == ["ok      a: fine"]

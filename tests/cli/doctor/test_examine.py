@@ -1,0 +1,246 @@
+"""Each check on servers that have the fault: one at a time, everything else being well."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.cli.connection import Target
+from rocketmq_spark.cli.doctor import examine
+from rocketmq_spark.cli.doctor.examine import Subject
+from rocketmq_spark.cli.doctor.findings import Finding, Level
+from rocketmq_spark.codes import Request
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.session import Consumer, PullConsumer
+from rocketmq_spark.source.offsets import Offsets
+from tests.cli.conftest import eventually
+from tests.cli.test_lag import feed
+from tests.fix_clusters import ADMIN, Certificates, Secured
+from tests.mockbroker import MockBroker, ok
+from tests.reading import names
+from tests.source.test_checkpoint import entry
+
+SERVERS = Subject()
+
+
+@pytest.fixture(autouse=True)
+def _no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be said of this machine is tested where it is said."""
+    monkeypatch.setattr(examine, "of_machine", lambda: iter(()))
+
+
+def doctor(name_server: str, subject: Subject = SERVERS, **options: object) -> list[Finding]:
+    """What is found once brokers that have just started tell how they are."""
+    given = {"name_server": name_server, "num_retries": 0, "request_timeout": "30s", **options}
+    return eventually(
+        lambda: list(examine.examine(Target(given), subject)),
+        lambda found: not any("its version, disk and clock" in one.found for one in found),
+    )
+
+
+def bad(found: list[Finding]) -> list[tuple[str, Level]]:
+    """What is not well, but for the limits of stock brokers, which all of them have."""
+    return [(one.check, one.level) for one in found if one.level is not Level.OK and "at most" not in one.found]
+
+
+class TestOfServers:
+    def test_nobody_at_the_address(self) -> None:
+        (found,) = doctor("127.0.0.1:1")
+        assert (found.check, found.level) == ("name server", Level.BROKEN)
+        assert "refused" in found.found
+        (unknown,) = doctor("no.such.host.invalid:9876")
+        assert "no.such.host.invalid:9876 is of no use" in unknown.found
+        assert "DNS" in (unknown.remedy or "")
+
+    def test_options_that_are_wrong(self) -> None:
+        (found,) = doctor("127.0.0.1:1", pull_depth="many")
+        assert (found.check, found.level, "pullDepth" in found.found) == ("options", Level.BROKEN, True)
+
+    def test_one_of_two_name_servers(self, rocketmq: LocalBroker) -> None:
+        assert bad(doctor(f"127.0.0.1:1;{rocketmq.name_server}")) == [("name server", Level.BROKEN)]
+
+    def test_a_broker_that_advertises_what_cannot_be_reached(self) -> None:
+        table = b'{"brokerAddrTable":{"b":{"brokerName":"b","cluster":"c","brokerAddrs":{0:"127.0.0.1:1"}}}}'
+        with MockBroker({Request.GET_BROKER_CLUSTER_INFO: ok(table)}) as name_server:
+            found = doctor(name_server.address)
+            assert bad(found) == [("broker b", Level.BROKEN)]
+            assert "option 'addressMap'" in (found[-1].remedy or "")
+            runtime = {
+                "commitLogDiskRatio": "0.95", "bootTimestamp": "1000", "brokerVersionDesc": "V4_9_4",
+                "runtime": "[ 0 days, 0 hours, 0 minutes, 1 seconds ]",
+            }  # fmt: skip
+            name_server.on(Request.GET_BROKER_RUNTIME_INFO, ok(json.dumps({"table": runtime}).encode()))
+            mapped = doctor(name_server.address, address_map={"127.0.0.1:1": name_server.address})
+            assert [(one.check, one.level) for one in mapped[2:]] == [
+                ("broker b", Level.OK), ("broker b", Level.ADVICE), ("broker b", Level.BROKEN), ("broker b", Level.ADVICE),
+                ("broker b", Level.ADVICE),
+            ]  # fmt: skip
+            words = ["V4_9_4", "95% full", "behind ours", "does not tell its settings"]
+            assert all(text in one.found for text, one in zip(words, mapped[3:], strict=True))
+
+    def test_no_broker_and_a_broker_without_master(self) -> None:
+        with MockBroker({Request.GET_BROKER_CLUSTER_INFO: ok(b"{}")}) as name_server:
+            assert bad(doctor(name_server.address)) == [("brokers", Level.BROKEN)]
+
+    def test_a_proxy(self) -> None:
+        with MockBroker() as proxy:
+            (found,) = doctor(proxy.address)
+            assert (found.level, "is a Proxy" in found.found) == (Level.OK, True)
+
+    def test_a_broker_that_hangs(self, pair: LocalBroker) -> None:
+        assert bad(doctor(pair.name_server)) == []
+        pid = pair.pid("broker-b")
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            found = doctor(pair.name_server, request_timeout="1s")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert ("broker broker-b", Level.BROKEN) in bad(found)
+
+    def test_certificates(self, elsewhere: LocalBroker, certs: Certificates) -> None:
+        """Of an authority that is not trusted, then for another name; then all is well."""
+        (untrusted,) = doctor(elsewhere.name_server, tls=True)
+        assert (untrusted.level, "certificate" in untrusted.found) == (Level.BROKEN, True)
+        (other,) = doctor(elsewhere.name_server, tls=True, tls_ca_file=certs.ca)
+        assert (other.level, "certificate" in other.found) == (Level.BROKEN, True)
+        well = doctor(elsewhere.name_server, tls=True, tls_ca_file=certs.ca, tls_check_hostname=False)
+        assert bad(well) == []
+        assert "answers, in TLS" in well[0].found
+
+    def test_no_tls_where_it_is_asked_for(self, rocketmq: LocalBroker, certs: Certificates) -> None:
+        (found,) = doctor(rocketmq.name_server, tls=True, tls_ca_file=certs.ca)
+        assert found.level is Level.BROKEN
+
+
+@pytest.fixture(scope="module")
+def sick() -> Iterator[LocalBroker]:
+    """A broker whose settings are against its readers."""
+    conf = {"messageIndexEnable": False, "enablePropertyFilter": False, "fileReservedTime": 1}
+    with LocalBroker(conf=conf, quiet=True) as mq:
+        yield mq
+
+
+def test_settings(sick: LocalBroker) -> None:
+    found = doctor(sick.name_server)
+    assert [one for one in found if one.level is Level.BROKEN] == []
+    assert bad(found) == [("broker broker-a", Level.ADVICE)] * 2
+    words = " ".join(one.found for one in found)
+    assert all(text in words for text in ("32 messages or 262144 bytes", "not indexed", "SQL filters are switched off"))
+    assert ("broker broker-a", Level.BROKEN) in bad(doctor(sick.name_server, sql="a > 1", subscribe="t"))
+    sick.admin.update_broker_config(
+        "broker-a",
+        {"maxTransferCountOnMessageInMemory": "1024", "maxTransferBytesOnMessageInMemory": "4194304"},
+    )
+    assert "262144" not in " ".join(one.found for one in doctor(sick.name_server))
+
+
+def test_a_clock_that_is_another(rocketmq: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = examine.time.time_ns
+    monkeypatch.setattr(examine.time, "time_ns", lambda: now_ns() + 3_600_000_000_000)
+    (found,) = [one for one in doctor(rocketmq.name_server) if "clock" in one.found]
+    assert (found.level, "behind ours" in found.found) == (Level.ADVICE, True)
+
+
+class TestOfTopics:
+    def test_one_that_is_missing_or_may_not_be_read(self, rocketmq: LocalBroker) -> None:
+        (topic,) = names(1, "doctor")
+        (missing,) = doctor(rocketmq.name_server, Subject([topic]))[-1:]
+        assert (missing.check, missing.level) == (f"topic {topic}", Level.BROKEN)
+        rocketmq.admin.create_topic(topic, 2, perm=2, attributes={"message.type": "FIFO"})
+        found = bad(doctor(rocketmq.name_server, Subject([topic])))
+        assert found == [(f"topic {topic}", Level.BROKEN), (f"topic {topic}", Level.ADVICE)]
+
+    @pytest.mark.parametrize(
+        ("grants", "expected"),
+        [
+            (("Sub,Get,Pub", "Sub"), []),
+            (("Sub,Get", "Sub"), [("rights sink", Level.ADVICE)]),
+            (("Get,Pub", "Sub"), [("rights source", Level.BROKEN)]),
+            (("Sub,Get,Pub", None), [("rights source", Level.BROKEN)]),
+        ],
+    )
+    def test_rights(self, secured: Secured, grants: tuple[str, str | None], expected: list[tuple[str, Level]]) -> None:
+        (topic,) = names(1, "rights")
+        group = f"g-{topic}"
+        secured.admin.create_topic(topic, 2)
+        secured.admin.create_group(group)
+        entries = [(f"Topic:{topic}", grants[0])] + ([(f"Group:{group}", grants[1])] if grants[1] else [])
+        user = secured.user(f"u-{topic}", *entries)
+        found = doctor(secured.mq.name_server, Subject([topic]), group=group, **user)
+        assert [one for one in bad(found) if one[0].startswith("rights")] == expected
+        assert user["secretKey"] not in str(found)
+        assert {b.max_offset for b in secured.admin.describe_topic(topic).values()} == {0}
+
+    def test_keys_that_are_wrong(self, secured: Secured) -> None:
+        found = doctor(secured.mq.name_server, **{**ADMIN, "secretKey": "guess"})
+        assert "guess" not in str(found)
+        assert bad(found) == [("broker broker-a", Level.BROKEN)]
+        assert "check signature failed" in " ".join(one.found for one in found)
+
+
+class TestOfReaders:
+    def test_members_that_do_not_want_the_same(self, rocketmq: LocalBroker, topic: str) -> None:
+        group = f"g{uuid.uuid4().hex[:6]}"
+        said = threading.Event()
+        feed(rocketmq, topic, 1)
+        members = [
+            # Of other connection options, and so with clients, of their own.
+            Consumer(
+                name_server=rocketmq.name_server, group=group, consume_from_where="earliest", request_timeout=timeout
+            )
+            for timeout in ("3s", "4s")
+        ]
+        try:
+            for member, tags in zip(members, ("a", "b"), strict=True):
+                member.subscribe(topic, tags)
+                member.start(lambda messages, context: said.set())
+            found = eventually(
+                lambda: doctor(rocketmq.name_server, Subject(group=group)),
+                lambda found: any("do not want the same" in one.found for one in found),
+            )
+        finally:
+            for member in members:
+                member.stop()
+        assert (f"group {group}", Level.BROKEN) in bad(found)
+
+    def test_a_group_that_is_behind_what_is_kept(self, sick: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        (topic,) = names(1, "late")
+        sick.create_topic(topic, 2)
+        feed(sick, topic, 4)
+        group = f"g-{topic}"
+        with PullConsumer(name_server=sick.name_server, group=group, auto_commit=False) as consumer:
+            queue = MessageQueue(topic, "broker-a", 1)
+            consumer.assign([queue])
+            consumer.seek(queue, 1)
+            consumer.commit()
+        soon = doctor(sick.name_server, Subject(group=group))
+        assert (soon[-1].level, "3 messages behind" in soon[-1].found) == (Level.OK, True)
+        now_ns = examine.time.time_ns
+        monkeypatch.setattr(examine.time, "time_ns", lambda: now_ns() + 45 * 60_000_000_000)
+        later = doctor(sick.name_server, Subject(group=group))
+        assert (later[-1].level, "kept for 1 h 0 m" in later[-1].found) == (Level.ADVICE, True)
+
+    def test_a_group_that_nobody_knows(self, rocketmq: LocalBroker) -> None:
+        found = doctor(rocketmq.name_server, Subject(group="nobody"))
+        assert (found[-1].check, found[-1].level) == ("group nobody", Level.BROKEN)
+
+    def test_a_checkpoint(self, rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
+        (nothing,) = doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))[-1:]
+        assert (nothing.level, "is no checkpoint" in nothing.found) == (Level.BROKEN, True)
+        feed(rocketmq, topic, 4)
+        queue = MessageQueue(topic, "broker-a", 1)
+        entry(tmp_path, 0, json.dumps(Offsets({queue: 3}).to_json()))
+        assert bad(doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))) == []
+        entry(tmp_path, 0, json.dumps(Offsets({queue: 30}).to_json()))
+        assert bad(doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))) == [
+            (f"checkpoint {tmp_path}", Level.BROKEN)
+        ]

@@ -1,0 +1,42 @@
+"""Java, Python, packages and the Python of workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.cli.doctor import machine
+from rocketmq_spark.cli.doctor.findings import Level
+from rocketmq_spark.errors import LocalBrokerError
+
+FINE = {"rocketmq-spark": "0.1.0", "pyspark": "4.3.0.dev1", "pyarrow": "21.0.0", "numpy": "2.1", "pandas": "2.2.3"}
+
+
+def test_java() -> None:
+    assert machine.java(("/j/bin/java", 17)) == ("java", Level.OK, "Java 17, /j/bin/java", None)
+    gone = machine.java(LocalBrokerError("Java 17 or newer is needed", remedy="Install one"))
+    assert gone == ("java", Level.BROKEN, "Java 17 or newer is needed", "Install one")
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "remedy"),
+    [
+        ({}, Level.OK, None),
+        ({"pyspark": "4.2.0"}, Level.OK, None),
+        ({"pyspark": "4.1.1"}, Level.BROKEN, "pip install 'pyspark>=4.2'"),
+        ({"pyspark": None, "pyarrow": "17.0.0"}, Level.BROKEN, "pip install 'pyspark>=4.2' 'pyarrow>=18.0'"),
+        ({"rocketmq-spark": None}, Level.OK, None),  # run from its folder
+        ({"pandas": "3.0.0"}, Level.ADVICE, "pip install 'pandas<3'"),
+    ],
+)
+def test_packages(changed: dict[str, str | None], level: Level, remedy: str | None) -> None:
+    found = machine.python("3.11.9", {**FINE, **changed})
+    assert (found.level, found.remedy) == (level, remedy)
+    assert found.found.startswith("Python 3.11.9, ")
+
+
+def test_the_python_of_workers() -> None:
+    assert machine.workers("python3", "/venv/bin/python", True).level is Level.OK
+    found = machine.workers("python3", "/venv/bin/python", False)
+    assert (found.level, found.remedy) == (
+        Level.BROKEN, "Activate the virtual environment, or set PYSPARK_PYTHON=/venv/bin/python",
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""Topics, rights, groups and readers, by what brokers and members say."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.cli.doctor import traffic
+from rocketmq_spark.cli.doctor.findings import Level
+from rocketmq_spark.errors import AccessDenied, CallTimeout
+from rocketmq_spark.lag import QueueLag
+from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
+from rocketmq_spark.source.drift import drift
+
+NOW_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+Q = MessageQueue("t", "a", 0)
+
+
+def route(**perms: int) -> TopicRoute:
+    return TopicRoute(
+        "t", tuple(QueueData(name, 4, 4, perm) for name, perm in perms.items()),
+        {name: BrokerData(name, "c", {0: "h:1"}) for name in perms},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("perms", "attributes", "expected"),
+    [
+        ({"a": 6}, {}, [(Level.OK, "queues: 4 on a; type NORMAL")]),
+        ({"a": 6}, None, [(Level.OK, "type not told")]),
+        ({"a": 4}, {}, [(Level.OK, ""), (Level.BROKEN, "cannot be written on a")]),
+        ({"a": 6, "b": 2}, {}, [(Level.OK, ""), (Level.ADVICE, "cannot be read on b")]),
+        ({"a": 6}, {"message.type": "FIFO"}, [(Level.OK, "type FIFO"), (Level.ADVICE, "is of type FIFO")]),
+        ({"a": 6}, {"queue.type": "BatchCQ"}, [(Level.OK, "type NORMAL, queue.type=BatchCQ")]),
+        ({"a": 6}, {"cleanup.policy": "COMPACTION"}, [(Level.OK, ""), (Level.ADVICE, "last message of each key")]),
+    ],
+)
+def test_a_topic(perms, attributes, expected) -> None:
+    found = list(traffic.topic(route(**perms), attributes))
+    assert [one.level for one in found] == [level for level, _ in expected]
+    assert all(words in one.found for one, (_, words) in zip(found, expected, strict=True)), found
+
+
+def test_rights_that_are_missing_are_named() -> None:
+    denied = AccessDenied("access denied", remark="User:x has no permission")
+    source, sink = traffic.rights("t", "x", {"source": denied, "sink": denied})
+    assert (source.level, sink.level) == (Level.BROKEN, Level.ADVICE)
+    assert "user x may not read t: User:x has no permission" in source.found
+    assert "Grant Sub and Get on the topic, Sub on the group" in (source.remedy or "")
+    assert "Grant Pub on the topic" in (sink.remedy or "")
+    fine = traffic.rights("t", None, {"source": None, "sink": None})
+    assert [one.level for one in fine] == [Level.OK, Level.OK]
+    (away,) = traffic.rights("t", None, {"source": CallTimeout("no answer in time", "h:1")})
+    assert (away.level, away.found) == (Level.BROKEN, "no answer in time (at h:1)")
+
+
+A, B = {"t": Filter("x || y")}, {"t": Filter("y||x"), "u": Filter()}
+
+
+@pytest.mark.parametrize(
+    ("members", "level", "words"),
+    [
+        ({}, Level.OK, "no member"),
+        ({"m": A, "n": {"t": Filter("y||x")}}, Level.OK, "2 members, all want t (x || y)"),
+        ({"m": A, "n": B}, Level.BROKEN, "m wants t (x || y); n wants t (y||x), u (*)"),
+        ({"m": A, "n": {"t": Filter("x || y", "SQL92")}}, Level.BROKEN, "do not want the same"),
+        ({"m": A, "n": None}, Level.ADVICE, "n did not say"),
+    ],
+)
+def test_what_members_want(members, level, words) -> None:
+    found = traffic.subscriptions("g", members)
+    assert found.level is level
+    assert words in found.found
+
+
+@pytest.mark.parametrize(
+    ("row", "kept_ms", "level", "words"),
+    [
+        (QueueLag(Q, 0, 10, 10), HOUR_MS, Level.OK, "0 messages behind; messages are kept for 1 h 0 m"),
+        (QueueLag(Q, 0, 4, 10, NOW_MS - HOUR_MS // 4), HOUR_MS, Level.OK, "6 messages behind, the oldest for 15 m 0 s"),
+        (QueueLag(Q, 0, 4, 10, NOW_MS - HOUR_MS * 3 // 4), HOUR_MS, Level.ADVICE, "kept for 1 h 0 m"),
+        (QueueLag(Q, 0, 4, 10, NOW_MS - HOUR_MS * 3 // 4), None, Level.OK, "6 messages behind"),
+        (QueueLag(Q, 7, 4, 10), HOUR_MS, Level.BROKEN, "3 messages were removed"),
+        (QueueLag(Q, 0, None, 10), HOUR_MS, Level.ADVICE, "not known"),
+    ],
+)
+def test_how_far_a_reader_is_next_to_retention(row, kept_ms, level, words) -> None:
+    found = traffic.retention("group g", [row], kept_ms, NOW_MS)
+    assert (found.check, found.level) == ("group g", level)
+    assert words in found.found
+
+
+def test_a_checkpoint_next_to_brokers() -> None:
+    bounds = {Q: QueueBounds(5, 10, 0)}
+    assert traffic.drifted("c", drift({Q: 7}, bounds)).level is Level.OK
+    lost = traffic.drifted("c", drift({Q: 2}, bounds))
+    assert (lost.level, lost.found) == (Level.BROKEN, "1 of 1 queues do not go with it: t/a/0 lost")

@@ -1,0 +1,144 @@
+"""Folders of queries, as Spark writes them, next to a real broker. Spark's own: tests/spark/test_restart.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from rocketmq_spark import session
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.source.offsets import Offsets
+from tests.cli.conftest import documents
+from tests.cli.test_lag import feed
+from tests.source.test_checkpoint import entry
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Path:
+    """Three batches over two queues, the last not done; nothing was changed for two minutes."""
+    folder = tmp_path / "query"
+    folder.mkdir()
+    for number, (a, b) in enumerate(((5, 5), (10, 5), (12, 9))):
+        start = {} if number else {queue(0): 2, queue(1): 0}
+        text = json.dumps(Offsets({queue(0): a, queue(1): b}, start).to_json())
+        entry(folder, number, text, done=number < 2, begun_ms=1_800_000_000_000 + 60_000 * number)
+    quiet(folder)
+    return folder
+
+
+def queue(number: int, topic: str = "orders") -> MessageQueue:
+    return MessageQueue(topic, "broker-a", number)
+
+
+def quiet(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 120))
+
+
+def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
+    batches = documents(run("checkpoint", "show", str(query), "--json").stdout)
+    assert [(b["batchId"], b["begun"], b["done"] is None, b["offsets"]) for b in batches] == [
+        (0, "2027-01-15T08:00:00.000Z", False, 8), (1, "2027-01-15T08:01:00.000Z", False, 5),
+        (2, "2027-01-15T08:02:00.000Z", True, 6),
+    ]  # fmt: skip
+    assert batches[0]["ranges"] == [
+        {"topic": "orders", "brokerName": "broker-a", "queueId": 0, "start": 2, "end": 5, "offsets": 3},
+        {"topic": "orders", "brokerName": "broker-a", "queueId": 1, "start": 0, "end": 5, "offsets": 5},
+    ]
+    text = run("checkpoint", "show", str(query), "--last", "2")
+    assert [line.split()[0] for line in text.stdout.splitlines()] == ["BATCH", "1", "2"]
+    assert text.stderr == "Next: batch 2 again as it was begun, 6 offsets\n"
+    one = run("checkpoint", "show", str(query), "--batch", "1")
+    assert [line.split() for line in one.stdout.splitlines()[1:]] == [["orders", "broker-a", "0", "5", "10", "5"]]
+    (query / "offsets" / "2").unlink()
+    assert "Next: batch 2, from where batch 1 ended in orders" in run("checkpoint", "show", str(query)).stderr
+    (query / "offsets" / "0").unlink()
+    assert "Batch 1: where it began is not kept any more for 2 queues" in run("checkpoint", "show", str(query)).stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (["show", "{}", "--batch", "9"], 1, "batch 9 is not kept in {}. Batches 0 to 2 are"),
+        (["show", "{}-not"], 1, "{}-not is no checkpoint"),
+        (["diff", "{}-not"], 1, "{}-not is no checkpoint"),
+        (["rewind", "{}"], 1, "rewind needs either --to-batch N or --to-time TIME"),
+        (["rewind", "{}", "--to-batch", "2"], 1, "there is no batch 2 to go back to: batches 0 to 1 are kept and done"),
+        (["rewind", "{}", "--to-time", "soon"], 2, "'soon' is not epoch milliseconds or ISO-8601"),
+        (["rewind", "{}", "--to-batch", "0", "--quiet-for", "long"], 2, "'long' is not"),
+    ],
+)
+def test_what_cannot_be_said(run: Run, query: Path, given: list[str], code: int, said: str) -> None:
+    done = run("checkpoint", *(word.replace("{}", str(query)) for word in given))
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert said.replace("{}", str(query)) in done.stderr
+
+
+def test_rewound_with_a_backup(run: Run, query: Path) -> None:
+    before = {path.name for path in (query / "offsets").iterdir()}
+    dry = run("checkpoint", "rewind", str(query), "--to-time", "2027-01-15T08:00:30Z")
+    assert dry.stdout.splitlines() == [
+        "What batches 1 to 2 read is read again, 11 offsets, in new batches from number 1 on:",
+        "  orders/broker-a/0  5 to 11  (7)",
+        "  orders/broker-a/1  5 to 8  (4)",
+        "Nothing was changed: --apply does it",
+    ]
+    assert "Not to be seen from here: whether the query runs" in dry.stderr
+    assert {path.name for path in (query / "offsets").iterdir()} == before
+    (told,) = documents(run("checkpoint", "rewind", str(query), "--to-batch", "0", "--apply", "--json").stdout)
+    assert (told["rewound"], told["batchId"], told["again"]) == (True, 0, [1, 2])
+    assert [(part["start"], part["end"]) for part in told["ranges"]] == [(5, 12), (5, 9)]
+    assert {path.name for path in Path(told["backup"], "offsets").iterdir()} == before
+    again = run("checkpoint", "rewind", str(query), "--to-batch", "0")
+    assert (again.exit_code, again.stdout) == (0, "Batch 0 is the last: nothing to do\n")
+
+
+def test_a_folder_that_just_changed_is_left_alone(run: Run, query: Path) -> None:
+    (query / "offsets" / "2").touch()
+    rewind = ("checkpoint", "rewind", str(query), "--to-batch", "1", "--apply")
+    refused = run(*rewind)
+    assert (refused.exit_code, "s ago, and the query may still run. Stop it, wait until 60 s" in refused.stderr) == (
+        1,
+        True,
+    )
+    assert (query / "offsets" / "2").exists()
+    assert run(*rewind, "--quiet-for", "1h").exit_code == 1
+    assert run(*rewind, "--force").exit_code == 0
+    assert not (query / "offsets" / "2").exists()
+
+
+def test_differences_to_the_broker(
+    run: Run, rocketmq: LocalBroker, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """One query over topics that fared differently: one goes on, one shrank, one was made again, one is gone."""
+    fine, shrunk, remade = (make_topic(queues=2) for _ in range(3))
+    for topic in (fine, shrunk, remade):
+        feed(rocketmq, topic, 4)
+    last_ms = rocketmq.admin.describe_topic(remade)[queue(1, remade)].last_update_ms
+    rocketmq.admin.delete_topic(remade)
+    rocketmq.create_topic(remade, 2)
+    feed(rocketmq, remade, 6)
+    positions = {queue(1, fine): 3, queue(1, shrunk): 9, queue(1, remade): 4, queue(0, "gone-" + fine): 1}
+    entry(tmp_path, 0, json.dumps(Offsets(positions, marks={queue(1, remade): last_ms}).to_json()))
+    session.close_all()
+    done = run("checkpoint", "diff", str(tmp_path), "--json")
+    found = {(row["topic"], row["queueId"]): (row["state"], row["offsets"]) for row in documents(done.stdout)}
+    assert found == {
+        (fine, 0): ("new", 0), (fine, 1): ("behind", 1), (shrunk, 0): ("new", 0), (shrunk, 1): ("went back", 5),
+        (remade, 0): ("new", 0), (remade, 1): ("made again", 6), ("gone-" + fine, 0): ("gone", None),
+    }  # fmt: skip
+    assert done.exit_code == 1
+    text = run("checkpoint", "diff", str(tmp_path))
+    assert "3 of 7 queues have lost what was to be read next" in text.stderr
+    assert f"gone-{fine}" in text.stderr
+    entry(tmp_path, 0, json.dumps(Offsets({queue(0, fine): 0, queue(1, fine): 3}).to_json()))
+    well = run("checkpoint", "diff", str(tmp_path))
+    assert (well.exit_code, well.stderr) == (0, "Nothing is lost\n")

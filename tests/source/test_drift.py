@@ -1,0 +1,38 @@
+"""What has become of queues."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.source.drift import State, drift
+
+Q = MessageQueue("t", "broker-a", 0)
+BOUNDS = QueueBounds(5, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("position", "bounds", "how", "expected"),
+    [
+        (10, BOUNDS, {}, (State.READ, 0)),
+        (7, BOUNDS, {}, (State.BEHIND, 3)),
+        (5, BOUNDS, {}, (State.BEHIND, 5)),
+        (4, BOUNDS, {}, (State.LOST, 1)),
+        (12, BOUNDS, {}, (State.WENT_BACK, 2)),
+        (7, BOUNDS, {"made_again": [Q]}, (State.MADE_AGAIN, 5)),
+        (None, BOUNDS, {}, (State.NEW, 5)),
+        (7, None, {}, (State.GONE, None)),
+        (7, None, {"away": {"broker-a"}}, (State.AWAY, None)),
+    ],
+)
+def test_one_queue(position, bounds, how, expected) -> None:
+    positions = {} if position is None else {Q: position}
+    (found,) = drift(positions, {} if bounds is None else {Q: bounds}, **how)
+    assert (found.state, found.offsets) == expected
+    assert found[:3] == (Q, position, bounds)
+
+
+def test_all_queues_of_both_sides_in_order_and_which_of_them_lost_nothing() -> None:
+    later = Q._replace(queue_id=1)
+    assert [one.queue for one in drift({later: 1}, {Q: BOUNDS})] == [Q, later]
+    assert {state for state in State if state.lossless} == {State.READ, State.BEHIND, State.NEW}

@@ -1,0 +1,45 @@
+"""Folders by path and by address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.source.files import folder
+
+
+@pytest.fixture(params=["path", "address"])
+def name(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder with a file in it and one below."""
+    made = tmp_path / "made"
+    (made / "a").mkdir(parents=True)
+    (made / "top").write_text("one")
+    (made / "a" / "1").write_text("two")
+    return str(made) if request.param == "path" else made.as_uri()
+
+
+def test_what_is_there_and_when_it_was_changed(name: str, tmp_path: Path) -> None:
+    found = folder(name)
+    assert (found.exists(), found.exists("a"), found.exists("top"), found.exists("b")) == (True, True, False, False)
+    assert set(found.files(recursive=True)) == {"top", "a/1"}
+    assert (set(found.files()), set(found.files("a")), found.files("b")) == ({"top"}, {"a/1"}, {})
+    assert found.files()["top"] == (tmp_path / "made" / "top").stat().st_mtime_ns // 1_000_000
+    assert found.read("a/1") == "two"
+
+
+def test_a_copy_beside_it_and_what_is_deleted(name: str, tmp_path: Path) -> None:
+    found = folder(name)
+    copied = found.copy(["a/1", "top"], "kept")
+    assert copied.name == name[: -len("made")] + "kept"
+    found.delete(["a/1"])
+    assert set(found.files(recursive=True)) == {"top"}
+    assert (tmp_path / "kept" / "a" / "1").read_text() == copied.read("a/1") == "two"
+
+
+def test_what_goes_wrong_names_the_folder(name: str) -> None:
+    with pytest.raises(OffsetError, match=rf"{name}: .*No such file"):
+        folder(name).read("b")
+    with pytest.raises(OffsetError, match="odd://x cannot be reached"):
+        folder("odd://x")

@@ -1,0 +1,70 @@
+"""A query's progress is read as its sources told it; with a real query in tests/spark/test_progress.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rocketmq_spark.source.progress import of_progress, of_source
+
+
+def told(**more):
+    report = {"lag": 4, "behindMs": 70, "queues": 2, "queuesAway": 0, "brokersAway": [], "losses": {}}
+    return {**report, **more, "topics": {"t": {"b": {"0": 5}}}, "v": 1}
+
+
+def progress(*sources, **more):
+    every = [{"description": "d", "latestOffset": json.dumps(source)} for source in sources]
+    return {
+        "batchId": 3,
+        "timestamp": "T",
+        "numInputRows": 9,
+        "durationMs": {"triggerExecution": 50},
+        "sources": every,
+        **more,
+    }
+
+
+def test_one_source():
+    found = of_progress(progress(told(), sink={"numOutputRows": 9}))
+    source = {name: value for name, value in told().items() if name not in ("topics", "v")}
+    assert found == {
+        "batchId": 3,
+        "timestamp": "T",
+        "rows": 9,
+        "batchMs": 50,
+        "sinkRows": 9,
+        **source,
+        "sources": [source],
+    }
+
+
+def test_several_sources_are_summed_up():
+    lost = {"truncated": {"ranges": 1, "offsets": 5}}
+    unknown = {"truncated": {"ranges": 2, "offsets": None}, "queue_gone": {"ranges": 1, "offsets": 2}}
+    found = of_progress(
+        progress(
+            told(losses=lost, brokersAway=["b"]),
+            {"kafka": {"0": 1}},
+            told(losses=unknown, brokersAway=["a", "b"], behindMs=9),
+        )
+    )
+    assert (found["lag"], found["behindMs"], found["queues"], found["brokersAway"]) == (8, 70, 4, ["a", "b"])
+    assert found["losses"] == {"queue_gone": {"ranges": 1, "offsets": 2}, "truncated": {"ranges": 3, "offsets": None}}
+    assert len(found["sources"]) == 2
+
+
+def test_what_one_source_does_not_know_is_not_known_of_all():
+    found = of_progress(progress(told(), told(lag=None, behindMs=None)))
+    assert (found["lag"], found["behindMs"], found["queues"]) == (None, None, 4)
+
+
+def test_without_a_source_of_ours_nothing_is_known():
+    found = of_progress(progress({"kafka": {"0": 1}}, sink={"numOutputRows": -1}))
+    assert (found["lag"], found["queues"], found["sinkRows"], found["sources"]) == (None, None, None, [])
+
+
+@pytest.mark.parametrize("other", [None, "17", "-", "{", "[]", {"topics": {}}, '{"topics": {}, "v": 1}'])
+def test_other_reports_are_none(other):
+    assert of_source(other) is None

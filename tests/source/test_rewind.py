@@ -1,0 +1,126 @@
+"""Back to an earlier batch, in folders as Spark writes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.source import rewind
+from rocketmq_spark.source.checkpoint import history, last_batch
+from rocketmq_spark.source.files import Folder, folder
+from tests.source.test_checkpoint import Q, entry, ours
+
+AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Folder:
+    """Five batches, begun at second 1 to 5, of ten offsets each; the last is not done."""
+    made = tmp_path / "query"
+    made.mkdir()
+    (made / "metadata").write_text('{"id":"x"}')
+    for number in range(5):
+        text = ours(10 * (number + 1), start=None if number else 0)
+        entry(made, number, text, done=number < 4, begun_ms=1000 * (number + 1))
+    return folder(str(made))
+
+
+def state(query: Folder, *names: str) -> None:
+    for name in names:
+        path = Path(query.name, "state", "0", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+@pytest.mark.parametrize(
+    ("number", "before_ms", "found"), [(2, None, 2), (None, 3000, 2), (None, 2999, 1), (None, 99_000, 3), (0, None, 0)]
+)
+def test_which_batch(query: Folder, number: int | None, before_ms: int | None, found: int) -> None:
+    assert rewind.chosen(history(query), number, before_ms).number == found
+
+
+@pytest.mark.parametrize(
+    ("number", "before_ms", "said"),
+    [
+        (4, None, "there is no batch 4 to go back to: batches 0 to 3 are kept and done"),
+        (9, None, "there is no batch 9"),
+        (None, 999, r"no batch that is kept was begun by 1970-01-01T00:00:00Z: .*the first of 1970-01-01T00:00:01Z"),
+    ],
+)
+def test_which_cannot_be(query: Folder, number: int | None, before_ms: int | None, said: str) -> None:
+    with pytest.raises(OffsetError, match=said):
+        rewind.chosen(history(query), number, before_ms)
+
+
+def go(query: Folder, number: int) -> tuple[rewind.Plan, Folder]:
+    reads = history(query)
+    planned = rewind.plan(query, reads, rewind.chosen(reads, number, None))
+    return planned, rewind.carry_out(query, planned, AT)
+
+
+def test_what_was_behind_it_goes_and_is_kept_beside(query: Folder) -> None:
+    before = {path: query.read(path) for path in query.files(recursive=True) if not path.endswith(".crc")}
+    planned, backup = go(query, 1)
+    assert (planned.again, planned.ranges) == ([2, 3, 4], [OffsetRange(Q, 20, 50)])
+    assert backup.name == f"{query.name}.before-rewind-20260131T120000Z"
+    assert {path: backup.read(path) for path in backup.files(recursive=True) if not path.endswith(".crc")} == before
+    left = last_batch(query)
+    assert left is not None
+    assert (left.number, left.positions, last_batch(query, committed=False)) == (1, {Q: 20}, left)
+    assert set(query.files(recursive=True)) == {
+        "metadata", "offsets/0", "offsets/1", "offsets/.0.crc", "offsets/.1.crc", "commits/0", "commits/1",
+    }  # fmt: skip
+
+
+def test_wherever_it_stops_the_folder_is_one_to_go_on_from(query: Folder) -> None:
+    """Of each step: what is done has an entry in both logs, and nothing is missing in between."""
+    reads = history(query)
+    planned = rewind.plan(query, reads, rewind.chosen(reads, 1, None))
+    for path in planned.removed:
+        query.delete([path])
+        found = history(query)
+        assert [read.batch.number for read in found] == list(range(len(found)))
+        assert all(read.done_ms is not None for read in found[:-1])
+
+
+def test_later_versions_of_state_go_too_for_spark_would_take_them_for_its_own(query: Folder) -> None:
+    state(query, "0/1.delta", "0/2.delta", "0/.2.delta.crc", "0/3.delta", "0/.3.delta.crc", "0/4.snapshot", "1/2_ab-c.zip",
+          "1/3_ab-c.changelog", "1/SSTs/000012.sst", "_metadata/metadata")  # fmt: skip
+    planned, backup = go(query, 1)
+    left = {path for path in query.files(recursive=True) if path.startswith("state")}
+    assert left == {
+        f"state/0/{name}"
+        for name in (
+            "0/1.delta",
+            "0/2.delta",
+            "0/.2.delta.crc",
+            "1/2_ab-c.zip",
+            "1/SSTs/000012.sst",
+            "_metadata/metadata",
+        )
+    }
+    assert backup.read("state/0/0/3.delta") == "0/3.delta"
+    assert not planned.removed[-1].startswith("commits")
+
+
+def test_state_that_is_gone_is_refused(query: Folder) -> None:
+    state(query, "0/4.delta", "0/5.delta", "1/2.delta")
+    with pytest.raises(OffsetError, match=r"version 2 of it is gone in state/0/0\. Go back less far"):
+        go(query, 1)
+    assert len(history(query)) == 5
+
+
+def test_the_last_batch_leaves_nothing_to_do(query: Folder) -> None:
+    query.delete(["offsets/4", "offsets/.4.crc"])
+    reads = history(query)
+    assert rewind.plan(query, reads, rewind.chosen(reads, 3, None))[1:4] == ([], [], [])
+
+
+def test_when_it_was_changed(query: Folder) -> None:
+    newest = max(path.stat().st_mtime_ns for path in Path(query.name).rglob("*") if path.is_file())
+    assert rewind.changed_ms(query) == newest // 1_000_000
+    assert rewind.changed_ms(folder(query.name + "-not")) is None

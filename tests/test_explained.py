@@ -1,0 +1,79 @@
+"""The one useful line of what PySpark raises; with real queries in tests/spark/test_errors.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
+from rocketmq_spark.explained import explain
+
+CAUSE = RouteNotFound("no such topic", "h:1", topic="t", remedy="Create it")
+IN_A_TASK = f"""Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times: Traceback (most recent call last):
+  File "/x/pyspark/worker.py", line 3, in main
+    process()
+rocketmq_spark.errors.CallTimeout: [ROCKETMQ_TIMEOUT] no answer (at h:2)
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/x/rocketmq_spark/sink/task.py", line 7, in write
+    raise error from e
+rocketmq_spark.errors.RouteNotFound: {CAUSE}
+
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:600)
+Caused by: org.apache.spark.api.python.PythonException
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+"""
+
+
+def test_our_own_error_is_its_line():
+    assert explain(CAUSE) == "[ROCKETMQ_ROUTE_NOT_FOUND] no such topic (at h:1, topic t). Create it"
+
+
+def test_an_error_of_ours_that_something_else_came_from():
+    error = RuntimeError("the job failed")
+    error.__cause__ = ValueError("in between")
+    error.__cause__.__context__ = MessageRefused("row 3: body is null")
+    assert explain(error) == "[ROCKETMQ_MESSAGE_REFUSED] row 3: body is null"
+
+
+def test_of_a_traceback_of_a_task_the_last_of_ours_counts():
+    assert explain(RuntimeError(IN_A_TASK)) == str(CAUSE)
+
+
+def test_several_problems_stand_in_one_line():
+    text = f"[PYTHON_DATA_SOURCE_ERROR] failed: {OptionError.of(['a is wrong', 'b is, too'])} SQLSTATE: 38000\n\tat x"
+    assert explain(RuntimeError(text)) == "[ROCKETMQ_OPTION] a is wrong; b is, too"
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: rocketmq.", "Set PYSPARK_PYTHON"),
+        ("ModuleNotFoundError: No module named 'pyarrow'", "Set PYSPARK_PYTHON"),
+        ("x\nTask serialization failed: Illegal size 5 of collection, expected 6\n\tat y", "call register(spark)"),
+        (
+            '[UNSUPPORTED_DATA_SOURCE_SAVE_MODE] The data source "rocketmq" cannot be written in the "ErrorIfExists" mode.',
+            '.mode("append")',
+        ),
+        ("Python worker failed to connect back.", "Start the query again"),
+    ],
+)
+def test_known_traps_have_their_remedy(text, remedy):
+    line = explain(RuntimeError(text))
+    assert remedy in line
+    assert "\n" not in line
+
+
+def test_code_of_the_user_says_what_it_said_last():
+    text = (
+        'stage failure\nTraceback (most recent call last):\n  File "udf.py", line 1\nZeroDivisionError: by zero\n\tat x'
+    )
+    assert explain(RuntimeError(text)) == "ZeroDivisionError: by zero"
+
+
+def test_whatever_else_says_its_first_line():
+    assert explain(RuntimeError("\n[UNRESOLVED_COLUMN] no `key`. SQLSTATE: 42703;\n'Project ['key]\n")) == (
+        "[UNRESOLVED_COLUMN] no `key`."
+    )
+    assert explain(KeyboardInterrupt()) == "KeyboardInterrupt"

@@ -1,0 +1,83 @@
+"""Whoever comes from Spark's Kafka source reads what a thing is called here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StructType
+
+from rocketmq_spark import kafka_names
+from rocketmq_spark.decode.schema import BASIC, chosen, columns_of
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import TABLE, parse
+from rocketmq_spark.sink import columns
+
+OPTIONS = {row.name for row in TABLE}
+PAGE = (Path(__file__).parents[1] / "docs" / "coming-from-kafka.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", kafka_names.OPTIONS)
+def test_an_option_of_kafka_names_options_that_there_are(name):
+    with pytest.raises(OptionError) as caught:
+        parse({name: "x"})
+    assert f"option {name!r} is unknown: {kafka_names.OPTIONS[name]}" in str(caught.value)
+    named = set(re.findall(r"'(\w+)'", kafka_names.OPTIONS[name]))
+    assert named & OPTIONS
+    assert named - OPTIONS <= {column.name for column in BASIC} | columns.TABLE.keys()
+
+
+def test_other_settings_of_its_clients_lead_to_the_page():
+    with pytest.raises(OptionError, match=r"docs/coming-from-kafka\.md"):
+        parse({"kafka.linger.ms": "5"})
+
+
+def test_names_are_matched_without_case_and_others_are_left_to_the_nearest():
+    assert "'nameServer'" in (kafka_names.of_option("Kafka.Bootstrap.Servers") or "")
+    with pytest.raises(OptionError, match="did you mean 'subscribe'"):
+        parse({"subscrib": "x"})
+
+
+@pytest.mark.parametrize("name", kafka_names.SOURCE_COLUMNS)
+def test_a_column_of_its_source(name):
+    there = {column.name for column in BASIC}
+    assert name not in {column.lower() for column in there}
+    assert set(re.findall(r"'(\w+)'", kafka_names.SOURCE_COLUMNS[name])) <= there
+    hint = re.escape(kafka_names.SOURCE_COLUMNS[name])
+    with pytest.raises(OptionError, match=hint):
+        columns_of(parse({"nameServer": "h:1", "subscribe": "t", "columns": name}))
+    with pytest.raises(OptionError, match=hint):
+        chosen(BASIC, StructType().add(name, "string"))
+
+
+@pytest.mark.parametrize("name", kafka_names.SINK_COLUMNS)
+def test_a_column_of_its_sink(name):
+    assert set(re.findall(r"'(\w+)'", kafka_names.SINK_COLUMNS[name])) <= columns.TABLE.keys() | OPTIONS
+    _, problems = columns.look(StructType().add("body", "string").add(name, "string"), "t")
+    assert problems == [
+        f"column {name!r} is unknown; the sink takes {', '.join(columns.TABLE)}; "
+        f"for Kafka's {name!r} there is {kafka_names.SINK_COLUMNS[name]}"
+    ]
+
+
+def rows(heading):
+    """The first two cells of each row below a heading of docs/coming-from-kafka.md."""
+    part = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([\w.]+)` \| (?:`(\w+)`|–) \|", part, re.MULTILINE)
+
+
+def test_the_page_names_options_that_there_are_and_agrees_with_the_hints():
+    source, sink = rows("Options of the source"), rows("Options and columns of the sink")
+    assert len(source) >= 25
+    assert {here for _, here in source} <= OPTIONS
+    assert {here for _, here in sink} <= OPTIONS | columns.TABLE.keys()
+    for name, here in source:
+        if name != here:
+            assert f"'{here}'" in kafka_names.OPTIONS[name.lower()], name
+
+
+def test_the_page_has_every_column_of_kafka():
+    source = rows("Columns of the source")
+    assert {name.lower() for name, _ in source} == kafka_names.SOURCE_COLUMNS.keys() | {"topic"}
+    assert {here for _, here in source if here} <= {column.name for column in BASIC}

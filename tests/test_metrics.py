@@ -1,0 +1,194 @@
+"""Figures of queries: Prometheus text, JSON lines, and the dashboard that shows them; with a real query in tests/spark."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.metrics import METRICS, Figures, MetricsListener, text
+from rocketmq_spark.sink.report import AtBroker, Written
+
+ROOT = Path(__file__).parents[1]
+DASHBOARD = json.loads((ROOT / "conf" / "grafana-dashboard.json").read_text("utf-8"))
+WRITER = SimpleNamespace(total=Written(7, 700, 2, 1, {"broker-a": AtBroker(7, 700, 2, 1)}, 3))
+
+
+def told(batch=0, rows=5, sink_rows=-1, **more):
+    report = {"lag": 4, "behindMs": 70, "queues": 2, "queuesAway": 1, "brokersAway": ["b"], "losses": {}, **more}
+    return {
+        "batchId": batch,
+        "timestamp": "2026-01-31T12:00:00.000Z",
+        "numInputRows": rows,
+        "durationMs": {"triggerExecution": 50},
+        "sources": [{"latestOffset": json.dumps({**report, "topics": {}, "v": 1})}],
+        "sink": {"numOutputRows": sink_rows},
+    }
+
+
+def samples(figures):
+    return {
+        (name.removeprefix("rocketmq_spark_"), *labels.values()): value for name, labels, value in figures.samples()
+    }
+
+
+def event(name="orders", ident="id-1", progress=None):
+    of = SimpleNamespace(id=ident, name=name, json=json.dumps(progress))
+    return SimpleNamespace(id=ident, name=name, progress=of)
+
+
+def test_a_progress_as_figures():
+    figures = Figures("orders")
+    figures.progress(told(sink_rows=5, losses={"truncated": {"ranges": 1, "offsets": 9}}), 17.5)
+    found = samples(figures)
+    assert found["query_active",] == 1
+    assert found["progress_timestamp_seconds",] == 17.5
+    assert (found["lag_messages",], found["behind_seconds",]) == (4, 0.07)
+    assert (found["queues",], found["queues_away",], found["brokers_away",]) == (2, 1, 1)
+    assert (found["rows_total",], found["batches_total",], found["batch_seconds",]) == (5, 1, 0.05)
+    assert found["sink_rows_total",] == 5
+    assert (found["lost_ranges_total", "truncated"], found["lost_offsets_total", "truncated"]) == (1, 9)
+    assert (found["lost_ranges_total", "queue_gone"], found["lost_offsets_total", "queue_gone"]) == (0, 0)
+
+
+def test_counters_add_up_and_a_batch_counts_once():
+    figures = Figures("orders")
+    for batch, rows in ((0, 5), (1, 3), (1, 0), (2, 2)):
+        figures.progress(told(batch, rows, sink_rows=rows), 1.0)
+    found = samples(figures)
+    assert (found["rows_total",], found["batches_total",], found["sink_rows_total",]) == (10, 3, 10)
+
+
+def test_what_is_not_known_has_no_line():
+    figures = Figures("orders")
+    figures.progress(told(lag=None, behindMs=None, losses={"went_back": {"ranges": 1, "offsets": None}}), 1.0)
+    found = samples(figures)
+    assert (
+        not {("lag_messages",), ("behind_seconds",), ("sink_rows_total",), ("lost_offsets_total", "went_back")}
+        & found.keys()
+    )
+    assert found["lost_ranges_total", "went_back"] == 1
+
+
+def test_before_a_progress_only_that_it_runs_is_known():
+    assert samples(Figures("orders")) == {("query_active",): 1}
+
+
+def test_the_counts_of_a_writer():
+    figures = Figures("orders", WRITER)
+    line = figures.progress(told(), 1.0)
+    found = samples(figures)
+    assert {name[0]: value for name, value in found.items() if len(name) == 1 and name[0].startswith("sink")} == {
+        "sink_rows_total": 7,
+        "sink_bytes_total": 700,
+        "sink_batches_total": 2,
+        "sink_retries_total": 1,
+        "sink_spooled_total": 3,
+    }
+    assert (found["sink_broker_rows_total", "broker-a"], found["sink_broker_failures_total", "broker-a"]) == (7, 1)
+    assert line["sink"]["brokers"]["broker-a"]["failures"] == 1
+
+
+def test_prometheus_text():
+    figures = Figures('o"r\\d\ners', WRITER)
+    figures.progress(told(), 1.0)
+    lines = text({"1": figures, "2": Figures("other")}).splitlines()
+    assert "# TYPE rocketmq_spark_query_active gauge" in lines
+    assert 'rocketmq_spark_query_active{query="other"} 1.0' in lines
+    assert r'rocketmq_spark_lost_ranges_total{query="o\"r\\d\ners",cause="truncated"} 0.0' in lines
+    shape = re.compile(
+        r'# (HELP \w+ .+|TYPE \w+ (gauge|counter))|\w+\{\w+="([^"\\]|\\["\\n])*"(,\w+="[^"]*")?\} [0-9.e+]+'
+    )
+    assert [line for line in lines if not shape.fullmatch(line)] == []
+
+
+def test_every_figure_has_a_row_and_can_be_seen():
+    figures = Figures("orders", WRITER)
+    figures.progress(told(), 1.0)
+    assert {name for name, *_ in figures.samples()} == {metric.name for metric in METRICS}
+
+
+def test_the_listener_writes_both_files(tmp_path):
+    prometheus, lines = tmp_path / "q.prom", tmp_path / "q.jsonl"
+    listener = MetricsListener(prometheus, lines, WRITER, "orders")
+    listener.onQueryStarted(event())
+    listener.onQueryStarted(event("other", "id-2"))
+    listener.onQueryProgress(event(progress=told()))
+    listener.onQueryProgress(event("other", "id-2", told(1)))
+    listener.onQueryTerminated(event())
+    found = prometheus.read_text()
+    assert 'rocketmq_spark_query_active{query="orders"} 0.0' in found
+    assert 'rocketmq_spark_query_active{query="other"} 1.0' in found
+    assert re.findall(r"sink_rows_total\{.*", found) == ['sink_rows_total{query="orders"} 7.0']
+    first, second = map(json.loads, lines.read_text().splitlines())
+    assert (first["query"], first["lag"], first["sink"]["rows"]) == ("orders", 4, 7)
+    assert (second["query"], second["batchId"], "sink" in second) == ("other", 1, False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl", "q.prom"]
+
+
+def test_a_query_that_ran_already_is_heard(tmp_path):
+    listener = MetricsListener(json_lines=tmp_path / "q.jsonl")
+    listener.onQueryProgress(event(None, "id-7", told()))
+    listener.onQueryIdle(event())
+    assert json.loads((tmp_path / "q.jsonl").read_text())["query"] == "id-7"
+
+
+def test_a_query_that_starts_again_begins_at_nothing(tmp_path):
+    listener = MetricsListener(tmp_path / "q.prom")
+    for _ in range(2):
+        listener.onQueryStarted(event())
+        listener.onQueryProgress(event(progress=told()))
+    assert 'rocketmq_spark_rows_total{query="orders"} 5.0' in (tmp_path / "q.prom").read_text()
+
+
+def test_queries_that_ended_long_ago_are_forgotten(tmp_path):
+    listener = MetricsListener(tmp_path / "q.prom")
+    for number in range(150):
+        listener.onQueryStarted(event(None, f"id-{number}"))
+        listener.onQueryTerminated(event(None, f"id-{number}"))
+    found = re.findall(r'query="id-(\d+)"', (tmp_path / "q.prom").read_text())
+    assert sorted(map(int, found)) == list(range(50, 150))
+
+
+def test_a_file_that_cannot_be_written_disturbs_nobody(tmp_path, caplog):
+    listener = MetricsListener(tmp_path / "gone" / "q.prom")
+    listener.onQueryStarted(event())
+    assert "the figures of queries are not written" in caplog.text
+
+
+def test_a_file_is_needed():
+    with pytest.raises(OptionError, match="prometheus=… or json_lines=…"):
+        MetricsListener()
+
+
+def expressions():
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
+def test_the_dashboard_shows_every_figure_and_no_other():
+    shown = {name for expression in expressions() for name in re.findall(r"rocketmq_spark_\w+", expression)}
+    assert shown == {metric.name for metric in METRICS}
+
+
+def test_the_dashboard_asks_counters_for_rates_and_each_query_by_name():
+    counters = {metric.name for metric in METRICS if metric.kind == "counter"}
+    for expression in expressions():
+        for name in re.findall(r"rocketmq_spark_\w+", expression):
+            assert re.search(rf'{name}\{{query=~"\$query"\}}', expression), expression
+            rated = re.search(rf"(rate|increase)\({name}\{{", expression)
+            assert bool(rated) == (name in counters), expression
+
+
+def test_panels_of_the_dashboard_do_not_overlap():
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
