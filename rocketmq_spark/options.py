@@ -202,7 +202,7 @@ class Options:
         p.choice("error", "earliest", "latest"),
         "error",
         _SOURCE,
-        "where a queue starts whose group has no offset",
+        "where a queue without a group offset starts",
         shown="error",
     )
     starting_timestamp: int | None = _row(

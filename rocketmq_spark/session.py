@@ -89,6 +89,8 @@ _CLIENTS = "clients"
 
 def client(options: Options) -> Client:
     """The client of these connection options in this process, made on first use."""
+    if options.transport == transport.GRPC:
+        raise OptionError(f"option 'transport' is 'grpc': {transport.NO_ADMINISTRATION}")
     return process.once(_CLIENTS, _connection_key(options), lambda: _wire(options))
 
 

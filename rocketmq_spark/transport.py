@@ -19,6 +19,10 @@ _ROLES = {
     "consumer": "shares queues with its group, and over gRPC the Proxy hands out messages; use SimpleConsumer there",
     "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}",
 }
+NO_ADMINISTRATION = (
+    "offsets, topics and groups are asked for and changed at name servers and brokers, for which the Proxy has no answer over "
+    f"gRPC (UNIMPLEMENTED); {_READ}"
+)
 # Which selectors need no queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
 CHOOSES = "over gRPC the Proxy chooses the queue"

@@ -37,6 +37,12 @@ def test_those_with_the_same_connection_share_a_client_until_it_is_closed():
     assert session.sender(parsed()) is not made
 
 
+@pytest.mark.parametrize("verb", [session.client, session.routes, session.offsets, session.committer, session.member])
+def test_what_asks_brokers_is_refused_with_the_way_out(verb):
+    with pytest.raises(OptionError, match=r"UNIMPLEMENTED.*transport=remoting"):
+        verb(parsed())
+
+
 def test_each_consumer_is_a_client_of_its_own():
     made = [session.pop_member(parsed()) for _ in range(2)]
     assert len({member.client_id for member in made}) == 2
