@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs notebooks clean java
+.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs site notebooks clean java
 .NOTPARALLEL:
 
 demo: java $(READY)
@@ -48,6 +48,11 @@ bench: java $(READY)
 
 docs: $(READY)
 	@$(BIN)/python docs/write_options.py && $(BIN)/python -m rocketmq_spark.localbroker conf
+
+# The pages of docs/ as a site, in build/site; a link that leads nowhere fails it (with --quiet mkdocs lets it pass).
+site: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Runs every notebook and stores what its cells show.
 notebooks: java $(READY)

@@ -9,8 +9,6 @@ from __future__ import annotations
 OPTIONS = {
     "kafka.bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
     "bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
-    "brokers": "the address of the cluster is option 'nameServer', a name server's host:port",
-    "topics": "topics to read are option 'subscribe', where rows go is option 'topic'",
     "kafka.group.id": "the consumer group is option 'group'",
     "groupidprefix": "the consumer group is option 'group'",
     "includeheaders": "headers are the column properties, see option 'includeProperties'",

@@ -50,6 +50,7 @@ R = Q._replace(queue_id=1)
     [
         ([QueueLag(Q, 0, 0, 100)], [QueueLag(Q, 0, 60, 120)], Pace(30.0, 10.0, 3.0)),
         ([QueueLag(Q, 0, 0, 100)], [QueueLag(Q, 0, 10, 200)], Pace(5.0, 50.0, None)),  # it falls behind
+        ([QueueLag(Q, 0, 0, 100)], [QueueLag(Q, 0, 10, 110)], Pace(5.0, 5.0, None)),  # it keeps its distance
         ([QueueLag(Q, 0, 0, 100)], [QueueLag(Q, 0, 100, 100)], Pace(50.0, 0.0, 0.0)),
         ([QueueLag(Q, 0, 50, 100)], [QueueLag(Q, 0, 20, 100)], Pace()),  # offsets were set
         ([QueueLag(Q, 0, 50, 100)], [QueueLag(Q, 0, 50, 60)], Pace()),  # the topic was made again

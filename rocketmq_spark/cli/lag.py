@@ -62,8 +62,8 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     """How many messages a group or a query has not read yet, by queue, and for how long the next one has waited.
 
     With --json one object a look: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs, and queues. What is not
-    known is null: rates at the first look, the lag of a queue whose broker is away. If a broker did not answer, what the
-    others said is shown all the same, and the exit code is 1.
+    known is null: rates at the first look, the lag of a checkpoint's queue whose broker is away. Then what the others said is
+    shown, and the exit code is 1; a group's offsets lie on the brokers themselves, and one that is away is an error.
     """
     from rocketmq_spark.cli.lag_view import Sight, prometheus
 

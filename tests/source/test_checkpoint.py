@@ -82,6 +82,6 @@ def test_where_a_batch_began_that_follows_one_that_is_not_kept_is_not_known(tmp_
     assert [(read.ranges, read.unknown, read.size) for read in found] == [([], [Q], None)] * 2
 
 
-def test_of_a_queue_that_two_sources_read_the_one_behind_counts(tmp_path: Path) -> None:
-    entry(tmp_path, 0, ours(8), ours(5))
+def test_of_a_queue_that_several_sources_read_the_one_behind_counts(tmp_path: Path) -> None:
+    entry(tmp_path, 0, ours(8), ours(5), ours(6))
     assert read(folder(str(tmp_path)), 0).positions == {Q: 5}

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.source import rewind
-from rocketmq_spark.source.checkpoint import history, last_batch
+from rocketmq_spark.source.checkpoint import history, last_batch, numbers
 from rocketmq_spark.source.files import Folder, folder
 from tests.source.test_checkpoint import Q, entry, ours
 
@@ -85,6 +85,7 @@ def test_wherever_it_stops_the_folder_is_one_to_go_on_from(query: Folder) -> Non
         found = history(query)
         assert [read.batch.number for read in found] == list(range(len(found)))
         assert all(read.done_ms is not None for read in found[:-1])
+        assert numbers(query, "commits").keys() <= numbers(query, "offsets").keys()
 
 
 def test_later_versions_of_state_go_too_for_spark_would_take_them_for_its_own(query: Folder) -> None:

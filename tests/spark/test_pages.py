@@ -57,6 +57,14 @@ def test_links_of_all_pages_lead_somewhere():
         assert [link for link in links if not (path.parent / link).exists()] == [], path.name
 
 
+def test_the_start(page):
+    start = page("index.md")
+    start.run()
+    found = start.stored("orders-big")
+    assert sorted(bodies(found)) == sorted(order.upper() for order in ORDERS)
+    assert {row["tags"] for row in found} == {"a"}
+
+
 def test_coming_from_kafka(page):
     kafka = page("coming-from-kafka.md")
     ends = "query.processAllAvailable()\nquery.stop()"

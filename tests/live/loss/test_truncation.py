@@ -84,6 +84,7 @@ def test_a_logged_batch_that_is_planned_again_after_a_restart(forgetful, forget,
     assert rows(again.reader, again.plan(end)) == []
     (line,) = lost_lines()
     assert line.startswith("40 offsets cannot be read any more")
+    assert again.reader.reportLatestOffset()["losses"] == {"truncated": {"ranges": 2, "offsets": 40}}
     with pytest.raises(DataLossError, match="40 offsets"):
         Run(forgetful, killed.offset, subscribe=topic).plan(end)
 

@@ -1,0 +1,37 @@
+"""The pages as a site: what ``make site`` is told, without making it."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from tests.test_house import ROOT
+
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+
+
+def pages(nav):
+    for entry in nav:
+        for below in entry.values():
+            yield from [below] if isinstance(below, str) else pages(below)
+
+
+def test_every_page_is_reached_once():
+    assert sorted(pages(SITE["nav"])) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_nothing_comes_from_elsewhere():
+    assert SITE["theme"]["font"] is False
+    assert not SITE.keys() & {"extra_css", "extra_javascript", "hooks"}
+    assert {palette["scheme"] for palette in SITE["theme"]["palette"]} == {"default", "slate"}
+
+
+def test_pages_link_to_pages_so_that_the_site_has_them_all():
+    """What lies outside of docs/ is named, not linked: the site does not have it."""
+    outside = {
+        path.name: found
+        for path in (ROOT / "docs").glob("*.md")
+        if (found := re.findall(r"\]\((\.\./[^)]+)\)", path.read_text("utf-8")))
+    }
+    assert not outside
