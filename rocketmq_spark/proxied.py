@@ -78,12 +78,12 @@ def sender(options: Options) -> ProxySender:
     return process.once(_SENDERS, key, lambda: ProxySender(proxy, take_apart))
 
 
-def pop_member(options: Options, push: bool = False) -> ProxyMember:
+def pop_member(options: Options) -> ProxyMember:
     """A new one: a Proxy knows one consumer by each client id."""
     proxy = _proxy(options)
     from rocketmq_spark.grpc_proxy.member import ProxyMember
 
-    return ProxyMember(proxy, options.group, unpack, push)
+    return ProxyMember(proxy, options.group, unpack)
 
 
 def unpack(body: bytes) -> bytes:

@@ -158,8 +158,8 @@ def member(options: Options) -> GroupMember:
     return client(options).member
 
 
-def pop_member(options: Options, push: bool = False) -> PopMember:
-    return proxied.pop_member(options, push)
+def pop_member(options: Options) -> PopMember:
+    return proxied.pop_member(options)
 
 
 def pulls(options: Options) -> PullSource:

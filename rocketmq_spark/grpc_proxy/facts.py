@@ -273,8 +273,6 @@ class Encoding(enum.IntEnum):
 
 
 class ClientType(enum.IntEnum):
-    PRODUCER = 1
-    PUSH_CONSUMER = 2
     SIMPLE_CONSUMER = 3
 
 

@@ -30,11 +30,10 @@ _PLACES_S = 30.0
 class ProxyMember:
     """One consumer of ``group``. The ``proxy`` is its own, since a Proxy knows the settings of a client by its id."""
 
-    def __init__(self, proxy: Proxy, group: str, unpack: Callable[[bytes], bytes], push: bool = False) -> None:
+    def __init__(self, proxy: Proxy, group: str, unpack: Callable[[bytes], bytes]) -> None:
         self._proxy = proxy
         self._group = group
         self._unpack = unpack
-        self._kind = ClientType.PUSH_CONSUMER if push else ClientType.SIMPLE_CONSUMER
         self._filters: Mapping[str, Filter] = {}
         self._lock = threading.Lock()
         self._streams: dict[str, Telemetry] = {}
@@ -142,7 +141,9 @@ class ProxyMember:
         return {"group": self._proxy.resource(self._group), "topic": self._proxy.resource(message.topic)}
 
     def _beat(self) -> None:
-        request = proto("HeartbeatRequest")(group=self._proxy.resource(self._group), client_type=self._kind)
+        request = proto("HeartbeatRequest")(
+            group=self._proxy.resource(self._group), client_type=ClientType.SIMPLE_CONSUMER
+        )
         self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
 
     def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> None:
@@ -158,7 +159,7 @@ class ProxyMember:
             self._policy = policy(settings)
 
     def _settings(self) -> Any:
-        made = proto("Settings")(client_type=self._kind, user_agent=self._proxy.agent())
+        made = proto("Settings")(client_type=ClientType.SIMPLE_CONSUMER, user_agent=self._proxy.agent())
         made.access_point.CopyFrom(self._proxy.endpoints())
         set_seconds(made.request_timeout, self._proxy.access.request_timeout_s)
         made.subscription.group.CopyFrom(self._proxy.resource(self._group))
