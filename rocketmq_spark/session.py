@@ -33,6 +33,7 @@ from rocketmq_spark.consumer import consumer as group_consumer
 from rocketmq_spark.consumer import pull_consumer, simple_consumer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.assigned import Part
+from rocketmq_spark.consumer.pop_settings import PopSettings
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.running import Make
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -295,12 +296,17 @@ class Consumer(group_consumer.Consumer):
     """Consumes as a member of a group: ``Consumer(name_server="host:port", group="g", **options)``.
 
     See docs/options.md, "Consumers"; option names in snake_case or camelCase. Defaults are those of RocketMQ's Java client.
+    With ``transport="grpc", proxy_endpoint="host:port"`` a Proxy hands out the messages (docs/grpc.md).
     """
 
     def __init__(self, **options: object) -> None:
         parsed = options_table.parse(options).for_role("consumer")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
+        if parsed.transport == transport.GRPC:
+            told = PopSettings.of(parsed)
+            super().__init__(pop_member(parsed), told)
+            return
         settings = ConsumerSettings.of(parsed)
         super().__init__(member(parsed), settings, Make(read_ahead=_read_ahead(parsed, settings.group)))
 

@@ -16,7 +16,6 @@ _NO_OFFSETS = "over gRPC the Proxy answers no question about offsets (UNIMPLEMEN
 _ROLES = {
     "batch source": f"reads ranges of offsets, and {_NO_OFFSETS}",
     "stream source": f"reads ranges of offsets, and {_NO_OFFSETS}",
-    "consumer": "shares queues with its group, and over gRPC the Proxy hands out messages; use SimpleConsumer there",
     "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}",
 }
 NO_ADMINISTRATION = (
@@ -26,6 +25,36 @@ NO_ADMINISTRATION = (
 # Which selectors need no queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
 CHOOSES = "over gRPC the Proxy chooses the queue"
+
+
+# What is said to a consumer about queues, by field of ``Options``; over gRPC it has none.
+_NO_QUEUES = "over gRPC a consumer has no queues: the Proxy hands out messages"
+_ONE = "over gRPC a listener gets one message at a time"
+_GROUPS = "over gRPC that is the group's own affair, which brokers keep"
+_OF_CONSUMERS = {
+    "model": ("model", "over gRPC members share messages, and nobody broadcasts"),
+    "auto_commit": (
+        "autoCommit",
+        "over gRPC each message is acknowledged by itself, and there are no offsets to commit",
+    ),
+    "consume_from_where": ("consumeFromWhere", f"{_GROUPS}: a new one begins where the brokers say"),
+    "max_reconsume_times": ("maxReconsumeTimes", f"{_GROUPS} as its retryMaxTimes"),
+    "consume_message_batch_max_size": ("consumeMessageBatchMaxSize", _ONE),
+    "allocation_strategy": ("allocationStrategy", _NO_QUEUES),
+    "allocation_config": ("allocationConfig", _NO_QUEUES),
+    "machine_rooms": ("machineRooms", _NO_QUEUES),
+    "rebalance_interval": ("rebalanceInterval", _NO_QUEUES),
+    "pull_interval": ("pullInterval", _NO_QUEUES),
+    "pull_batch_size_in_bytes": ("pullBatchSizeInBytes", _NO_QUEUES),
+    "pull_threshold_for_queue": ("pullThresholdForQueue", _NO_QUEUES),
+    "pull_threshold_size_for_queue": ("pullThresholdSizeForQueue", _NO_QUEUES),
+    "pull_threshold_for_topic": ("pullThresholdForTopic", _NO_QUEUES),
+    "pull_threshold_size_for_topic": ("pullThresholdSizeForTopic", _NO_QUEUES),
+    "consume_concurrently_max_span": ("consumeConcurrentlyMaxSpan", _NO_QUEUES),
+    "persist_consumer_offset_interval": ("persistConsumerOffsetInterval", _NO_QUEUES),
+    "post_subscription_when_pull": ("postSubscriptionWhenPull", _NO_QUEUES),
+    "local_offsets_dir": ("localOffsetsDir", _NO_QUEUES),
+}
 
 
 def message_type(delayed: bool, grouped: bool) -> str:
@@ -51,6 +80,9 @@ def _of_grpc(options: Any, role: str) -> list[str]:
     if role in _ROLES:
         return [f"option 'transport' is 'grpc', but a {role} {_ROLES[role]}; or {_READ}"]
     found = []
+    if role == "consumer":
+        said = [_OF_CONSUMERS[field] for field in _OF_CONSUMERS if field in options.given]
+        found += [f"option {name!r} cannot be used with transport=grpc: {why}; or {_READ}" for name, why in said]
     if not options.proxy_endpoint:
         found.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
     selector = options.queue_selector

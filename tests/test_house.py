@@ -55,7 +55,8 @@ ORDER = {
     " decoder polled",
     "consumer": "process_queue rebalance start_offset flow result expiry offset_table local_offsets"
     " figures held workers settings assigned behind ahead backlog pulling send_back concurrent orderly offset_store ownership"
-    " subscriptions differing rebalancing answers running consumer pull_settings polls positions subscribed pull_answers upkeep"
+    " subscriptions differing rebalancing answers running pop_settings in_hand settling pop_listening popping pop_running"
+    " consumer pull_settings polls positions subscribed pull_answers upkeep"
     " pull_consumer simple_consumer",
     "encode": "bad_rows identifiers maps properties about encoder",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
@@ -118,6 +119,7 @@ OUTSIDE = {
     " producer.under_way producer.spooling producer.resending process localbroker cli"
     " consumer.held consumer.workers consumer.subscriptions"
     " grpc_proxy.channel grpc_proxy.endpoints grpc_proxy.sender grpc_proxy.telemetry grpc_proxy.member consumer.simple_consumer"
+    " consumer.in_hand consumer.pop_listening consumer.popping"
     " consumer.concurrent consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
     " spool.store spool.redelivery delay.service notebook",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from configparser import ConfigParser
+from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +93,40 @@ def test_nobody_imports_grpc_who_does_not_ask_for_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+_CONNECT = (
+    "from pyspark.sql.connect.client import SparkConnectClient\n"
+    "from pyspark.sql.connect.proto import Plan\n"
+    "assert Plan.FromString(Plan().SerializeToString()) == Plan()\n"
+)
+_OURS = (
+    "from rocketmq_spark.grpc_proxy import member, sender\n"
+    "from rocketmq_spark.grpc_proxy.protos import proto\n"
+    "one = proto('Resource')(name='orders')\n"
+    "assert proto('Resource').FromString(one.SerializeToString()).name == 'orders'\n"
+)
+
+
+@pytest.mark.parametrize("code", [_CONNECT + _OURS, _OURS + _CONNECT], ids=["connect first", "ours first"])
+def test_it_goes_with_spark_connect_in_one_interpreter(code):
+    """Which wants gRPC and protobuf, too, and registers its messages in the pool that all libraries share."""
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_extra_asks_for_no_older_grpc_than_spark_connect():
+    wanted = {
+        (name, version)
+        for line in requires("pyspark") or ()
+        for name, version in re.findall(r"^(grpcio)>=([\d.]+).*connect", line)
+    }
+    setup = ConfigParser()
+    setup.read(Path(__file__).parents[1] / "setup.cfg", "utf-8")
+    own = dict(line.split(">=") for line in setup["options.extras_require"]["grpc"].split())
+    assert wanted
+    for name, version in wanted:
+        assert [int(part) for part in own[name].split(".")] >= [int(part) for part in version.split(".")[:2]]

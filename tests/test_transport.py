@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from rocketmq_spark import options
+from rocketmq_spark import options, transport
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.session import SimpleConsumer
 
@@ -22,9 +24,31 @@ def test_who_needs_offsets_is_told_why_not_and_the_way_out(role):
         options.parse(GRPC).for_role(role)
 
 
-def test_a_consumer_of_queues_is_told_of_the_one_that_needs_none():
-    with pytest.raises(OptionError, match="use SimpleConsumer"):
-        options.parse(GRPC).for_role("consumer")
+def test_what_is_said_about_queues_means_nothing_to_a_consumer_over_grpc():
+    of_consumers = {
+        row.field: row for row in options.TABLE if row.roles in (("consumer",), ("consumer", "pull consumer"))
+    }
+    understood = {
+        "ordered",
+        "consume_thread_min",
+        "pull_time_delay_when_exception",
+        "suspend_current_queue_time",
+        "consume_timeout",
+    }
+    refused = set(transport._OF_CONSUMERS)
+    assert of_consumers.keys() - refused == understood
+    for field in refused:
+        name = next(row.name for row in options.TABLE if row.field == field)
+        given = dataclasses.replace(options.parse(GRPC), given=frozenset({field}))
+        with pytest.raises(OptionError, match=f"option '{name}' cannot be used with transport=grpc"):
+            given.for_role("consumer")
+
+
+def test_a_consumer_takes_what_a_proxy_hands_out():
+    given = {"ordered": "true", "consumeThreadMin": "3", "pullBatchSize": "8", "group": "g"}
+    assert options.parse({**GRPC, **given}).for_role("consumer").ordered
+    with pytest.raises(OptionError, match="'proxyEndpoint' is required"):
+        options.parse({"transport": "grpc", **given}).for_role("consumer")
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,15 @@ class Admin(Closing):
             self._ask(broker, rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker)).body
         )
 
-    def create_group(self, group: str, brokers: Sequence[str] | None = None) -> None:
-        """Create a consumer group on the masters of ``brokers`` (default: all)."""
+    def create_group(
+        self, group: str, brokers: Sequence[str] | None = None, settings: Mapping[str, object] | None = None
+    ) -> None:
+        """Create or change a consumer group on the masters of ``brokers`` (default: all).
+
+        ``settings`` are fields of ``SubscriptionGroupConfig``, such as ``retryMaxTimes``; others have the brokers' defaults.
+        """
         _check(names.group_problem(group))
-        body = bodies.subscription_group(self._calls.on_wire(group))
+        body = bodies.subscription_group(self._calls.on_wire(group), **(settings or {}))
         for name, address in _masters(self.cluster(), brokers).items():
             self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 

@@ -14,32 +14,41 @@ from typing import Any
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
 from rocketmq_spark.consumer.held import Stats
+from rocketmq_spark.consumer.pop_running import PopRunning
+from rocketmq_spark.consumer.pop_settings import PopSettings
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.running import Make, Running
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.popped import PoppedMessage
+from rocketmq_spark.ports import GroupMember, PopMember
 
 
 class Consumer(Closing):
     """Consumes messages as a member of a group, which shares the queues of its topics, or gives all of them to each member.
 
+    With ``PopSettings`` a Proxy hands out the messages one by one, and members have no queues.
     Subscribe, then ``run`` or ``start`` a listener, once. ``stop`` ends it; so does the end of a ``with`` block.
     """
 
-    def __init__(self, port: GroupMember, settings: ConsumerSettings, make: Make | None = None) -> None:
+    def __init__(
+        self,
+        port: GroupMember | PopMember,
+        settings: ConsumerSettings | PopSettings,
+        make: Make | None = None,
+    ) -> None:
         self.settings = settings
         self.client_id = port.client_id
-        self._port = port
+        self._port: Any = port  # of the kind of the settings
         self._pid = os.getpid()
         self._make = make or Make()
         self._subscriptions = Subscriptions(
-            settings.group, settings.clustering, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
+            settings.group, settings.retry_topic, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
         )
         self._lock = threading.Lock()
-        self._running: Running | None = None
+        self._running: Running | PopRunning | None = None
         self._over = threading.Event()
         self._ended = threading.Event()
         self._closed = False
@@ -75,7 +84,7 @@ class Consumer(Closing):
                 raise OptionError("the consumer has no subscription; expected subscribe() before start()")
             if self._running is not None:
                 raise OptionError("the consumer was started already; expected one listener for each consumer")
-            running = Running(self._port, self.settings, self._subscriptions, listener, self._make)
+            running = self._run_of(listener)
             running.begin()
             self._running = running
 
@@ -86,7 +95,7 @@ class Consumer(Closing):
             self._over.wait()
         self.stop()
 
-    def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage]:
+    def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage] | list[PoppedMessage]:
         """Leave the group, and return the messages that a listener still had after ``timeout_s`` seconds.
 
         Listeners that were called come to their end, offsets are stored, other members get the queues; where a broker does not
@@ -107,7 +116,7 @@ class Consumer(Closing):
         finally:
             self._ended.set()
 
-    def close(self) -> list[ReceivedMessage]:
+    def close(self) -> list[ReceivedMessage] | list[PoppedMessage]:
         """As ``stop`` with its usual timeout."""
         return self.stop()
 
@@ -124,11 +133,17 @@ class Consumer(Closing):
         if running is None:
             return {**asdict(Stats()), "topics": {}}
         topics = {topic: asdict(figures) for topic, figures in running.figures().items()}
-        return {**asdict(running.held.stats()), "topics": topics}
+        return {**asdict(running.stats()), "topics": topics}
+
+    def _run_of(self, listener: Listener) -> Running | PopRunning:
+        settings = self.settings
+        if isinstance(settings, PopSettings):
+            return PopRunning(self._port, settings, self._subscriptions, listener, self._make)
+        return Running(self._port, settings, self._subscriptions, listener, self._make)
 
     def _changed(self) -> None:
         if self._running is not None:
-            self._running.rebalancing.wake()
+            self._running.changed()
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

@@ -16,8 +16,8 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 MIN_SUSPEND_MS, MAX_SUSPEND_MS = 10, 30_000
 
 
-# Gets messages and a ``Context`` or ``OrderedContext``.
-Listener = Callable[[Sequence[ReceivedMessage], Any], object]
+# Gets messages (``ReceivedMessage``, from a Proxy ``PoppedMessage``) and a ``Context`` or ``OrderedContext``.
+Listener = Callable[[Sequence[Any], Any], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Verdict(NamedTuple):
     why: str | None = None
 
 
-def ask(listener: Listener, messages: Sequence[ReceivedMessage], context: Context | OrderedContext) -> object:
+def ask(listener: Listener, messages: Sequence[Any], context: Context | OrderedContext) -> object:
     """What the listener returns, or ``Raised``."""
     try:
         return listener(messages, context)

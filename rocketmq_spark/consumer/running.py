@@ -18,7 +18,7 @@ from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.answers import Answers
 from rocketmq_spark.consumer.backlog import Backlog
 from rocketmq_spark.consumer.concurrent import Concurrent
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import Held, Stats
 from rocketmq_spark.consumer.local_offsets import LocalOffsets, file_of
 from rocketmq_spark.consumer.offset_store import BrokerOffsets, FileOffsets, OffsetStore
 from rocketmq_spark.consumer.orderly import Orderly
@@ -126,6 +126,13 @@ class Running:
             self._leave(last_words)
         return unfinished
 
+    def changed(self) -> None:
+        """The subscriptions are other ones."""
+        self.rebalancing.wake()
+
+    def stats(self) -> Stats:
+        return self.held.stats()
+
     def figures(self) -> dict[str, TopicFigures]:
         """What became of each topic's messages lately."""
         with self.held.lock:
@@ -180,4 +187,4 @@ class Running:
         self._differing.look(Deadline.after(TIMEOUT_S))
 
     def _log_stats(self) -> None:
-        logger.info("group %s: %s", self._settings.group, self.held.stats())
+        logger.info("group %s: %s", self._settings.group, self.stats())

@@ -98,6 +98,11 @@ class ConsumerSettings:
         return not self.ordered and not paced
 
     @property
+    def retry_topic(self) -> bool:
+        """Whether what failed comes through a topic that the consumer subscribes to."""
+        return self.clustering
+
+    @property
     def max_reconsume_times(self) -> int:
         """How often a failed message comes again before it is a dead letter."""
         if self.max_tries is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
+from rocketmq_spark.consumer.pop_settings import MAX_MESSAGES, MAX_WAIT_S
 from rocketmq_spark.consumer.subscriptions import filter_of
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.model import Filter
@@ -20,11 +21,10 @@ from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem, topic_problem
 
-# What a broker takes: at most so many messages at once, and for how long they may be invisible.
-MAX_MESSAGES = 32
+# For how long messages may be invisible: what a broker takes.
 MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
-# How long a Proxy keeps a question for which there is nothing yet: at least, whatever is asked for, and at most.
-MIN_WAIT_S, MAX_WAIT_S = 5.0, 20.0
+# How long a Proxy keeps a question for which there is nothing yet, at least, whatever is asked for.
+MIN_WAIT_S = 5.0
 _START_S, _END_S = 10.0, 5.0
 
 

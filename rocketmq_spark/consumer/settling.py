@@ -1,0 +1,94 @@
+"""What a Proxy is told of the messages in hand: that they are done, that they come again later, or that more time is needed.
+
+What cannot be told is no loss: the message is handed out again when its time is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.in_hand import InHand, Lent
+from rocketmq_spark.consumer.pop_settings import PopSettings
+from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
+from rocketmq_spark.popped import PoppedMessage
+from rocketmq_spark.ports import PopMember
+from rocketmq_spark.timer import Timer
+
+logger = logging.getLogger(__name__)
+
+# For how long messages are asked for, and how often those in hand get as much again: two looks may fail.
+INVISIBLE_S, LOOK_S = 30.0, 10.0
+
+
+class Settling:
+    """Of one consumer."""
+
+    def __init__(self, port: PopMember, settings: PopSettings, in_hand: InHand, timer: Timer) -> None:
+        self._port = port
+        self._settings = settings
+        self._in_hand = in_hand
+        self._timer = timer
+        self._closed = False
+
+    def close(self) -> None:
+        """What becomes of messages from now on, nobody is told."""
+        self._closed = True
+
+    def done(self, lent: Lent) -> bool:
+        """Whether the Proxy knows: only then may the next message of its group be consumed."""
+        return self._settle(lent, self._port.ack, "acknowledged")
+
+    def dead(self, lent: Lent) -> bool:
+        """It goes to the dead letters; whether the Proxy knows."""
+        return self._settle(lent, self._port.forward_to_dlq, "given up")
+
+    def later(self, lent: Lent, pause_s: float) -> bool:
+        """It is handed out again after so long; whether the Proxy knows."""
+
+        def change(message: PoppedMessage, deadline: Deadline) -> None:
+            self._port.change_invisible(message, pause_s, deadline)
+
+        return self._settle(lent, change, "sent back", True)
+
+    def renew(self) -> None:
+        """More time for what is in hand, but for what a listener has had for too long."""
+        for lent in self._in_hand.all():
+            now_ms = self._timer.now_ms()
+            if now_ms - lent.since_ms > 1000 * self._settings.consume_timeout_s and lent.caller is not None:
+                logger.warning("the listener has had message %s for too long: others may get it", lent.message.msg_id)
+            elif lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S):
+                self._renew(lent, now_ms)
+
+    def _renew(self, lent: Lent, now_ms: int) -> None:
+        with lent.asking:
+            if lent.settled:
+                return
+            try:
+                self._port.change_invisible(lent.message, INVISIBLE_S, self._soon())
+                lent.until_ms = now_ms + round(1000 * INVISIBLE_S)
+            except NotFound as e:
+                lent.until_ms = now_ms
+                logger.warning("message %s is not ours any more: %s", lent.message.msg_id, e)
+            except RocketMQError as e:
+                logger.info("message %s has no more time yet: %s", lent.message.msg_id, e)
+
+    def _settle(
+        self, lent: Lent, verb: Callable[[PoppedMessage, Deadline], None], what: str, sent_back: bool = False
+    ) -> bool:
+        told = True
+        with lent.asking:
+            lent.settled = True
+            try:
+                if self._closed:
+                    raise ClosedError("the consumer was stopped")
+                verb(lent.message, self._soon())
+            except RocketMQError as e:
+                told = False
+                logger.warning("message %s could not be %s, it comes again: %s", lent.message.msg_id, what, e)
+        self._in_hand.end(lent, sent_back and told)
+        return told
+
+    def _soon(self) -> Deadline:
+        return Deadline.after(self._settings.request_timeout_s)

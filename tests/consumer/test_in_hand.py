@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import threading
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.held import Stats
+from rocketmq_spark.consumer.in_hand import InHand
+from tests.consumer.pop import of
+
+
+def test_what_is_in_hand_and_what_became_of_the_others_is_counted():
+    hand = InHand()
+    done, failed, waits = hand.came("t", [of("A"), of("B"), of("C")], 30_000, 0)
+    for lent in (done, failed):
+        assert hand.begin(lent, 1000)
+    hand.called(done, True, 1500)
+    hand.called(failed, False, 2500)
+    hand.end(done)
+    hand.end(failed, sent_back=True)
+    assert hand.stats() == Stats(consumed=1, failed=1, sent_back=1, cached=1)
+    assert hand.all() == [waits]
+    figures = hand.figures(["t", "u"], 3000)
+    assert (figures["t"].consume_ms, figures["t"].failed, figures["t"].pull_ms) == (1000.0, 1, None)
+    assert figures["u"].consume_ms is None
+
+
+def test_what_lay_too_long_is_somebody_elses():
+    hand = InHand()
+    (lent,) = hand.came("t", [of("A")], 30_000, 0)
+    assert not hand.begin(lent, 30_000)
+    assert hand.stats() == Stats(lag=None)
+
+
+def test_there_is_room_while_few_wait_for_a_listener():
+    hand = InHand()
+    first, second = hand.came("t", [of("A"), of("B")], 30_000, 0)
+    assert hand.room(3, 0)
+    assert not hand.room(2, 0)
+    threading.Thread(target=hand.begin, args=(first, 1)).start()
+    assert hand.room(2, 30)
+    assert hand.begin(second, 1)
+    hand.waits(second, 5)
+    assert not hand.room(1, 0)
+
+
+def test_the_end_waits_for_what_others_have():
+    hand = InHand()
+    mine, theirs, waits = hand.came("t", [of("A"), of("B"), of("C")], 30_000, 0)
+    other = threading.Thread(target=hand.begin, args=(theirs, 0))
+    other.start()
+    other.join()
+    assert [message.msg_id for message in hand.finish(Deadline.after(0))] == ["B"]
+    for lent in (mine, theirs, waits):
+        threading.Thread(target=hand.end, args=(lent,)).start()
+    assert hand.finish(Deadline.after(30)) == []
+
+
+def test_a_listener_that_ends_its_own_consumer_waits_for_no_turn_behind_it():
+    hand = InHand()
+    mine, _ = hand.came("t", [of("A"), of("B")], 30_000, 0)
+    hand.begin(mine, 0)
+    deadline = Deadline.after(30)
+    assert [message.msg_id for message in hand.finish(deadline)] == ["A"]
+    assert not deadline.expired

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.consumer.held import Stats
+from rocketmq_spark.consumer.pop_listening import InAnyOrder, InOrder, pause_s
+from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.popped import GroupPolicy
+from tests.consumer.pop import INVISIBLE_MS, PopBench, of
+
+POLICY = GroupPolicy(3, True, (10.0, 30.0))
+
+
+class Listens:
+    """A listener that notes what it gets, and then does what it is told for a message; a bench without threads round it."""
+
+    def __init__(self, **does: Callable[[Any], object]) -> None:
+        self.bench = PopBench()
+        self.got: list[tuple[str, int]] = []
+        self.does = does
+
+    def __call__(self, messages: Any, context: Any) -> object:
+        (message,) = messages
+        assert context.queue == message.queue
+        self.got.append((message.msg_id, message.reconsume_times))
+        does = self.does.get(message.msg_id)
+        return does(context) if does else None
+
+    def in_any_order(self) -> InAnyOrder:
+        b = self.bench
+        return InAnyOrder(self, b.proxy, b.in_hand, b.settling, b.workers, b.timer)
+
+    def in_order(self) -> InOrder:
+        b = self.bench
+        return InOrder(self, b.proxy, b.settings, b.in_hand, b.settling, (b.workers, b.timer))
+
+
+def raises(context: Any) -> None:
+    raise ValueError("poison")
+
+
+def none_done(context: Any) -> None:
+    context.ack_index = -1
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        (lambda context: None, ("ack", "A")),
+        (lambda context: context.retry(), ("change", "A", 10.0)),
+        (lambda context: context.retry(5), ("change", "A", 60.0)),
+        (lambda context: context.retry(-1), ("dlq", "A")),
+        (none_done, ("change", "A", 10.0)),
+        (raises, ("change", "A", 10.0)),
+        (lambda context: "done", ("change", "A", 10.0)),
+    ],
+)
+def test_the_proxy_hears_what_the_listener_made_of_a_message(does, told):
+    listens = Listens(A=does)
+    listens.in_any_order().submit(listens.bench.lent(of("A")))
+    listens.bench.time.run_due()
+    assert listens.bench.proxy.told == [told]
+    done, back = told[0] == "ack", told[0] == "change"
+    assert listens.bench.in_hand.stats() == Stats(consumed=int(done), failed=int(not done), sent_back=int(back))
+
+
+def test_what_the_listener_should_not_do_is_said(caplog):
+    listens = Listens(A=raises, B=lambda context: "done")
+    listens.in_any_order().submit(listens.bench.lent(of("A"), of("B")))
+    listens.bench.time.run_due()
+    assert "message A of" in caplog.text
+    assert "raised ValueError: poison" in caplog.text
+    assert "the listener returned 'done'; expected None or context.retry()" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["in_any_order", "in_order"])
+def test_what_waited_for_too_long_goes_to_no_listener(kind):
+    listens = Listens()
+    listening = getattr(listens, kind)()
+    lent = listens.bench.lent(of("A"))
+    listens.bench.time.advance(INVISIBLE_MS / 1000)
+    listening.submit([*lent, *listens.bench.lent(of("B"))])
+    listens.bench.time.run_due()
+    assert listens.got == [("B", 0)]
+    assert listens.bench.proxy.told == [("ack", "B")]
+
+
+@pytest.mark.parametrize(
+    ("level", "attempt", "seconds"),
+    [(0, 1, 10.0), (0, 2, 30.0), (0, 9, 30.0), (1, 1, 1.0), (18, 1, 7200.0), (99, 1, 7200.0)],
+)
+def test_when_a_message_comes_again(level, attempt, seconds):
+    assert pause_s(level, attempt, POLICY) == seconds
+
+
+def test_a_group_goes_on_when_a_message_is_done_and_others_do_not_wait_for_it():
+    listens = Listens(A1=lambda context: context.suspend(20_000))
+    listens.in_order().submit(listens.bench.lent(of("A1", "a"), of("A2", "a"), of("B1", "b"), of("B2", "b")))
+    listens.bench.time.run_due()
+    assert listens.got == [("A1", 0), ("B1", 0), ("B2", 0)]
+    del listens.does["A1"]
+    listens.bench.time.advance(19.9)
+    assert len(listens.got) == 3
+    listens.bench.time.advance(0.1)
+    assert listens.got[3:] == [("A1", 1), ("A2", 0)]
+    assert [told[1] for told in listens.bench.proxy.told] == ["B1", "B2", "A1", "A2"]
+    assert listens.bench.in_hand.stats() == Stats(consumed=4, failed=1)
+
+
+def test_without_a_group_the_queue_has_the_order():
+    listens = Listens(A=raises)
+    listens.in_order().submit(listens.bench.lent(of("A"), of("B"), of("C", queue_id=1)))
+    listens.bench.time.run_due()
+    assert listens.got == [("A", 0), ("C", 0)]
+
+
+def test_the_last_attempt_of_a_group_makes_a_dead_letter_and_the_next_goes_on():
+    listens = Listens(A1=raises)
+    listens.in_order().submit(listens.bench.lent(of("A1", "a", attempt=2), of("A2", "a")))
+    listens.bench.time.advance(1)
+    assert listens.got == [("A1", 1), ("A1", 2), ("A2", 0)]
+    assert listens.bench.proxy.told == [("dlq", "A1"), ("ack", "A2")]
+
+
+def test_what_comes_while_a_group_waits_comes_behind_it():
+    listens = Listens(A1=lambda context: context.suspend(5_000))
+    listening = listens.in_order()
+    listening.submit(listens.bench.lent(of("A1", "a")))
+    listens.bench.time.run_due()
+    listening.submit(listens.bench.lent(of("A2", "a")))
+    listens.bench.time.run_due()
+    assert listens.got == [("A1", 0)]
+    del listens.does["A1"]
+    listens.bench.time.advance(5)
+    assert listens.got == [("A1", 0), ("A1", 1), ("A2", 0)]
+
+
+def test_where_nobody_knows_that_a_message_is_done_the_next_is_left_to_come_again():
+    listens = Listens()
+    listens.bench.proxy.failing["ack"] = ConnectionLost("away")
+    listening = listens.in_order()
+    listening.submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
+    listens.bench.time.run_due()
+    assert (listens.got, listens.bench.in_hand.all()) == ([("A1", 0)], [])
+    listens.bench.proxy.failing.clear()
+    listening.submit(listens.bench.lent(of("A1", "a", attempt=2), of("A2", "a", attempt=2)))
+    listens.bench.time.run_due()
+    assert listens.got[1:] == [("A1", 1), ("A2", 1)]
+
+
+def test_at_the_end_what_waits_after_a_failure_is_left_and_what_does_not_fail_is_finished():
+    listens = Listens(A1=raises, B1=raises)
+    listening = listens.in_order()
+    listening.submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
+    listens.bench.time.run_due()
+    listening.close()
+    assert listens.bench.in_hand.all() == []
+    listening.submit(listens.bench.lent(of("B1", "b"), of("B2", "b"), of("C1", "c"), of("C2", "c")))
+    listens.bench.time.advance(5)
+    assert listens.got == [("A1", 0), ("B1", 0), ("C1", 0), ("C2", 0)]
+    assert listens.bench.in_hand.all() == []

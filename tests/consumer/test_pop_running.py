@@ -1,0 +1,150 @@
+"""A whole ``Consumer`` on a Proxy in memory; its threads are real, its timers move by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.running import Make
+from rocketmq_spark.errors import ConnectionLost, OptionError
+from rocketmq_spark.model import NO_FILTER, Filter
+from rocketmq_spark.popped import GroupPolicy
+from tests.consumer.pop import SETTINGS, FakeProxy, of
+from tests.mockbroker import eventually
+from tests.producer.scripted import ManualTimer, Time
+
+
+class Member:
+    """A consumer of topic t whose listener notes what it gets, and then does what it is told."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.time = Time()
+        self.proxy = FakeProxy(t=1)
+        self.consumer = Consumer(
+            self.proxy, replace(SETTINGS, **settings), Make(timer=lambda _: ManualTimer(self.time))
+        )
+        self.got: list[str] = []
+        self.does: Callable[[Any], object] = lambda message: None
+
+    def listener(self, messages: Any, context: Any) -> object:
+        (message,) = messages
+        self.got.append(message.msg_id)
+        return self.does(message)
+
+    def start(self) -> None:
+        self.consumer.subscribe("t", tags="a || b")
+        self.consumer.start(self.listener)
+        self.time.run_due()
+
+    def held_up(self) -> threading.Event:
+        """It runs, and its listener has message A until this is set."""
+        goes_on, has = threading.Event(), threading.Event()
+
+        def wait(message: Any) -> None:
+            has.set()
+            goes_on.wait(30)
+
+        self.does = wait
+        self.start()
+        self.proxy.put(of("A"))
+        assert has.wait(30)
+        return goes_on
+
+
+@pytest.fixture
+def member() -> Iterator[Member]:
+    made = Member()
+    yield made
+    made.consumer.stop(30)
+
+
+def test_messages_are_consumed_and_counted(member):
+    member.start()
+    member.proxy.put(of("A"), of("B"))
+    eventually(lambda: member.consumer.stats()["consumed"] == 2 and not member.consumer.stats()["cached"], 30)
+    assert sorted(member.got) == ["A", "B"]
+    assert sorted(member.proxy.told[1:]) == [("ack", "A"), ("ack", "B")]
+    stats = member.consumer.stats()
+    assert (stats["failed"], stats["sent_back"], stats["lag"]) == (0, 0, None)
+    assert stats["topics"]["t"]["consumed_per_s"] > 0
+    assert member.proxy.filters == [{"t": Filter("a || b")}]
+
+
+def test_what_is_wanted_may_change_while_it_runs(member):
+    member.proxy.counts["u"] = 1
+    member.start()
+    member.consumer.subscribe("u")
+    member.consumer.unsubscribe("t")
+    assert member.proxy.filters[-1] == {"u": NO_FILTER}
+    member.time.run_due()
+    member.proxy.put(replace(of("A"), topic="u"))
+    eventually(lambda: member.got == ["A"], 30)
+
+
+def test_a_listener_that_takes_long_keeps_its_message(member):
+    goes_on = member.held_up()
+    member.time.advance(60)
+    assert [told for told in member.proxy.told if told[0] == "change"] == [("change", "A", 30.0)] * 6
+    goes_on.set()
+    eventually(lambda: member.proxy.told[-1] == ("ack", "A"), 30)
+
+
+def test_the_end_finishes_what_is_in_hand(member):
+    goes_on = member.held_up()
+    stopped: list[object] = []
+    stops = threading.Thread(target=lambda: stopped.append(member.consumer.stop(30)))
+    stops.start()
+    eventually(lambda: member.consumer._closed, 30)
+    goes_on.set()
+    stops.join(30)
+    assert stopped == [[]]
+    assert member.proxy.told[-1] == ("ack", "A")
+    assert member.proxy.closed
+
+
+def test_a_listener_may_end_its_own_consumer(member):
+    ended: list[object] = []
+    member.does = lambda message: ended.append(member.consumer.stop(30))
+    member.start()
+    member.proxy.put(of("A"))
+    eventually(lambda: member.proxy.closed and ended, 30)
+    assert [[message.msg_id for message in left] for left in ended] == [["A"]]
+    eventually(lambda: not member.consumer.stats()["cached"], 30)
+    assert ("ack", "A") not in member.proxy.told  # what comes after the end counts for nothing
+
+
+def test_a_listener_that_does_not_end_is_told_of():
+    member = Member()
+    goes_on = member.held_up()
+    assert [message.msg_id for message in member.consumer.stop(0.1)] == ["A"]
+    goes_on.set()
+
+
+def test_nobody_joins_where_no_proxy_answers():
+    member = Member()
+    member.proxy.failing["subscribe"] = ConnectionLost("away")
+    with pytest.raises(ConnectionLost):
+        member.start()
+    assert member.proxy.closed
+
+
+def test_an_order_that_brokers_do_not_keep_is_refused():
+    member = Member(ordered=True)
+    member.proxy.said = GroupPolicy(3, False, (10.0,))
+    with pytest.raises(OptionError, match=r"option 'ordered' is true.*group 'g' in any order.*consumeMessageOrderly"):
+        member.start()
+    assert member.proxy.closed
+
+
+def test_an_ordered_group_keeps_its_order():
+    member = Member(ordered=True)
+    member.start()
+    member.proxy.put(*(of(f"{n:02}", "a") for n in range(20)))
+    eventually(lambda: len(member.got) == 20, 30)
+    assert member.got == [f"{n:02}" for n in range(20)]
+    assert member.consumer.stop(30) == []

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.in_hand import Lent
+from rocketmq_spark.consumer.popping import Popping
+from rocketmq_spark.errors import ConnectionLost
+from tests.consumer.pop import SETTINGS, FakeProxy, PopBench, of
+from tests.mockbroker import eventually
+
+
+class Asks:
+    """Asks a Proxy in memory, on threads of its own, and keeps what comes."""
+
+    def __init__(self, threads: int = 20) -> None:
+        settings = replace(SETTINGS, threads=threads, error_pause_s=0.01)
+        self.bench = PopBench(settings, FakeProxy(t=2))
+        self.proxy = self.bench.proxy
+        self.got: list[Lent] = []
+        self.popping = Popping(self.proxy, settings, self.bench.in_hand, self.bench.timer, self._came)
+
+    def _came(self, lent: Sequence[Lent]) -> None:
+        self.got += lent
+
+    def ids(self) -> list[str]:
+        return sorted(lent.message.msg_id for lent in self.got)
+
+    def threads(self) -> int:
+        return sum(thread.name.startswith("rocketmq-g-pop-") for thread in threading.enumerate())
+
+
+@pytest.fixture
+def asks() -> Iterator[Asks]:
+    made = Asks()
+    yield made
+    made.popping.close()
+    made.proxy.close(Deadline.after(0))
+    made.popping.join(Deadline.after(30))
+    assert made.threads() == 0
+
+
+def test_every_broker_is_asked_and_what_comes_is_handed_on(asks):
+    asks.popping.look(["t"])
+    eventually(lambda: asks.proxy.waiting == 2, 30)
+    asks.proxy.put(of("A"), of("B"))
+    asks.proxy.put(of("C"), place=1)
+    eventually(lambda: asks.ids() == ["A", "B", "C"], 30)
+    asks.popping.look(["t"])
+    assert asks.threads() == 2
+    assert asks.bench.in_hand.stats().cached == 3
+
+
+def test_an_error_is_said_and_the_broker_asked_again(asks, caplog):
+    asks.proxy.failing["receive"] = ConnectionLost("away")
+    asks.popping.look(["t"])
+    asks.proxy.put(of("A"))
+    eventually(lambda: asks.ids() == ["A"], 30)
+    assert "no messages of t for now: " in caplog.text
+
+
+def test_a_topic_that_is_not_there_is_waited_for_and_known_ones_outlive_an_error(asks):
+    asks.popping.look(["u"])
+    assert asks.threads() == 0
+    asks.proxy.counts["u"] = 1
+    asks.popping.look(["u"])
+    eventually(lambda: asks.proxy.waiting == 1, 30)
+    asks.proxy.failing["places"] = ConnectionLost("away")
+    asks.popping.look(["u"])
+    asks.proxy.put(replace(of("A"), topic="u"))
+    eventually(lambda: asks.ids() == ["A"], 30)
+
+
+def test_what_is_not_wanted_any_more_goes_to_no_listener(asks):
+    asks.popping.look(["t"])
+    eventually(lambda: asks.proxy.waiting == 2, 30)
+    asks.popping.look([])
+    asks.proxy.put(of("A"))
+    asks.proxy.put(of("B"), place=1)
+    eventually(lambda: asks.threads() == 0, 30)
+    assert asks.got == []
+
+
+def test_while_many_wait_for_a_listener_nothing_is_asked_for():
+    asks = Asks(threads=1)
+    (full,) = asks.bench.lent(of("A"))
+    asks.popping.look(["t"])
+    asks.proxy.put(of("B"))
+    eventually(lambda: asks.threads() == 2, 30)
+    assert (asks.proxy.waiting, asks.got) == (0, [])
+    asks.bench.in_hand.begin(full, asks.bench.timer.now_ms())
+    eventually(lambda: asks.ids() == ["B"], 30)
+    asks.popping.close()
+    asks.proxy.close(Deadline.after(0))
+    asks.popping.join(Deadline.after(30))

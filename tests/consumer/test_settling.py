@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rocketmq_spark.consumer.held import Stats
+from rocketmq_spark.errors import ConnectionLost, NotFound
+from tests.consumer.pop import SETTINGS, PopBench, of
+
+
+def test_the_proxy_is_told_and_the_message_is_out_of_hand():
+    bench = PopBench()
+    done, dead, later = bench.lent(of("A"), of("B"), of("C"))
+    assert all([bench.settling.done(done), bench.settling.dead(dead), bench.settling.later(later, 10.0)])
+    assert bench.proxy.told == [("ack", "A"), ("dlq", "B"), ("change", "C", 10.0)]
+    assert bench.in_hand.stats() == Stats(sent_back=1)
+
+
+def test_what_cannot_be_told_is_said_and_comes_again(caplog):
+    bench = PopBench()
+    for lent, verb, ask in zip(
+        bench.lent(of("A"), of("B"), of("C")),
+        ("ack", "dlq", "change"),
+        (bench.settling.done, bench.settling.dead, lambda one: bench.settling.later(one, 10.0)),
+        strict=True,
+    ):
+        bench.proxy.failing[verb] = ConnectionLost("away")
+        assert not ask(lent)
+        assert f"message {lent.message.msg_id} could not be" in caplog.text
+    assert bench.in_hand.stats() == Stats()
+
+
+def test_what_stays_in_hand_gets_more_time_before_it_needs_it():
+    bench = PopBench()
+    (lent,) = bench.lent(of("A"))
+    bench.time.advance(9)
+    bench.settling.renew()
+    assert bench.proxy.told == []
+    for _ in range(5):
+        bench.time.advance(10)
+        bench.settling.renew()
+    assert bench.proxy.told == [("change", "A", 30.0)] * 5
+    assert bench.in_hand.begin(lent, bench.timer.now_ms() + 29_999)
+
+
+def test_a_proxy_that_is_away_for_a_moment_is_asked_again():
+    bench = PopBench()
+    (lent,) = bench.lent(of("A"))
+    bench.proxy.failing["change"] = ConnectionLost("away")
+    bench.time.advance(10)
+    bench.settling.renew()
+    bench.proxy.failing.clear()
+    bench.time.advance(10)
+    bench.settling.renew()
+    assert bench.proxy.told == [("change", "A", 30.0)]
+    assert bench.in_hand.begin(lent, bench.timer.now_ms() + 29_999)
+
+
+def test_what_is_somebody_elses_already_goes_to_no_listener(caplog):
+    bench = PopBench()
+    (lent,) = bench.lent(of("A"))
+    bench.proxy.failing["change"] = NotFound("gone")
+    bench.time.advance(10)
+    bench.settling.renew()
+    assert "message A is not ours any more" in caplog.text
+    assert not bench.in_hand.begin(lent, bench.timer.now_ms())
+
+
+def test_a_listener_that_hangs_keeps_its_message_from_nobody(caplog):
+    bench = PopBench(replace(SETTINGS, consume_timeout_s=15.0))
+    hangs, _waits = bench.lent(of("A"), of("B"))
+    bench.in_hand.begin(hangs, bench.timer.now_ms())
+    for _ in range(2):
+        bench.time.advance(10)
+        bench.settling.renew()
+    assert bench.proxy.told == [("change", "A", 30.0), ("change", "B", 30.0), ("change", "B", 30.0)]
+    assert "the listener has had message A for too long" in caplog.text
+
+
+def test_what_is_settled_meanwhile_is_not_asked_for_again():
+    bench = PopBench()
+    (lent,) = bench.lent(of("A"))
+    bench.in_hand.all = lambda: [lent]  # as it was when the look began
+    bench.time.advance(10)
+    bench.settling.done(lent)
+    bench.settling.renew()
+    assert bench.proxy.told == [("ack", "A")]

@@ -1,0 +1,74 @@
+"""``Consumer`` over gRPC, whose listener gets what a real Proxy hands out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+
+from rocketmq_spark import Consumer, Message
+from rocketmq_spark.codes import DLQ_PREFIX
+from rocketmq_spark.localbroker import LocalBroker
+from tests.live.grpc.proxied import forgotten, new_topic, producer, stored
+from tests.mockbroker import eventually
+from tests.witness import java_send
+
+__all__ = ["forgotten"]
+
+
+def consumer(mq: LocalBroker, group: str, **options: object) -> Consumer:
+    return Consumer(transport="grpc", proxy_endpoint=mq.proxy_grpc, group=group, **options)
+
+
+def test_all_is_consumed_what_fails_comes_again_and_at_last_is_a_dead_letter(proxied, caplog):
+    topic, group = new_topic(proxied), "tries-twice"
+    proxied.admin.create_group(group, settings={"retryMaxTimes": 1})
+    got: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def listener(messages, context):
+        (message,) = messages
+        with lock:
+            got[message.msg_id] += 1
+        if message.body == b"poison" or (message.body == b"later" and not message.reconsume_times):
+            return context.retry(1)
+        return None
+
+    with consumer(proxied, group) as member, producer(proxied) as sends:
+        member.subscribe(topic)
+        member.start(listener)
+        good = {one.id for one in java_send(proxied.name_server, topic, 50)}
+        poison, later = (sends.send(Message(topic, body)).msg_id for body in (b"poison", b"later"))
+        eventually(lambda: got.keys() >= {*good, poison, later} and got[poison] == got[later] == 2, 60)
+        eventually(lambda: DLQ_PREFIX + group in proxied.admin.topics(), 60)
+        dead = stored(proxied, DLQ_PREFIX + group, 1)
+        eventually(lambda: not member.stats()["cached"], 30)
+        stats = member.stats()
+    assert [row["msgId"] for row in dead] == [poison]
+    assert got == Counter({**dict.fromkeys(good, 1), poison: 2, later: 2})
+    assert (stats["consumed"], stats["failed"], stats["sent_back"]) == (51, 3, 3)
+    assert "could not be" not in caplog.text
+
+
+def test_a_group_that_keeps_order_gives_each_message_group_in_its_order(proxied):
+    topic, group = new_topic(proxied, "FIFO"), "in-order"
+    proxied.admin.create_group(group, settings={"consumeMessageOrderly": True})
+    failed: set[bytes] = set()
+    got: defaultdict[str, list[int]] = defaultdict(list)
+
+    def listener(messages, context):
+        (message,) = messages
+        if message.body in (b"3", b"7") and message.msg_id not in failed:
+            failed.add(message.msg_id)
+            return context.suspend(10)
+        got[message.message_group].append(int(message.body))
+        return None
+
+    with consumer(proxied, group, ordered=True) as member, producer(proxied) as sends:
+        member.subscribe(topic)
+        for n in range(12):
+            for key in "abc":
+                sends.send(Message(topic, f"{n}".encode()), selector="hash", arg=key)
+        member.start(listener)
+        eventually(lambda: sum(map(len, got.values())) >= 36, 60)
+        eventually(lambda: not member.stats()["cached"], 30)
+    assert got == {key: list(range(12)) for key in "abc"}
