@@ -24,11 +24,15 @@ OPTIONS = {
     "kafka.sasl.jaas.config": "users are options 'accessKey' and 'secretKey'",
     "kafka.ssl.truststore.location": "authorities to trust are option 'tlsCaFile', a PEM file",
     "kafka.ssl.keystore.location": "the client's certificate is option 'tlsCertFile', a PEM file, its key 'tlsKeyFile'",
+    "kafka.ssl.key.password": "the password of the key file is option 'tlsKeyPassword'",
+    "kafka.ssl.endpoint.identification.algorithm": "whether a certificate must name the host is option 'tlsCheckHostname'",
+    "kafka.request.timeout.ms": "the time for one request is option 'requestTimeout'",
     "kafka.max.partition.fetch.bytes": "bytes under way in a task are bounded by option 'maxBytesInFlight'",
     "kafka.compression.type": "compression of messages is option 'compression'",
     "kafka.acks": "what counts as stored is option 'requireStoreOk'",
     "kafka.delivery.timeout.ms": "the time for a send with all its retries is option 'sendTimeout'",
     "kafka.batch.size": "the size of a batch is option 'batchMaxBytes'",
+    "kafka.max.request.size": "the largest message that is sent is option 'maxMessageSize'",
 }
 
 # Columns that its source gives, with those that stand for them here.

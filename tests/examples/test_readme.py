@@ -1,25 +1,21 @@
-"""README.md says only what works: its links lead somewhere, its commands exist, its programs run."""
+"""README.md says only what works: its links lead somewhere, its programs run; its commands are read by ``tests/test_docs.py``."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 
 from rocketmq_spark import Message
-from rocketmq_spark.cli.app import app
 from rocketmq_spark.session import Producer
 from tests.examples.test_orders_pipeline import EXAMPLE
 from tests.fix_spark import ROOT, environment
 
 TEXT = (ROOT / "README.md").read_text("utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(r"^rocketmq-spark (.*)$", TEXT, re.MULTILINE)
 
 
 def test_links_lead_somewhere() -> None:
@@ -33,18 +29,6 @@ def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert targets == ["demo", "test"]
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_commands_are_right_usage(line: str) -> None:
-    command: click.Command = app
-    arguments = shlex.split(line)
-    while isinstance(command, click.Group):
-        name = arguments.pop(0)
-        found = command.get_command(click.Context(command), name)
-        assert found is not None, line
-        command = found
-    command.make_context(name, arguments)
 
 
 def test_the_job_takes_the_arguments_that_are_shown() -> None:

@@ -1,0 +1,140 @@
+"""README.md and the pages, as texts: their commands are right usage, their Python blocks are Python, and name what there is.
+
+Nothing is run here; what the programs of users' pages do is tested in ``tests/spark/test_pages.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+
+from rocketmq_spark import options
+from rocketmq_spark.cli.app import app
+from tests.test_house import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OPTIONS = {name.lower() for row in options.TABLE for name in (row.name, *row.aliases)} | options.TOLERATED
+COMMAND = "rocketmq-spark"
+
+
+class Block(NamedTuple):
+    """A fenced block, and where it stands: ``page.md:line``."""
+
+    place: str
+    language: str
+    text: str
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    text = path.read_text("utf-8")
+    for found in re.finditer(r"^([ ]*)```(\w*)\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL):
+        yield Block(f"{path.name}:{text.count(chr(10), 0, found.start()) + 2}", found[2], textwrap.dedent(found[3]))
+
+
+def prose(path: Path) -> str:
+    """A page without its blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    """Every line of a block that calls the command, as a shell would see it, and its block."""
+    for block in (block for path in PAGES for block in blocks(path)):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            call = re.match(rf"(?:\$ )?(?:\w+=\S+ )*{COMMAND} (.*)", line.strip())
+            if call:
+                yield block.place, call[1]
+
+
+def mentions() -> Iterator[tuple[str, str]]:
+    """The command as text and tables name it, where what may be left out stands in brackets."""
+    for path in PAGES:
+        for call in re.findall(rf"`{COMMAND} ([^`]+)`", prose(path)):
+            yield path.name, call
+
+
+def found(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that the words lead to, and the words behind it; raises ``KeyError`` where there is none."""
+    command: click.Command = app
+    left = list(words)
+    while isinstance(command, click.Group) and left and not left[0].startswith("-"):
+        name = left.pop(0)
+        below = command.get_command(click.Context(command), name)
+        if below is None:
+            raise KeyError(name)
+        command = below
+    return command, left
+
+
+PYTHON = [block for path in PAGES for block in blocks(path) if block.language in ("python", "py")]
+python = pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.place)
+
+
+@pytest.mark.parametrize(("place", "line"), list(lines()))
+def test_a_command_in_a_block_is_right_usage(place: str, line: str) -> None:
+    command, arguments = found(shlex.split(line, comments=True))
+    assert not isinstance(command, click.Group)
+    command.make_context(COMMAND, arguments)
+
+
+@pytest.mark.parametrize(("place", "call"), list(mentions()))
+def test_a_command_in_a_sentence_exists_with_its_options(place: str, call: str) -> None:
+    command, left = found(re.sub(r"[\[\]]", " ", call).split())
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word.partition("=")[0] for word in left if word.startswith("-")} <= known | {"--help"}
+
+
+def test_the_pages_have_commands_and_programs() -> None:
+    """The patterns above find what is there."""
+    assert len(list(lines())) >= 18
+    assert len(list(mentions())) >= 20
+    fences = sum(len(re.findall(r"^ *```(?:python|py)$", path.read_text("utf-8"), re.MULTILINE)) for path in PAGES)
+    assert len(PYTHON) == fences >= 30
+
+
+def test_links_into_a_page_lead_to_a_heading() -> None:
+    """As the site makes anchors of headings, which differs from GitHub's way where a heading has two blanks side by side."""
+    headings = {path.name: {_anchor(one) for one in _headings(path)} for path in PAGES}
+    wrong = [
+        f"{path.name}: {page}#{anchor}"
+        for path in PAGES
+        for page, anchor in re.findall(r"\]\((?:docs/)?([\w.-]*)#([^)]+)\)", path.read_text("utf-8"))
+        if anchor not in headings.get(page or path.name, set())
+    ]
+    assert not wrong
+
+
+def _headings(path: Path) -> list[str]:
+    return re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading, flags=re.ASCII).strip().lower())
+
+
+@python
+def test_a_block_is_python(block: Block) -> None:
+    compile(block.text, block.place, "exec")
+
+
+@python
+def test_what_a_block_imports_of_ours_is_there(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rocketmq_spark"):
+            module = importlib.import_module(str(node.module))
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+@python
+def test_options_of_a_block_are_options(block: Block) -> None:
+    """All of one block are ours, or Spark's own that every source is handed; Kafka's stand in blocks that say so."""
+    if 'format("kafka")' not in block.text:
+        assert [name for name in re.findall(r'\.option\("([^"]+)"', block.text) if name.lower() not in OPTIONS] == []
