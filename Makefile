@@ -7,8 +7,10 @@ PYTEST = $(BIN)/python -m pytest
 .PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs site notebooks clean java
 .NOTPARALLEL:
 
+# TRANSPORT=grpc: its results go through a Proxy.
+TRANSPORT ?= remoting
 demo: java $(READY)
-	@$(BIN)/rocketmq-spark demo
+	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
 # First what runs in memory, two files at a time; then what needs servers and Spark, as many: three take as long.
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.

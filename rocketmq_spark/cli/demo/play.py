@@ -36,9 +36,22 @@ _STILL_S = 180.0
 @click.option("--seconds", type=click.FloatRange(1), default=50.0, show_default=True, help="How long to write orders.")
 @click.option("--rate", type=click.FloatRange(1, 5000), default=500.0, show_default=True, help="Orders a second.")
 @click.option("--name-server", metavar="HOST:PORT", help="Use this cluster (two new topics) [default: a new broker].")
+@click.option(
+    "--transport",
+    type=click.Choice(["remoting", "grpc"]),
+    default="remoting",
+    show_default=True,
+    help="How the query writes: to brokers, or through a Proxy over gRPC.",
+)
+@click.option("--proxy-endpoint", metavar="HOST:PORT", help="The Proxy of that cluster [default: a new one].")
 @click.pass_obj
-def demo(output: Output, seconds: float, rate: float, name_server: str | None) -> None:
+def demo(
+    output: Output, seconds: float, rate: float, name_server: str | None, transport: str, proxy_endpoint: str | None
+) -> None:
     """Write orders, sum them up with a streaming query, write the sums back, and check that nothing is missing."""
+    grpc = transport == "grpc"
+    if (proxy_endpoint is not None) != (grpc and name_server is not None):
+        raise click.UsageError("--proxy-endpoint goes with --transport grpc and --name-server, and with both only")
     from rocketmq_spark.localbroker.java import find_java
 
     find_java()  # its error must be the first thing that is said
@@ -46,11 +59,12 @@ def demo(output: Output, seconds: float, rate: float, name_server: str | None) -
     say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
     from rocketmq_spark.cli.demo.stage import one_ctrl_c, spark_session, stage
 
-    with one_ctrl_c(), stage(name_server) as made:
+    with one_ctrl_c(), stage(name_server, grpc, proxy_endpoint) as made:
         say(output, f"Name server {made.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
         with spark_session(made) as spark, _query(spark, made) as query:
             started_s = time.monotonic() - began
-            say(output, f"Spark reads {made.orders} and writes {made.totals}, {started_s:.1f} s")
+            way = f" through the Proxy at {made.proxy}" if made.proxy else ""
+            say(output, f"Spark reads {made.orders} and writes {made.totals}{way}, {started_s:.1f} s")
             result = _play(output, _Play(spark, made, query, seconds, rate))
         _tell(output, made, result, started_s, time.monotonic() - began)
         if made.broker_data:
@@ -91,6 +105,8 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
     counted = totals.observe(OBSERVED, sf.count("*").alias("totals"), sf.sum("orders").alias("orders"))
     checkpoint = str(made.folder / "checkpoint")
     writer = write_totals(counted, made.name_server, made.totals, checkpoint)
+    if made.proxy:
+        writer = writer.option("transport", "grpc").option("proxyEndpoint", made.proxy)
     query = writer.queryName("demo").trigger(processingTime="1 second").start()
     try:
         yield query

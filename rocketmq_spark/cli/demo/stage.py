@@ -44,13 +44,17 @@ _SPARK = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A broker to use, the two topics on it, and the folder of this run; ``broker_data`` None: it is not ours."""
+    """A broker to use, the two topics on it, and the folder of this run; ``broker_data`` None: it is not ours.
+
+    ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker.
+    """
 
     name_server: str
     orders: str
     totals: str
     folder: Path
     broker_data: Path | None
+    proxy: str | None = None
 
     @property
     def spark_log(self) -> Path:
@@ -58,18 +62,20 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(name_server: str | None) -> Iterator[Stage]:
-    """A broker of our own with fresh data, or new topics on one that exists."""
+def stage(name_server: str | None, grpc: bool = False, proxy: str | None = None) -> Iterator[Stage]:
+    """A broker of our own with fresh data (``grpc``: and a Proxy), or new topics on one that exists, with its ``proxy``."""
     base = distro.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
         with distro.writing_to(base), distro.exclusive(base / "lock"):
             folder = _free_folder(base, stack)
             if name_server is None:
-                mq = stack.enter_context(LocalBroker(data=folder / "broker", queues=QUEUES))
-                made = Stage(mq.name_server, "orders", "order-totals", folder, folder / "broker")
+                mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=grpc, queues=QUEUES))
+                made = Stage(
+                    mq.name_server, "orders", "order-totals", folder, folder / "broker", mq.proxy_grpc if grpc else None
+                )
             else:
                 suffix = uuid.uuid4().hex[:6]
-                made = Stage(name_server, f"demo-orders-{suffix}", f"demo-totals-{suffix}", folder, None)
+                made = Stage(name_server, f"demo-orders-{suffix}", f"demo-totals-{suffix}", folder, None, proxy)
         with Admin(made.name_server) as admin:
             for topic in (made.orders, made.totals):
                 admin.create_topic(topic, QUEUES)

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from rocketmq_spark.cli.app import app
 from tests.cli.conftest import documents
 from tests.fix_wheel import outside
+from tests.reading import read
 
 SMALL = ("--seconds", "8", "--rate", "100")
 
@@ -47,8 +48,9 @@ def test_11_29_from_the_wheel_it_balances_and_leaves_data_that_the_next_commands
 
 
 @pytest.mark.timeout(600)
-def test_on_a_cluster_that_exists_as_json(start, rocketmq, own_cache, as_found):
-    process = start("demo", *SMALL, "--json", "--name-server", rocketmq.name_server)
+def test_on_a_cluster_that_exists_through_its_proxy_as_json(start, proxied, own_cache):
+    where = ("--name-server", proxied.name_server, "--transport", "grpc", "--proxy-endpoint", proxied.proxy_grpc)
+    process = start("demo", *SMALL, "--json", *where)
     out, err = process.end()
     assert (process.code, err) == (0, "")
     *progress, result = documents(out)
@@ -57,8 +59,11 @@ def test_on_a_cluster_that_exists_as_json(start, rocketmq, own_cache, as_found):
     assert accounts["balanced"] is True
     assert accounts["ordersWritten"] == accounts["ordersReturned"] >= 700
     assert accounts["totalsReturned"] > 0
-    assert set(result["topics"]) <= set(rocketmq.admin.topics())
-    assert all("--name-server " + rocketmq.name_server in command for command in result["next"])
+    assert set(result["topics"]) <= set(proxied.admin.topics())
+    totals = read(proxied, subscribe=result["topics"][1], includeProperties="all")
+    assert len(totals) == accounts["totalsReturned"]
+    assert all("__BORNHOST" in dict(total["properties"]) for total in totals), "what a Proxy adds over gRPC"
+    assert all("--name-server " + proxied.name_server in command for command in result["next"])
 
 
 @pytest.mark.timeout(600)
@@ -69,6 +74,20 @@ def test_ctrl_c_ends_it_cleanly(start, rocketmq, own_cache, as_found):
     assert process.code == 130
     assert err.split() == ["Stopping", "..."]
     assert "All agree" not in out
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--proxy-endpoint", "p:1"),
+        ("--transport", "grpc", "--proxy-endpoint", "p:1"),
+        ("--transport", "grpc", "--name-server", "n:1"),
+    ],
+)
+def test_a_proxy_goes_with_its_cluster(given):
+    done = CliRunner().invoke(app, ["demo", *given])
+    assert done.exit_code == 2
+    assert "--proxy-endpoint goes with --transport grpc and --name-server" in done.stderr
 
 
 def test_without_java_the_first_line_says_how_to_get_it(monkeypatch, tmp_path):

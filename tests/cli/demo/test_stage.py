@@ -2,6 +2,8 @@ import contextlib
 import os
 import signal
 import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,6 +20,17 @@ def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found
         assert first.broker_data is None
         assert first.folder == own_cache / "demo" / "run-1"
         assert second.folder == own_cache / "demo" / "run-2"
+
+
+@pytest.mark.parametrize(("grpc", "proxy"), [(False, None), (True, "p:8081")])
+def test_a_broker_of_its_own_has_a_proxy_where_one_is_wanted(grpc, proxy, own_cache, monkeypatch):
+    broker = MagicMock()
+    broker.return_value.__enter__.return_value = SimpleNamespace(name_server="n:1", proxy_grpc="p:8081")
+    monkeypatch.setattr(stage_module, "LocalBroker", broker)
+    monkeypatch.setattr(stage_module, "Admin", MagicMock())
+    with stage(None, grpc) as made:
+        assert (made.name_server, made.proxy) == ("n:1", proxy)
+    assert broker.call_args.kwargs["proxy"] is grpc
 
 
 def test_a_folder_is_used_again_empty_but_not_while_a_broker_runs_on_its_data(tmp_path):
