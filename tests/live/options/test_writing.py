@@ -254,7 +254,7 @@ def test_request_timeout__ends_the_wait_for_an_answer(rocketmq, topic, make_prox
     proxy = make_proxy(rocketmq.name_server)
     proxy.black_hole()
     started = time.monotonic()
-    with pytest.raises(RocketMQError, match="no answer (to request 105 )?in time"):
+    with pytest.raises(RocketMQError, match=r"no answer (to request 105 )?in time"):
         write(proxy.address, topic, requestTimeout="200ms", numRetries=0, sendTimeout="3s")
     assert time.monotonic() - started < 15
 
