@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs site notebooks clean java
+.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs site site-check notebooks clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -55,6 +55,10 @@ docs: $(READY)
 site: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Every page of it in a real Chromium, in light and dark; pictures of some are left in build/site-pictures.
+site-check: site
+	@chromium=$$(.ci/machine chromium) && $(BIN)/python docs/check_site.py "$$chromium"
 
 # Runs every notebook and stores what its cells show.
 notebooks: java $(READY)

@@ -6,6 +6,7 @@ import re
 
 import yaml
 
+import rocketmq_spark
 from tests.test_house import ROOT
 
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
@@ -23,8 +24,16 @@ def test_every_page_is_reached_once():
 
 def test_nothing_comes_from_elsewhere():
     assert SITE["theme"]["font"] is False
-    assert not SITE.keys() & {"extra_css", "extra_javascript", "hooks"}
+    assert not SITE.keys() & {"extra_javascript", "hooks"}
+    styles = [(ROOT / "docs" / name).read_text("utf-8") for name in SITE["extra_css"]]
+    assert styles
+    assert not re.findall(r"url\(|@import|https?:", "".join(styles))
     assert {palette["scheme"] for palette in SITE["theme"]["palette"]} == {"default", "slate"}
+
+
+def test_the_reference_has_every_exported_name_once():
+    told = re.findall(r"^::: rocketmq_spark\.(\S+)$", (ROOT / "docs" / "api.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(told) == sorted([*rocketmq_spark.__all__, "notebook.LagChart"])
 
 
 def test_pages_link_to_pages_so_that_the_site_has_them_all():
