@@ -127,7 +127,8 @@ def draw(figure: Figure, points: list[Point]) -> None:
     begin = points[0].at_s if points else 0.0
     seconds = [point.at_s - begin for point in points]
     known = [(at, point.lag) for at, point in zip(seconds, points, strict=True) if point.lag is not None]
-    above.step([at for at, _ in known], [lag for _, lag in known], where="post", color=_BLUE, marker=".")
+    # Not clipped: half of a point at 0 would be cut off, and it is what a query that keeps up shows.
+    above.step([at for at, _ in known], [lag for _, lag in known], where="post", color=_BLUE, marker=".", clip_on=False)
     _label(above, "messages behind")
     read = [(at, point) for at, point in zip(seconds, points, strict=True) if point.rows]
     below.vlines([at for at, _ in read], 0, [point.batch_ms for _, point in read], color=_ORANGE, linewidth=3)

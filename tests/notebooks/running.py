@@ -1,4 +1,5 @@
-"""Notebooks run from top to bottom by a kernel of this interpreter; as a program, all are stored with what they showed.
+"""Notebooks run from top to bottom by a kernel of this interpreter; as a program, all are stored with what they showed, and
+pages get the pictures that they share with them.
 
 ``make notebooks`` does that. What is stored is what cells printed and drew: no warnings, no times, no ids of this run, so that
 a difference of two versions is one that a reader of the notebook sees.
@@ -6,6 +7,7 @@ a difference of two versions is one that a reader of the notebook sees.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import sys
@@ -21,6 +23,12 @@ from tests.fix_spark import environment
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 _LONGEST_CELL_S = 300
+# Pictures of pages: the notebook, and words of the one cell that draws it.
+PICTURES = {
+    FOLDER.parent / "docs" / "pictures" / "lag-chart.png": ("01_first_stream.ipynb", "LagChart(query)"),
+    FOLDER.parent / "docs" / "pictures" / "members.png": ("03_consumer_groups.ipynb", 'label="poison"'),
+    FOLDER.parent / "docs" / "pictures" / "spool.png": ("04_outage_and_delays.ipynb", "in the spool"),
+}
 
 
 class ThisPython(AsyncKernelManager):
@@ -85,8 +93,21 @@ def _kept(output: Any, number: int) -> Any:
     return output
 
 
+def shown_elsewhere() -> dict[Path, bytes]:
+    """The pictures of pages, as notebooks have them."""
+    found = {}
+    for picture, (name, words) in PICTURES.items():
+        (cell,) = [cell for cell in cells(read(name)) if words in cell.source]
+        (data,) = [output["data"]["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
+        found[picture] = base64.b64decode(data)
+    return found
+
+
 if __name__ == "__main__":
     os.environ.update(environment())
     for name in sys.argv[1:] or sorted(path.name for path in FOLDER.glob("*.ipynb")):
         print(name, flush=True)
         nbformat.write(stored(run(name)), FOLDER / name)
+    for path, content in shown_elsewhere().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)

@@ -13,6 +13,7 @@ from tests.notebooks import running
 from tests.notebooks.conftest import Done
 from tests.notebooks.running import FOLDER
 
+DOCS = FOLDER.parent / "docs"
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
@@ -32,6 +33,16 @@ def test_they_are_committed_with_their_outputs(path: Path) -> None:
     assert str(Path.home()) not in text
     assert "/tmp" not in text
     assert nbformat.writes(running.stored(copy.deepcopy(notebook))) == nbformat.writes(notebook)
+
+
+def test_pages_show_the_pictures_that_notebooks_drew() -> None:
+    """``make notebooks`` writes both."""
+    pages = "".join(page.read_text("utf-8") for page in DOCS.glob("*.md"))
+    found = running.shown_elsewhere()
+    assert sorted((DOCS / "pictures").iterdir()) == sorted(found)
+    for path, content in found.items():
+        assert path.read_bytes() == content, "run: make notebooks"
+        assert f"](pictures/{path.name})" in pages
 
 
 def test_the_shape_of_a_text() -> None:
