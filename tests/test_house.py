@@ -72,7 +72,8 @@ ORDER = {
     "delay": "release presence stream progress retention waiting service node",
     "cli": "output command background connection positions broker topic orders produce reading tail metrics_server lag_view"
     " lag offsets checkpoint dlq spool delay environment"
-    " doctor doctor.findings doctor.machine doctor.servers doctor.traffic doctor.examine doctor.command"
+    " doctor doctor.findings doctor.machine doctor.servers doctor.traffic"
+    " doctor.proxies doctor.ask_proxies doctor.examine doctor.command"
     " demo"
     " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
     "localbroker": "java archive natives config loopback guard ivy distro process leftovers servers registration site members"

@@ -26,6 +26,11 @@ _INDENT = 8
 @click.option("--topic", "topics", multiple=True, help="A topic that is read or written (may be repeated).")
 @click.option("--group", metavar="NAME", help="A consumer group that reads.")
 @click.option("--checkpoint", metavar="FOLDER", help="The checkpointLocation of a query that reads.")
+@click.option(
+    "--proxy-endpoint",
+    metavar="HOST:PORT",
+    help="The gRPC port of a Proxy, several with ';'; it alone, or beside a name server.",
+)
 @click.option("--strict", is_flag=True, help="Advice makes the exit code 1, too.")
 @connected
 @click.pass_obj
@@ -37,6 +42,7 @@ def doctor(
     target: Target,
     server: str | None,
     topics: tuple[str, ...],
+    proxy_endpoint: str | None,
     strict: bool,
     **readers: str | None,
 ) -> None:
@@ -50,6 +56,8 @@ def doctor(
 
     if server is not None:
         target = replace(target, given={**target.given, "name_server": server})
+    if proxy_endpoint is not None:
+        target = replace(target, given={**target.given, "proxy_endpoint": proxy_endpoint})
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     found = []
     for finding in examine(target, Subject(topics, readers["group"], readers["checkpoint"])):

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from rocketmq_spark import workers
 from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.connection import GROUP, Target
-from rocketmq_spark.cli.doctor import machine, servers, traffic
-from rocketmq_spark.cli.doctor.findings import Finding, broken, failed
+from rocketmq_spark.cli.doctor import ask_proxies, machine, servers, traffic
+from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.client import readers
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -53,6 +53,18 @@ class Subject:
 def examine(target: Target, subject: Subject) -> Iterator[Finding]:
     """Every check as it is done."""
     yield from of_machine()
+    yield from ask_proxies.of_proxies(target, subject.topics)
+    brokers = ask_proxies.at_brokers(target)
+    if brokers is not None:
+        yield from of_cluster(brokers, subject)
+    elif subject.group or subject.checkpoint:
+        yield advice(
+            "readers", "a Proxy tells no offsets over gRPC", "Name a name server, too, for --group and --checkpoint"
+        )
+
+
+def of_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
+    """Name servers, brokers, and what is asked of them."""
     try:
         options, client = target.options(), target.client()
     except RocketMQError as e:
