@@ -6,10 +6,13 @@ Results go to standard output; notes and failures go to standard error, so that 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import zip_longest
-from typing import Protocol
+from itertools import groupby, zip_longest
+from typing import Protocol, TextIO
 
 import click
 
@@ -45,16 +48,15 @@ class Text:
         click.echo(text)
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
-        cells = [list(columns.values())] + [[_cell(row.get(key)) for key in columns] for row in rows]
-        numeric = [all(_is_number(row[i]) for row in cells[1:]) for i in range(len(columns))]
-        for line in aligned(cells, numeric):
+        for line in tabled(columns, list(rows), width_of(sys.stdout)):
             click.echo(line)
 
     def note(self, text: str) -> None:
-        click.echo(text, err=True)
+        for line in text.split("\n"):
+            click.echo("\n".join(wrapped(line, width_of(sys.stderr))), err=True)
 
     def failure(self, error: BaseException) -> None:
-        click.echo(f"Error: {one_line(error)}", err=True)
+        click.echo("\n".join(wrapped(f"Error: {one_line(error)}", width_of(sys.stderr))), err=True)
 
 
 class Json:
@@ -97,6 +99,43 @@ def _cell(value: object) -> str:
 
 def _is_number(text: str) -> bool:
     return text.lstrip("-").isdigit() or text == "-"
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Columns of the terminal that ``stream`` writes to; None where it is none, and lines are as long as they are."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
+    """A line, or as many as it takes where the terminal is narrower, the others indented. A terminal itself would cut words."""
+    if width is None or len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def tabled(columns: Mapping[str, str], rows: Sequence[Row], width: int | None) -> list[str]:
+    """A heading and a line for each of ``rows``. Where that is wider than the terminal, each topic has a line of its own above
+    its rows instead of a column.
+    """
+    lines = _table(columns, rows)
+    if width is None or "topic" not in columns or max(map(len, lines)) <= width:
+        return lines
+    heading, *below = _table({key: text for key, text in columns.items() if key != "topic"}, rows)
+    left = iter(below)
+    grouped = [heading]
+    for topic, mine in groupby(rows, key=lambda row: row["topic"]):
+        grouped += [str(topic), *(next(left) for row in mine for _ in range(_height(row, columns)))]
+    return grouped
+
+
+def _height(row: Row, columns: Mapping[str, str]) -> int:
+    return max(_cell(row.get(key)).count("\n") + 1 for key in columns)
+
+
+def _table(columns: Mapping[str, str], rows: Sequence[Row]) -> list[str]:
+    cells = [list(columns.values())] + [[_cell(row.get(key)) for key in columns] for row in rows]
+    numeric = [all(_is_number(row[i]) for row in cells[1:]) for i in range(len(columns))]
+    return list(aligned(cells, numeric))
 
 
 def aligned(cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterable[str]:

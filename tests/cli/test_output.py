@@ -1,8 +1,10 @@
+import io
 import json
+import sys
 
 import pytest
 
-from rocketmq_spark.cli.output import Json, Text, one_line
+from rocketmq_spark.cli.output import Json, Text, one_line, tabled
 from rocketmq_spark.errors import LocalBrokerError, OptionError
 
 ROWS = [{"name": "broker-a", "count": 3}, {"name": "b", "count": None}, {"name": "c", "count": -12}]
@@ -53,3 +55,43 @@ def test_a_failure_is_one_line(error, text, capsys):
 def test_json_failures_have_the_stable_code(capsys):
     Json().failure(OptionError("bad"))
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "ROCKETMQ_OPTION"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_sentences_of_a_narrow_terminal_break_between_words(monkeypatch):
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setenv("COLUMNS", "30")
+    Text().note("short\nwhat batches 2 to 3 read-only topics have is read again")
+    Text().failure(OptionError("no name server is given", remedy="Use --name-server host:port"))
+    lines = err.getvalue().splitlines()
+    assert lines[:3] == ["short", "what batches 2 to 3 read-only", "topics have is read again"]
+    assert max(map(len, lines)) <= 30
+    assert " ".join(lines[3:]) == ("Error: [ROCKETMQ_OPTION] no name server is given. Use --name-server host:port")
+    Text().item({}, "a result is as long as it is, whatever the terminal")
+    assert out.getvalue().count("\n") == 1
+
+
+def test_a_table_too_wide_for_the_terminal_has_topics_on_lines_of_their_own(monkeypatch):
+    columns = {"topic": "TOPIC", "queueId": "QUEUE", "who": "WHO"}
+    rows = [
+        {"topic": "a-topic-of-some-length", "queueId": 0, "who": ["one", "two"]},
+        {"topic": "a-topic-of-some-length", "queueId": 11, "who": "x"},
+        {"topic": "b", "queueId": 3, "who": None},
+    ]
+    grouped = ["QUEUE  WHO", "a-topic-of-some-length", "    0  one", "       two", "   11  x", "b", "    3  -"]
+    wide = tabled(columns, rows, None)
+    assert (len(wide), max(map(len, wide))) == (5, 34)
+    assert tabled(columns, rows, 34) == wide
+    assert tabled(columns, rows, 33) == grouped
+    assert tabled({"who": "WHO"}, rows, 2) == tabled({"who": "WHO"}, rows, None)
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "33")
+    Text().rows(columns, rows)
+    assert screen.getvalue().splitlines() == grouped

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +10,7 @@ import click
 
 from rocketmq_spark.cli.command import Command
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.output import Output
+from rocketmq_spark.cli.output import Output, width_of, wrapped
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.doctor.findings import Finding
@@ -58,7 +55,7 @@ def doctor(
         target = replace(target, given={**target.given, "name_server": server})
     if proxy_endpoint is not None:
         target = replace(target, given={**target.given, "proxy_endpoint": proxy_endpoint})
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = width_of(sys.stdout)
     found = []
     for finding in examine(target, Subject(topics, readers["group"], readers["checkpoint"])):
         found.append(finding)
@@ -69,11 +66,8 @@ def doctor(
     ctx.exit(code(found, strict))
 
 
-def lines(finding: Finding, width: int | None) -> Iterator[str]:
+def lines(finding: Finding, width: int | None) -> list[str]:
     """One line; where a terminal is narrower, more of them, the others indented."""
     text = f"{finding.level.value:<{_INDENT}}{finding.check}: {finding.found}"
     text += f". {finding.remedy}" if finding.remedy else ""
-    if width is None:
-        yield text
-    else:
-        yield from textwrap.wrap(text, width, subsequent_indent=" " * _INDENT)
+    return wrapped(text, width, _INDENT)

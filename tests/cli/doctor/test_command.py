@@ -54,8 +54,8 @@ def test_the_name_server_may_be_an_argument(rocketmq: LocalBroker, no_broker: ob
 @pytest.mark.parametrize("width", [40, 80])
 def test_lines_of_a_terminal_are_not_cut(width: int) -> None:
     finding = broken("broker a", "advertises 172.17.0.2:10911, which cannot be reached from here", "Let it " * 30)
-    told = list(lines(finding, width))
+    told = lines(finding, width)
     assert len(told) > 1
     assert all(0 < len(line) <= width for line in told)
     assert [line[:8].strip() for line in told] == ["broken", *[""] * (len(told) - 1)]
-    assert list(lines(ok("a", "fine"), None)) == ["ok      a: fine"]
+    assert lines(ok("a", "fine"), None) == ["ok      a: fine"]
