@@ -75,7 +75,17 @@ def test_coming_from_kafka(page):
     for row in big:
         places[row["keys"][0]].add(row["queueId"])
     assert all(len(queues) == 1 for queues in places.values())
-    assert values["as_in_kafka"].columns == ["key", "value", "topic", "partition", "offset", "timestamp"]
+    names = ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
+    assert values["as_in_kafka"].columns == names
+    (
+        values["for_rocketmq"].writeStream.format("rocketmq").option("nameServer", kafka.mq.name_server)
+        .option("topic", kafka.topics["orders-per-tag"]).option("queueSelector", "hash")
+        .option("checkpointLocation", str(kafka.folder / "back")).trigger(availableNow=True).start().awaitTermination()
+    )  # fmt: skip
+    there, back = kafka.stored("orders"), kafka.stored("orders-per-tag")
+    assert sorted((row["body"], row["keys"], row["properties"]) for row in back) == sorted(
+        (row["body"], row["keys"], row["properties"]) for row in there
+    )
 
 
 def test_writing(page, capsys):

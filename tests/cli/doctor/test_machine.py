@@ -22,16 +22,19 @@ def test_java() -> None:
     [
         ({}, Level.OK, None),
         ({"pyspark": "4.2.0"}, Level.OK, None),
+        ({"pyspark": "4.2"}, Level.OK, None),
         ({"pyspark": "4.1.1"}, Level.BROKEN, "pip install 'pyspark>=4.2'"),
         ({"pyspark": None, "pyarrow": "17.0.0"}, Level.BROKEN, "pip install 'pyspark>=4.2' 'pyarrow>=18.0'"),
         ({"rocketmq-spark": None}, Level.OK, None),  # run from its folder
         ({"pandas": "3.0.0"}, Level.ADVICE, "pip install 'pandas<3'"),
+        ({"pandas": "3"}, Level.ADVICE, "pip install 'pandas<3'"),
     ],
 )
 def test_packages(changed: dict[str, str | None], level: Level, remedy: str | None) -> None:
     found = machine.python("3.11.9", {**FINE, **changed})
     assert (found.level, found.remedy) == (level, remedy)
-    assert found.found.startswith("Python 3.11.9, ")
+    told = ", ".join(f"{name} {number}" for name, number in {**FINE, **changed}.items() if number is not None)
+    assert found.found.partition(";")[0] == f"Python 3.11.9, {told}"
 
 
 def test_the_python_of_workers() -> None:

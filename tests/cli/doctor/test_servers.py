@@ -96,6 +96,7 @@ def test_index_and_sql() -> None:
 @pytest.mark.parametrize(
     ("log", "queue", "level"),
     [
+        ("0.0", "0.0", Level.OK),
         ("0.42", "0.40", Level.OK), ("0.85", "0.1", Level.OK), ("0.86", "0.1", Level.ADVICE), ("0.1", "0.9", Level.ADVICE),
         ("0.1", "0.91", Level.BROKEN),
     ],
@@ -105,12 +106,13 @@ def test_disks(log: str, queue: str, level: Level) -> None:
     assert found is not None
     assert found.level is level
     assert servers.disk("a", {}) is None
+    assert servers.disk("a", {"commitLogDiskRatio": "-1", "consumeQueueDiskRatio": "-1"}) is None
 
 
 @pytest.mark.parametrize(
     ("ahead_ms", "level", "words"),
     [
-        (0, Level.OK, "agree"), (4_999, Level.OK, "agree"), (-4_999, Level.OK, "agree"),
+        (0, Level.OK, "agree"), (5_000, Level.OK, "agree"), (-5_000, Level.OK, "agree"),
         (90_000, Level.ADVICE, "1 m 30 s ahead of ours"), (-90_000, Level.ADVICE, "1 m 30 s behind ours"),
     ],
 )  # fmt: skip
@@ -124,7 +126,8 @@ def test_clocks(ahead_ms: int, level: Level, words: str) -> None:
     assert found is not None
     assert found.level is level
     assert words in found.found
-    assert servers.clock("a", {"runtime": "later"}, NOW_MS) is None
+    assert servers.clock("a", {**runtime, "runtime": "later"}, NOW_MS) is None
+    assert servers.clock("a", {"runtime": runtime["runtime"]}, NOW_MS) is None
 
 
 def test_releases() -> None:
