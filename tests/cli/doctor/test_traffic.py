@@ -78,6 +78,7 @@ def test_what_members_want(members, level, words) -> None:
     [
         (QueueLag(Q, 0, 10, 10), HOUR_MS, Level.OK, "0 messages behind; messages are kept for 1 h 0 m"),
         (QueueLag(Q, 0, 4, 10, NOW_MS - HOUR_MS // 4), HOUR_MS, Level.OK, "6 messages behind, the oldest for 15 m 0 s"),
+        (QueueLag(Q, 0, 4, 10, NOW_MS - HOUR_MS // 2), HOUR_MS, Level.OK, "; messages are kept for 1 h 0 m"),
         (QueueLag(Q, 0, 4, 10, NOW_MS - HOUR_MS * 3 // 4), HOUR_MS, Level.ADVICE, "kept for 1 h 0 m"),
         (QueueLag(Q, 0, 4, 10, NOW_MS - HOUR_MS * 3 // 4), None, Level.OK, "6 messages behind"),
         (QueueLag(Q, 7, 4, 10), HOUR_MS, Level.BROKEN, "3 messages were removed"),
