@@ -1,9 +1,10 @@
-"""Writes the tables of docs/options.md and docs/errors.md from those of options, columns and errors; their heads are kept."""
+"""Writes the tables of docs/options.md, errors.md and metrics.md from those of the code; their heads are kept."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from rocketmq_spark import metrics
 from rocketmq_spark.options_page import errors_markdown, markdown
 
 HERE = Path(__file__).parent
@@ -12,6 +13,7 @@ if __name__ == "__main__":
     for name, heading, text in (
         ("options.md", "## Connection", markdown()),
         ("errors.md", "## Codes", errors_markdown()),
+        ("metrics.md", "## Figures", metrics.markdown()),
     ):
         page = HERE / name
         page.write_text(page.read_text("utf-8").partition(heading)[0] + text, "utf-8")

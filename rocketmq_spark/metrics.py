@@ -150,6 +150,13 @@ def text(queries: Mapping[str, Figures]) -> str:
     return "".join(f"{line}\n" for part in parts for line in part)
 
 
+def markdown() -> str:
+    """The table of figures as it stands in docs/metrics.md."""
+    lines = ["## Figures", "", "| name | kind | |", "| --- | --- | --- |"]
+    lines += [f"| `{metric.name}` | {metric.kind} | {metric.help} |" for metric in METRICS]
+    return "\n".join(lines) + "\n"
+
+
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.metrics import METRICS, Figures, MetricsListener, text
+from rocketmq_spark.metrics import METRICS, Figures, MetricsListener, markdown, text
 from rocketmq_spark.sink.report import AtBroker, Written
 
 ROOT = Path(__file__).parents[1]
@@ -167,6 +167,12 @@ def test_a_file_is_needed():
 
 def expressions():
     return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+
+
+def test_every_figure_stands_on_the_page():
+    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    assert page[page.index("## Figures") :] == markdown(), "run: make docs"
+    assert all(page.count(f"| `{metric.name}` | {metric.kind} |") == 1 for metric in METRICS)
 
 
 def test_the_dashboard_shows_every_figure_and_no_other():
