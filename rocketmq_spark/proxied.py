@@ -101,7 +101,7 @@ def take_apart(request: SendRequest) -> list[Part]:
     else:
         body = decompress(request.body, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.body
         items = [BatchItem(body, request.properties, request.flag)]
-    return [Part(bytes(item.body), decode_properties(item.properties), item.flag) for item in items]
+    return [Part(item.body, decode_properties(item.properties), item.flag) for item in items]
 
 
 def close(kept: dict[str, dict[Any, Any]]) -> None:

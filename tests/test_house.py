@@ -47,7 +47,7 @@ ORDER = {
     " bodies member_bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint channel connection bulk pool",
-    "grpc_proxy": "facts protos metadata answers endpoints channel outgoing proxy sender received telemetry member",
+    "grpc_proxy": "facts fields protos metadata answers endpoints channel outgoing proxy sender received telemetry member",
     "client": "credentials calls aside route kinds serving questions broker instance sender admin readers committer pulls asked"
     " long_polls send_back member",
     "columnar": "arrow slices",

@@ -106,7 +106,7 @@ class Channel:
             kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
             call = self._calls[rpc.name] = getattr(channel, kind)(
                 rpc.path,
-                request_serializer=proto(rpc.request).SerializeToString,
+                request_serializer=_serialized,
                 response_deserializer=proto(rpc.response).FromString,
             )
         return call
@@ -138,6 +138,11 @@ class Channel:
 
     def _broken(self, error: Any) -> RocketMQError:
         return broken(error.code().name, error.details() or "", self.address, self._tls is not None)
+
+
+def _serialized(request: Any) -> bytes:
+    """What was made as bytes goes as it is."""
+    return request if isinstance(request, bytes) else bytes(request.SerializeToString())
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
