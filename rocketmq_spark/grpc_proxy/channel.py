@@ -48,6 +48,7 @@ class Channel:
         self._lock = threading.Lock()
         self._made: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
+        self._closed = False
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
         """The answer to one call; raises ``ConnectionLost``, ``CallTimeout`` and others."""
@@ -89,8 +90,9 @@ class Channel:
             raise self._broken(e) from e
 
     def close(self) -> None:
-        """Calls that are under way fail."""
+        """Calls that are under way fail, and so do all that come."""
         with self._lock:
+            self._closed = True
             made, self._made = self._made, None
             self._calls = {}
         if made is not None:
@@ -100,6 +102,8 @@ class Channel:
         call = self._calls.get(rpc.name)
         if call is None:
             with self._lock:
+                if self._closed:
+                    raise ClosedError("the channel was closed", self.address)
                 if self._made is None:
                     self._made = self._open()
                 channel = self._made

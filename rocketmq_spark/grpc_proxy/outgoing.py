@@ -23,16 +23,16 @@ _TIMING = (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Pr
 # What makes a message one of another type than NORMAL, and what has it travel in another request than others.
 _TYPES = frozenset((Property.SHARDING_KEY, Property.PRIORITY, *_TIMING))
 _APART = frozenset((Property.SHARDING_KEY, *_TIMING))
-_KEY_SEPARATOR = KEY_SEPARATOR.encode()
+KEY_SEPARATOR_BYTES = KEY_SEPARATOR.encode()
 # What the fields of a message begin with.
-_MESSAGE, _USER = start("SendMessageRequest", "messages"), start("Message", "user_properties")
-_SYSTEM, _BODY = start("Message", "system_properties"), start("Message", "body")
-_KEY = start("SystemProperties", "keys")
-_TEXTS = {
+MESSAGE, USER = start("SendMessageRequest", "messages"), start("Message", "user_properties")
+SYSTEM, BODY = start("Message", "system_properties"), start("Message", "body")
+KEY = start("SystemProperties", "keys")
+TEXTS = {
     Property.TAGS: start("SystemProperties", "tag"),
     Property.UNIQ_KEY: start("SystemProperties", "message_id"),
 }
-_NORMAL = number("SystemProperties", "message_type", MessageType.NORMAL)
+NORMAL = number("SystemProperties", "message_type", MessageType.NORMAL)
 
 
 class Part(NamedTuple):
@@ -74,13 +74,16 @@ class Request(NamedTuple):
 
 
 class RequestEncoder:
-    """Makes the requests of one send. What its messages have in common is made once; their bodies are copied once."""
+    """Makes the requests of one send. What its messages have in common is made once; their bodies are copied once.
+
+    ``first`` are the fields of each message, and ``system`` those of its system properties, that are the same in all.
+    """
 
     def __init__(self, topic: Topic, born_ms: int, host: str) -> None:
         self._topic = topic
         self._born_ms = born_ms
-        self._first = content("Message", "topic", content("Resource", "name", topic.on_wire.encode()))
-        self._system = b"".join(
+        self.first = content("Message", "topic", content("Resource", "name", topic.on_wire.encode()))
+        self.system = b"".join(
             (
                 number("SystemProperties", "body_encoding", Encoding.IDENTITY),
                 content("SystemProperties", "born_timestamp", _moment(born_ms)),
@@ -95,8 +98,8 @@ class RequestEncoder:
         for part in parts:
             head = self._head(part)
             size = len(part.body)
-            head += _BODY + VARINTS[size]
-            pieces += (_MESSAGE + VARINTS[len(head) + size] + head, part.body)
+            head += BODY + VARINTS[size]
+            pieces += (MESSAGE + VARINTS[len(head) + size] + head, part.body)
         ids = ",".join([part.properties.get(Property.UNIQ_KEY, "") for part in parts])
         return Request(b"".join(pieces), ids, any(name in parts[0].properties for name in _TIMING))
 
@@ -108,27 +111,27 @@ class RequestEncoder:
                 topic=self._topic.name,
                 remedy="Send it as a property, or with transport=remoting",
             )
-        fields, system, typed = self._first, self._system, False
+        fields, system, typed = self.first, self.system, False
         for name, value in part.properties.items():
             data = value.encode()
-            if name in _TEXTS:
-                system += _TEXTS[name] + VARINTS[len(data)] + data
+            if name in TEXTS:
+                system += TEXTS[name] + VARINTS[len(data)] + data
             elif name not in RESERVED_PROPERTIES:
-                key = self._named.get(name) or self._name(name)
+                key = self._named.get(name) or self.name(name)
                 entry = key + VARINTS[len(data)] + data
-                fields += _USER + VARINTS[len(entry)] + entry
+                fields += USER + VARINTS[len(entry)] + entry
             elif name == Property.KEYS:
-                system += b"".join([_KEY + VARINTS[len(key)] + key for key in data.split(_KEY_SEPARATOR)])
+                system += b"".join([KEY + VARINTS[len(key)] + key for key in data.split(KEY_SEPARATOR_BYTES)])
             elif name in _TYPES:
                 typed = True
             elif name not in _LEFT_OUT:
                 raise MessageRefused(
                     f"property {name} cannot be sent through the Proxy over gRPC", topic=self._topic.name
                 )
-        system += self._typed(part.properties) if typed else _NORMAL
-        return fields + _SYSTEM + VARINTS[len(system)] + system
+        system += self._typed(part.properties) if typed else NORMAL
+        return fields + SYSTEM + VARINTS[len(system)] + system
 
-    def _name(self, name: str) -> bytes:
+    def name(self, name: str) -> bytes:
         """What an entry of the user's properties begins with."""
         data = name.encode()
         self._named[name] = made = MAP_KEY + VARINTS[len(data)] + data + MAP_VALUE

@@ -25,6 +25,8 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 logger = logging.getLogger(__name__)
 
 Done = Callable[[SendResult | RocketMQError], None]
+TakeApart = Callable[[SendRequest], list[Part]]
+ByColumns = Callable[[SendRequest, RequestEncoder], Request | None]
 # Messages of one group go one request after the other: so many groups may be on their way at once, for each endpoint.
 LANES = 16
 UNKNOWN_QUEUE = -1
@@ -43,11 +45,17 @@ class _Route(NamedTuple):
 
 
 class ProxySender:
-    """Implements ``ports.Sender``. ``take_apart`` gives the messages of a request as producers encode it."""
+    """Implements ``ports.Sender``. ``take_apart`` gives the messages of a request as producers encode it.
 
-    def __init__(self, proxy: Proxy, take_apart: Callable[[SendRequest], list[Part]]) -> None:
+    ``by_columns`` makes of a large batch one request at once, or None where messages have to be looked at one by one.
+    """
+
+    def __init__(
+        self, proxy: Proxy, take_apart: TakeApart, by_columns: ByColumns = lambda request, encode: None
+    ) -> None:
         self._proxy = proxy
         self._take_apart = take_apart
+        self._by_columns = by_columns
         self._routes: dict[str, _Route] = {}
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
@@ -69,12 +77,9 @@ class ProxySender:
         if not queues:
             raise RouteNotFound("no queue of the topic may be written to: no write permission", topic=topic)
         types = frozenset(MessageType(n) for q in queues for n in q.accept_message_types if n in list(MessageType))
-        lanes = known.lanes if known else self._lanes(topic)
+        lanes = known.lanes if known else _lanes(topic, self._proxy.addresses)
         self._routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
         return self._routes[topic]
-
-    def _lanes(self, topic: str) -> tuple[MessageQueue, ...]:
-        return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in self._proxy.addresses)
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         return error
@@ -97,7 +102,7 @@ class ProxySender:
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         made = self._made(queue.topic, request)
         if len(made) == len(made[0]) == 1:
-            return self._ask(queue, made[0][0], deadline)
+            return _ask(self._proxy, queue, made[0][0], deadline)
         landed: list[SendResult | RocketMQError] = []
         there = threading.Event()
 
@@ -112,17 +117,6 @@ class ProxySender:
             raise outcome
         return outcome
 
-    def _ask(self, queue: MessageQueue, request: Request, deadline: Deadline) -> SendResult:
-        """On the thread that waits: half a millisecond sooner than through another one's hands."""
-        channel = self._proxy.channel(queue.broker_name)
-        try:
-            answer = channel.ask(SEND_MESSAGE, request.data, deadline)
-        except RocketMQError as e:
-            self._proxy.noted(channel.address, e)
-            raise
-        self._proxy.noted(channel.address)
-        return _result(answer, request, queue.topic, channel.address)
-
     def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Done) -> None:
         try:
             made = self._made(queue.topic, request)
@@ -135,6 +129,8 @@ class ProxySender:
         """The requests of one send, in chains."""
         names = Topic(topic, self._proxy.on_wire(topic))
         encode = RequestEncoder(names, request.born_timestamp_ms, self._proxy.host)
+        if (whole := self._by_columns(request, encode)) is not None:
+            return [deque([whole])]
         return [deque(map(encode, chain)) for chain in chains(self._take_apart(request))]
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
@@ -169,6 +165,22 @@ class ProxySender:
                 self._route(topic, deadline, refresh=True)
             except RocketMQError as e:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
+
+
+def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
+    return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in addresses)
+
+
+def _ask(proxy: Proxy, queue: MessageQueue, request: Request, deadline: Deadline) -> SendResult:
+    """One request on the thread that waits for it: sooner than through the hands of another one."""
+    channel = proxy.channel(queue.broker_name)
+    try:
+        answer = channel.ask(SEND_MESSAGE, request.data, deadline)
+    except RocketMQError as e:
+        proxy.noted(channel.address, e)
+        raise
+    proxy.noted(channel.address)
+    return _result(answer, request, queue.topic, channel.address)
 
 
 class _Requests:
