@@ -47,7 +47,7 @@ def by_columns(body: Bytes, encode: RequestEncoder) -> Request | None:
         if name in outgoing.TEXTS or name == Property.KEYS:
             system.constant(outgoing.TEXTS.get(name, outgoing.KEY))
             _sized(system, column)
-        else:
+        elif name not in outgoing.LEFT_OUT:
             entry = Pieces(len(bodies))
             entry.constant(encode.name(name))
             _sized(entry, column)
@@ -109,7 +109,7 @@ def _values(texts: pa.Array) -> dict[str, pa.Array] | None:
         if not same or not (chars[begin[:, None] + np.arange(len(name))] == np.frombuffer(name, np.uint8)).all():
             return None
         found[name.decode()] = _cut(chars, middle + 1, end)
-    known = RESERVED_PROPERTIES & found.keys() <= {*outgoing.TEXTS, Property.KEYS}
+    known = RESERVED_PROPERTIES & found.keys() <= {*outgoing.TEXTS, Property.KEYS, *outgoing.LEFT_OUT}
     keys = found.get(Property.KEYS)
     several = keys is not None and len(arrow.rows_with(keys, outgoing.KEY_SEPARATOR_BYTES)) > 0
     return found if known and not several and len(found) == width else None

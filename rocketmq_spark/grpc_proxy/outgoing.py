@@ -2,7 +2,8 @@
 
 The Proxy refuses RocketMQ's own names as the user's properties. A request holds messages of one topic, several if they are
 normal ones. One that is delayed the Proxy takes alone only. One of a message group must travel alone, too: for a request of
-several the Proxy chooses any queue, although all are of one group, and its order would be lost.
+several the Proxy chooses any queue, although all are of one group, and its order would be lost. So would a priority, which
+is nothing else than a queue.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from rocketmq_spark.grpc_proxy.protos import proto, set_ms
 from rocketmq_spark.parsing import positive_duration
 
 # What the Proxy sets itself.
-_LEFT_OUT = frozenset((Property.WAIT, Property.INSTANCE_ID))
+LEFT_OUT = frozenset((Property.WAIT, Property.INSTANCE_ID))
 _TIMING = (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
-# What makes a message one of another type than NORMAL, and what has it travel in another request than others.
+# What makes a message one of another type than NORMAL, which has it travel in a request of its own.
 _TYPES = frozenset((Property.SHARDING_KEY, Property.PRIORITY, *_TIMING))
-_APART = frozenset((Property.SHARDING_KEY, *_TIMING))
 KEY_SEPARATOR_BYTES = KEY_SEPARATOR.encode()
 # What the fields of a message begin with.
 MESSAGE, USER = start("SendMessageRequest", "messages"), start("Message", "user_properties")
@@ -56,7 +56,7 @@ def chains(parts: Sequence[Part]) -> list[list[list[Part]]]:
     groups: dict[str, list[list[Part]]] = {}
     alone: list[list[list[Part]]] = []
     for part in parts:
-        if _APART.isdisjoint(part.properties):
+        if _TYPES.isdisjoint(part.properties):
             normal.append(part)
         elif (group := part.properties.get(Property.SHARDING_KEY)) is not None:
             groups.setdefault(group, []).append([part])
@@ -124,7 +124,7 @@ class RequestEncoder:
                 system += b"".join([KEY + VARINTS[len(key)] + key for key in data.split(KEY_SEPARATOR_BYTES)])
             elif name in _TYPES:
                 typed = True
-            elif name not in _LEFT_OUT:
+            elif name not in LEFT_OUT:
                 raise MessageRefused(
                     f"property {name} cannot be sent through the Proxy over gRPC", topic=self._topic.name
                 )

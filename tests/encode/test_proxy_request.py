@@ -71,8 +71,8 @@ def test_rows_without_anything_but_a_body():
     same(of_sink(ROWS, body=pa.array([b"x"] * ROWS, pa.binary())))
 
 
-def test_messages_without_ids():
-    same(items(*[f"color\x01{n}\x02" for n in range(ROWS)]))
+def test_messages_without_ids_and_with_what_the_proxy_sets_itself():
+    same(items(*[f"color\x01{n}\x02WAIT\x01true\x02" for n in range(ROWS)]))
 
 
 def some(text: str, at: int = 5) -> list[str]:
@@ -104,7 +104,7 @@ def test_what_is_not_alike_is_left_to_those_who_look_at_each(texts):
     assert len(messages(careful.data)) == len(texts)
 
 
-@pytest.mark.parametrize("name", [Property.SHARDING_KEY, Property.DELAY, Property.PRIORITY, Property.WAIT])
+@pytest.mark.parametrize("name", [Property.SHARDING_KEY, Property.DELAY, Property.PRIORITY, Property.TRANSACTION_ID])
 def test_what_means_more_than_a_text_is_left_to_them_too(name):
     assert by_columns(items(*[f"{name}\x011\x02"] * ROWS), ENCODE) is None
 

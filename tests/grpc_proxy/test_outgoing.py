@@ -93,9 +93,9 @@ def test_what_grpc_cannot_carry_is_refused(flag, properties, said):
     assert caught.value.topic == "t"
 
 
-def test_a_message_of_a_group_and_a_delayed_one_travel_alone_the_group_one_after_the_other():
+def test_a_message_of_a_group_a_delayed_one_and_one_with_a_priority_travel_alone_the_group_one_after_the_other():
     """A real Proxy spreads requests of several messages over queues, though they are of one group."""
     groups = {Property.SHARDING_KEY: "g"}, {Property.SHARDING_KEY: "h"}, {Property.DELAY: "1"}, {}
-    parts = [Part(bytes([n]), groups[n % 4]) for n in range(8)]
+    parts = [Part(bytes([n]), groups[n % 4]) for n in range(8)] + [Part(b"\x08", {Property.PRIORITY: "1"})]
     found = [[[part.body[0] for part in request] for request in chain] for chain in chains(parts)]
-    assert sorted(found) == [[[0], [4]], [[1], [5]], [[2]], [[3, 7]], [[6]]]
+    assert sorted(found) == [[[0], [4]], [[1], [5]], [[2]], [[3, 7]], [[6]], [[8]]]
