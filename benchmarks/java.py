@@ -27,6 +27,11 @@ _BENCH, _GRPC = "Bench", "GrpcBench"
 _JARS = {_BENCH: "core", _GRPC: "grpc-client"}
 
 
+def jvm() -> list[str]:
+    """The command of a JVM, but for its class path."""
+    return [str(find_java().path), "-Xmx2g"]
+
+
 @functools.cache
 def class_path(program: str) -> str:
     return os.pathsep.join(map(str, distro.fetch([_JARS[program]], quiet=True)))
@@ -46,7 +51,8 @@ def compiled(program: str) -> Path:
         str(jar) for name in ("janino", "commons-compiler") for jar in jars.glob(f"{name}-*.jar")
     )
     command = [
-        str(find_java().path), "-cp", compiler, "org.codehaus.commons.compiler.samples.CompilerDemo",
+        str(find_java().path), "-XX:TieredStopAtLevel=1", "-cp", compiler,
+        "org.codehaus.commons.compiler.samples.CompilerDemo",
         "-encoding", "UTF-8", "-d", str(folder), "-classpath", class_path(program), str(source),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -72,8 +78,8 @@ def run(
     program = _GRPC if mode.startswith("grpc-") else _BENCH
     folder = compiled(program)
     command = [
-        str(find_java().path), "-Xmx2g", f"-Duser.home={folder}", f"-DwarmUpMs={1000 * WARM_UP_S:.0f}",
-        "-cp", os.pathsep.join([str(folder), class_path(program)]),
+        *jvm(), f"-Duser.home={folder}", f"-DwarmUpMs={1000 * WARM_UP_S:.0f}",
+        "-cp", os.pathsep.join([class_path(program), str(folder)]),
         program, mode, address, topic, str(count), *map(str, arguments),
     ]  # fmt: skip
     found = None

@@ -30,6 +30,7 @@ from benchmarks import (
 from benchmarks.harness import Found
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.localbroker import LocalBroker
+from tests import witness
 
 SIZE = 100
 # Eight batches of 1 MiB: one for each queue.
@@ -45,6 +46,7 @@ def tiny():
             (codec, "ROWS", 500),
             (codec, "TIMES", 1),
             (java, "WARM_UP_S", 0.0),
+            (java, "jvm", witness.quick_java),
             (consume, "LATE_OF", 50),
             (grpc, "SENDS", 20),
             (latency, "WARM_UP_S", 0.0),
