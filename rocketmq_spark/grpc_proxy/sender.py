@@ -172,7 +172,7 @@ def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
 
 
 def _ask(proxy: Proxy, queue: MessageQueue, request: Request, deadline: Deadline) -> SendResult:
-    """One request on the thread that waits for it: sooner than through the hands of another one."""
+    """One request on the thread that waits for it, so that no other one has to be woken for its answer."""
     channel = proxy.channel(queue.broker_name)
     try:
         answer = channel.ask(SEND_MESSAGE, request.data, deadline)

@@ -117,5 +117,13 @@ def test_flags_and_bytes_that_are_no_text_too():
 
 def test_a_body_whose_sizes_do_not_add_up_is_left_to_the_decoder():
     body = items(*["a\x011\x02"] * ROWS)
-    for broken in (body[:-1], body + b"x", b"\0\0\0\0" + body[4:], b"\xff" + body[1:], body[:16] + b"\x7f" + body[17:]):
+    shorter = body[:24] + b"\0\1" + body[26:]  # the length of the first properties
+    for broken in (
+        shorter,
+        body[:-1],
+        body + b"x",
+        b"\0\0\0\0" + body[4:],
+        b"\xff" + body[1:],
+        body[:16] + b"\x7f" + body[17:],
+    ):
         assert by_columns(broken, ENCODE) is None
