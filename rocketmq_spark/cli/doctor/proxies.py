@@ -21,6 +21,7 @@ _TAKEN = frozenset({TopicType.NORMAL, "UNSPECIFIED", "MIXED"})
 _NEEDS = {
     TopicType.FIFO: "Give each row a shardingKey, and option queueSelector=hash",
     TopicType.DELAY: "Give each row a delayMs, delayLevel or deliverAt",
+    TopicType.PRIORITY: "Give each row a priority",
 }
 
 

@@ -54,6 +54,7 @@ def test_an_endpoint(error, level, words, remedy) -> None:
         ({"DELAY", "FIFO", "NORMAL"}, Level.OK, "takes DELAY, FIFO, NORMAL", None),
         ({"FIFO"}, Level.ADVICE, "takes FIFO: other messages are refused", "a shardingKey"),
         ({"DELAY"}, Level.ADVICE, "takes DELAY", "a delayMs"),
+        ({"PRIORITY"}, Level.ADVICE, "takes PRIORITY", "a priority"),
         ({"TRANSACTION"}, Level.ADVICE, "takes TRANSACTION", "type NORMAL"),
         (set(), Level.ADVICE, "takes no type that is known here", "type NORMAL"),
     ],
