@@ -53,7 +53,15 @@ class Popper:
     def start(self) -> None:
         """Returns at once: ``started`` tells."""
         out = self.folder / f"{self.kind}-{next(self._numbers)}.out"
-        command = [sys.executable, "-m", "tests.live.grpc.popper", self.kind, self.mq.proxy_grpc, self.topic, self.group]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.live.grpc.popper",
+            self.kind,
+            self.mq.proxy_grpc,
+            self.topic,
+            self.group,
+        ]
         with out.open("wb") as said, out.with_suffix(".err").open("wb") as errors:
             self._process = subprocess.Popen(
                 [*command, str(self.invisible_s)], stdout=said, stderr=errors, cwd=ROOT, env=environment()
@@ -72,7 +80,9 @@ class Popper:
 
     def took(self) -> list[Took]:
         """All that its processes have said, but for a line that is not whole yet."""
-        said = [json.loads(line) for out in self._outs for line in out.read_text().splitlines(True) if line[-1:] == "\n"]
+        said = [
+            json.loads(line) for out in self._outs for line in out.read_text().splitlines(True) if line[-1:] == "\n"
+        ]
         return [Took(one["id"], one["attempt"]) for one in said if "id" in one]
 
 

@@ -65,7 +65,9 @@ def test_nothing_is_lost_and_what_always_fails_is_a_dead_letter(make_cluster, tm
     finally:
         crew.end()
     for kind, one in found.items():
-        say(f"{kind}: {len(sending.ids)} sent, {len(sending.poison)} poison, {one.again} came again; {dict(crew.kills)}")
+        say(
+            f"{kind}: {len(sending.ids)} sent, {len(sending.poison)} poison, {one.again} came again; {dict(crew.kills)}"
+        )
         assert done[kind], one
         assert not one.given_up, "dead letters that never failed"
         assert max(one.attempts.values()) == RETRIES + 1, one.attempts
