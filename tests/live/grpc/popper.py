@@ -1,7 +1,8 @@
 """A process with one consumer of a Proxy's messages, as users write them; it says what it gets, and is killed at will.
 
 ``python -m tests.live.grpc.popper KIND ENDPOINT TOPIC GROUP INVISIBLE_S``; a line is out before its message is acknowledged. What
-begins with ``poison`` always fails. Less than the consumers' own time of being invisible is for short tests, at a Proxy that allows it.
+begins with ``poison`` always fails. Less than the consumers' own time of being invisible is for short tests, at a
+Proxy that allows it.
 """
 
 from __future__ import annotations
