@@ -170,16 +170,16 @@ class Account(NamedTuple):
     attempts: dict[str, int]
 
 
-def account(sending: Sending, took: list[Took], dead: list[str]) -> Account:
-    """Of messages that were acknowledged; ``again`` is how often a message came that had come before and never failed."""
+def account(sent: set[str], poison: set[str], took: list[Took], dead: list[str]) -> Account:
+    """Of messages that were acknowledged; ``again`` is how often a message came that had come before and never fails."""
     attempts: defaultdict[str, int] = defaultdict(int)
     for one in took:
         attempts[one.id] = max(attempts[one.id], one.attempt)
-    fine = [one.id for one in took if one.id not in sending.poison]
+    fine = [one.id for one in took if one.id not in poison]
     return Account(
-        lost=set(sending.ids) - attempts.keys(),
+        lost=sent - attempts.keys(),
         again=len(fine) - len(set(fine)),
-        given_up=set(dead) & (set(sending.ids) - sending.poison),
-        not_given_up=sending.poison - set(dead),
-        attempts={each: attempts[each] for each in sending.poison},
+        given_up=set(dead) & (sent - poison),
+        not_given_up=poison - set(dead),
+        attempts={each: attempts[each] for each in poison},
     )

@@ -24,14 +24,14 @@ LONG = SCALE >= 1
 SEED = int(os.environ.get("CHAOS_SEED") or random.randrange(1 << 30))
 KILLS, PAUSE_S, DRAIN_S = (20, 8.0, 600.0) if LONG else (3, 0.5, 90.0)
 INVISIBLE_S, EVERY_S = (30.0, 0.01) if LONG else (2.0, 0.02)
-RETRIES = 5 if LONG else 2
+RETRIES = 5 if LONG else 1
 LEAST_INVISIBLE = {} if LONG else {"minInvisibleTimeMillsForRecv": 1000}
 
 
 def accounted(popper: Popper, sending: Sending) -> Account:
     topic = DLQ_PREFIX + popper.group
     dead = read(popper.mq, subscribe=topic) if topic in popper.mq.admin.topics() else []
-    return account(sending, popper.took(), [row["msgId"] for row in dead])
+    return account(set(sending.ids), sending.poison, popper.took(), [row["msgId"] for row in dead])
 
 
 def victims(crew: Crew) -> list[str]:
