@@ -42,14 +42,23 @@ def simple(endpoint: str, topic: str, group: str, invisible_s: float) -> None:
         say(started=True)
         while True:
             try:
-                for message in consumer.receive(invisible=invisible_s):
-                    if took(message):
-                        consumer.ack(message)
-                    else:
-                        consumer.change_invisible(message, simple_consumer.MIN_INVISIBLE_S)
+                found = consumer.receive(invisible=invisible_s)
             except RocketMQError as e:
                 sys.stderr.write(f"{e}\n")
                 pause.wait(0.1)
+                continue
+            for message in found:
+                settle(consumer, message)
+
+
+def settle(consumer: SimpleConsumer, message: PoppedMessage) -> None:
+    try:
+        if took(message):
+            consumer.ack(message)
+        else:
+            consumer.change_invisible(message, simple_consumer.MIN_INVISIBLE_S)
+    except RocketMQError as e:
+        sys.stderr.write(f"{e}\n")
 
 
 def push(endpoint: str, topic: str, group: str, invisible_s: float) -> None:
