@@ -25,6 +25,11 @@ WARM_UP_S = 6.0
 SOURCE = Path(__file__).with_name("Bench.java")
 
 
+def jvm() -> list[str]:
+    """The command of a JVM, but for its class path."""
+    return [str(find_java().path), "-Xmx2g"]
+
+
 @functools.cache
 def class_path() -> str:
     return os.pathsep.join(map(str, distro.fetch(["core"], quiet=True)))
@@ -43,7 +48,8 @@ def compiled() -> Path:
         str(jar) for name in ("janino", "commons-compiler") for jar in jars.glob(f"{name}-*.jar")
     )
     command = [
-        str(find_java().path), "-cp", compiler, "org.codehaus.commons.compiler.samples.CompilerDemo",
+        str(find_java().path), "-XX:TieredStopAtLevel=1", "-cp", compiler,
+        "org.codehaus.commons.compiler.samples.CompilerDemo",
         "-encoding", "UTF-8", "-d", str(folder), "-classpath", class_path(), str(SOURCE),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -66,8 +72,8 @@ def run(
     ``on_begin`` is called when the pass that counts begins, ``on_end`` when it has ended and the JVM has yet to.
     """
     command = [
-        str(find_java().path), "-Xmx2g", f"-Duser.home={compiled()}", f"-DwarmUpMs={1000 * WARM_UP_S:.0f}",
-        "-cp", os.pathsep.join([str(compiled()), class_path()]),
+        *jvm(), f"-Duser.home={compiled()}", f"-DwarmUpMs={1000 * WARM_UP_S:.0f}",
+        "-cp", os.pathsep.join([class_path(), str(compiled())]),
         "Bench", mode, name_server, topic, str(count), *map(str, arguments),
     ]  # fmt: skip
     found = None

@@ -29,6 +29,7 @@ from benchmarks import (
 from benchmarks.harness import Found
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.localbroker import LocalBroker
+from tests import witness
 
 SIZE = 100
 # Eight batches of 1 MiB: one for each queue.
@@ -44,6 +45,7 @@ def tiny():
             (codec, "ROWS", 500),
             (codec, "TIMES", 1),
             (java, "WARM_UP_S", 0.0),
+            (java, "jvm", witness.quick_java),
             (consume, "LATE_OF", 50),
             (latency, "WARM_UP_S", 0.0),
             (latency, "SECONDS", 1.0),

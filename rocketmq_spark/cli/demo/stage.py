@@ -25,6 +25,9 @@ from rocketmq_spark.localbroker import LocalBroker, distro
 # What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
 QUEUES = 4
 _SPARK = {
+    # A minute is too short for the second compiler to pay: with it the driver takes twice the processor time.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.python.daemon.module": "rocketmq_spark.daemon",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
