@@ -11,6 +11,7 @@ from benchmarks import (
     codec,
     consume,
     growth,
+    grpc,
     harness,
     idle,
     latency,
@@ -25,7 +26,7 @@ from benchmarks import (
 from benchmarks.harness import Found
 from benchmarks.kafka import KafkaNode, connector_jars
 
-SECTIONS = ("codec", "read", "write", "consume", "idle", "latency", "planning", "memory")
+SECTIONS = ("codec", "read", "write", "grpc", "consume", "idle", "latency", "planning", "memory")
 # Takes long, and is asked for by name.
 MORE = ("growth",)
 
@@ -45,12 +46,14 @@ def main() -> None:
             broker = stack.enter_context(workload.broker())
         if "codec" in wanted:
             codec.run(broker, found, options.repeats)
-        if {"read", "write"}.intersection(wanted):
+        if {"read", "write", "grpc"}.intersection(wanted):
             session = spark.session(connector_jars() if kafka else ())
             if "read" in wanted:
                 read.run(broker, session, kafka, options, found)
             if "write" in wanted:
                 write.run(session, kafka, options, found)
+            if "grpc" in wanted:
+                grpc.run(session, options, found)
             session.stop()
         if "consume" in wanted:
             consume.run(broker, options, found)

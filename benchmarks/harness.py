@@ -27,11 +27,12 @@ Found = dict[str, dict[str, dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """CPU seconds: Python processes of the client side, its JVMs, and the servers."""
+    """CPU seconds: Python processes of the client side, its JVMs, the servers, and a Proxy before them."""
 
     python: float = 0.0
     jvm: float = 0.0
     server: float = 0.0
+    proxy: float = 0.0
 
 
 @dataclass(slots=True)
@@ -67,13 +68,14 @@ def process_cpu(pid: int, children: bool = True) -> float:
     return sum(map(int, fields[11 : 15 if children else 13])) / _TICKS
 
 
-def spent_by(servers: Sequence[int]) -> dict[tuple[str, int], float]:
-    """CPU seconds so far by kind and process: ``servers``, this process and all its living descendants.
+def spent_by(servers: Sequence[int], proxies: Sequence[int] = ()) -> dict[tuple[str, int], float]:
+    """CPU seconds so far by kind and process: ``servers``, ``proxies``, this process and all its living descendants.
 
     What a JVM started and saw end is the JVM's; a Python worker that ended is forgotten, with all that it ever did.
     """
     spent = {("server", pid): process_cpu(pid) for pid in servers}
-    for kind, pid in family(servers):
+    spent |= {("proxy", pid): process_cpu(pid) for pid in proxies}
+    for kind, pid in family([*servers, *proxies]):
         with contextlib.suppress(OSError):
             spent[kind, pid] = process_cpu(pid, children=kind == "jvm")
     return spent
@@ -96,14 +98,14 @@ def family(without: Sequence[int]) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def timed(servers: Sequence[int], messages: int) -> Iterator[Result]:
+def timed(servers: Sequence[int], messages: int, proxies: Sequence[int] = ()) -> Iterator[Result]:
     """Time the body, and the CPU that it takes."""
-    before, begin = spent_by(servers), time.perf_counter()
+    before, begin = spent_by(servers, proxies), time.perf_counter()
     result = Result(messages)
     yield result
     result.seconds = time.perf_counter() - begin
-    sums = dict.fromkeys(("python", "jvm", "server"), 0.0)
-    for (kind, pid), seconds in spent_by(servers).items():
+    sums = dict.fromkeys(("python", "jvm", "server", "proxy"), 0.0)
+    for (kind, pid), seconds in spent_by(servers, proxies).items():
         sums[kind] += seconds - before.get((kind, pid), 0.0)
     result.cpu = Cpu(**sums)
 
@@ -151,8 +153,12 @@ def _attempt(case: Case) -> Result | None:
 
 def report(title: str, cases: Sequence[Case], size: int) -> dict[str, dict[str, Any]]:
     """Print rates in thousand messages a second and CPU microseconds a message; the figures by case."""
+    parts = ["python", "jvm", "server"]
+    if any(result.cpu.proxy for case in cases for result in case.results):
+        parts.append("proxy")
     table = Table(title=title)
-    for column in ("case", "min", "median", "max", "MiB/s", "Python µs", "JVM µs", "server µs"):
+    titles = {"python": "Python", "jvm": "JVM"}
+    for column in ("case", "min", "median", "max", "MiB/s", *(f"{titles.get(part, part)} µs" for part in parts)):
         table.add_column(column, justify="left" if column == "case" else "right")
     found = {}
     for case in cases:
@@ -161,13 +167,12 @@ def report(title: str, cases: Sequence[Case], size: int) -> dict[str, dict[str, 
         rates = sorted(result.rate / 1000 for result in case.results)
         median = case.median() / 1000
         middle = sorted(case.results, key=lambda result: result.rate)[(len(case.results) - 1) // 2]
-        cpu = [1e6 * part / middle.messages for part in (middle.cpu.python, middle.cpu.jvm, middle.cpu.server)]
+        cpu = {f"{part}_us": 1e6 * getattr(middle.cpu, part) / middle.messages for part in parts}
         mib = median * 1000 * size / 2**20
-        table.add_row(case.name, *(f"{n:,.0f}" for n in (rates[0], median, rates[-1], mib)), *(f"{n:.2f}" for n in cpu))
-        found[case.name] = {
-            "min": rates[0], "median": median, "max": rates[-1],
-            "python_us": cpu[0], "jvm_us": cpu[1], "server_us": cpu[2],
-        }  # fmt: skip
+        table.add_row(
+            case.name, *(f"{n:,.0f}" for n in (rates[0], median, rates[-1], mib)), *(f"{n:.2f}" for n in cpu.values())
+        )
+        found[case.name] = {"min": rates[0], "median": median, "max": rates[-1], **cpu}
     show(table)
     return found
 
@@ -179,7 +184,9 @@ def show(table: Table) -> None:
 def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=description)
     parser.add_argument(
-        "sections", nargs="*", help="only these: codec, read, write, consume, idle, latency, planning, memory, growth"
+        "sections",
+        nargs="*",
+        help="only these: codec, read, write, grpc, consume, idle, latency, planning, memory, growth",
     )
     parser.add_argument(
         "--messages", type=int, help="messages of 100 B in a read; of 1 KiB, in a write and of slow peers: fewer"

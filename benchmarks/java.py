@@ -1,4 +1,4 @@
-"""The Java client as a timed peer (``Bench.java``), compiled by the Janino inside PySpark."""
+"""The Java clients as timed peers (``Bench.java``, over gRPC ``GrpcBench.java``), compiled by the Janino inside PySpark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _TOO_LONG_S = 180.0
 # Passes that do not count are made for so long: Spark's JVM is warm, too.
 WARM_UP_S = 6.0
 
-SOURCE = Path(__file__).with_name("Bench.java")
+# Programs, and the jars of which each is compiled and run with; modes of the second begin with its name.
+_BENCH, _GRPC = "Bench", "GrpcBench"
+_JARS = {_BENCH: "core", _GRPC: "grpc-client"}
 
 
 def jvm() -> list[str]:
@@ -31,8 +33,8 @@ def jvm() -> list[str]:
 
 
 @functools.cache
-def class_path() -> str:
-    return os.pathsep.join(map(str, distro.fetch(["core"], quiet=True)))
+def class_path(program: str) -> str:
+    return os.pathsep.join(map(str, distro.fetch([_JARS[program]], quiet=True)))
 
 
 @functools.cache
@@ -41,8 +43,9 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache
-def compiled() -> Path:
-    folder = Path(_scratch().name)
+def compiled(program: str) -> Path:
+    """The folder with its classes."""
+    folder, source = Path(_scratch().name), Path(__file__).with_name(f"{program}.java")
     jars = Path(pyspark.__file__).parent / "jars"
     compiler = os.pathsep.join(
         str(jar) for name in ("janino", "commons-compiler") for jar in jars.glob(f"{name}-*.jar")
@@ -50,17 +53,17 @@ def compiled() -> Path:
     command = [
         str(find_java().path), "-XX:TieredStopAtLevel=1", "-cp", compiler,
         "org.codehaus.commons.compiler.samples.CompilerDemo",
-        "-encoding", "UTF-8", "-d", str(folder), "-classpath", class_path(), str(SOURCE),
+        "-encoding", "UTF-8", "-d", str(folder), "-classpath", class_path(program), str(source),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode or not (folder / "Bench.class").exists():
-        raise RuntimeError(f"{SOURCE.name} does not compile:\n{done.stdout}{done.stderr}")
+    if done.returncode or not (folder / f"{program}.class").exists():
+        raise RuntimeError(f"{source.name} does not compile:\n{done.stdout}{done.stderr}")
     return folder
 
 
 def run(
     mode: str,
-    name_server: str,
+    address: str,
     topic: str,
     count: int,
     *arguments: int | str,
@@ -69,12 +72,15 @@ def run(
 ) -> dict[str, Any]:
     """One run in a JVM of its own that has warmed up: messages, distinct messages, seconds, CPU seconds of that JVM.
 
-    ``on_begin`` is called when the pass that counts begins, ``on_end`` when it has ended and the JVM has yet to.
+    ``address`` is that of a name server, or of a Proxy. ``on_begin`` is called when the pass that counts begins, ``on_end``
+    when it has ended and the JVM has yet to.
     """
+    program = _GRPC if mode.startswith("grpc-") else _BENCH
+    folder = compiled(program)
     command = [
-        *jvm(), f"-Duser.home={compiled()}", f"-DwarmUpMs={1000 * WARM_UP_S:.0f}",
-        "-cp", os.pathsep.join([class_path(), str(compiled())]),
-        "Bench", mode, name_server, topic, str(count), *map(str, arguments),
+        *jvm(), f"-Duser.home={folder}", f"-DwarmUpMs={1000 * WARM_UP_S:.0f}",
+        "-cp", os.pathsep.join([class_path(program), str(folder)]),
+        program, mode, address, topic, str(count), *map(str, arguments),
     ]  # fmt: skip
     found = None
     with tempfile.TemporaryFile() as errors:
@@ -92,5 +98,5 @@ def run(
         if process.returncode or found is None:
             errors.seek(0)
             text = errors.read()[-2000:].decode("utf-8", "replace")
-            raise harness.PeerFailed(f"Bench {mode} ended with {process.returncode}:\n{text}")
+            raise harness.PeerFailed(f"{program} {mode} ended with {process.returncode}:\n{text}")
     return dict(found)

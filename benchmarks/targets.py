@@ -98,6 +98,9 @@ SPARK_WHOLE, BULK_WHOLE = "Spark batch read, batch topic", "bulk pull, batch top
 ALONE_WHOLE, LITE_WHOLE = "pull and decode, no Spark, batch topic", "Java LitePull, 32 a pull, batch topic"
 WRITE_WHOLE, SEND_WHOLE = "Spark batch write, batch topic", "batch bodies sent, batch topic"
 JAVA_WHOLE = "Java batches of 1 MiB, batch topic"
+WRITE_GRPC, PRODUCER_GRPC = "Spark batch write over gRPC", "Producer over gRPC, autoBatch"
+JAVA_GRPC = "Java over gRPC, asynchronous"
+SEND_GRPC, JAVA_SEND_GRPC = "Producer.send over gRPC", "Java's send over gRPC"
 MEMBER, PUSH = "Consumer, empty listener", "Java push consumer, empty listener"
 POLL, POLL_ARROW, LITE_POLL = "PullConsumer.poll", "PullConsumer.poll_arrow", "Java LitePull, 32 a pull"
 OURS, LOW, KAFKA_LATENCY = "rocketmq, defaults", "rocketmq, low_latency_conf()", "spark-sql-kafka, 8 partitions"
@@ -150,6 +153,11 @@ TARGETS: Sequence[Target] = (
         ratio("write", WRITE_WHOLE, *JAVA_BATCH), bound=two_core_bound("write", SEND_WHOLE, ("write", DROP), *JAVA_BATCH),
     ),
     Target("write by shardingKey of round robin", (0.7, 0.7), ratio("write", HASH, WRITE)),
+    Target("batch write over gRPC of Java's asynchronous sends", (2.0, 2.0), ratio("grpc", WRITE_GRPC, JAVA_GRPC)),
+    Target(
+        "p50 of send over gRPC of Java's", (1.3,),
+        quotient(figure("send over grpc", SEND_GRPC, "p50"), figure("send over grpc", JAVA_SEND_GRPC, "p50")), at_most=True,
+    ),
     Target("Consumer of Java's push consumer", (0.6, 0.6), ratio("consume", MEMBER, PUSH)),
     Target("poll_arrow of LitePull, 32 a pull", (2.0, 2.0), ratio("consume", POLL_ARROW, LITE_POLL)),
     Target(

@@ -31,10 +31,10 @@ QUEUE_FILE = 300_000
 STORE = {"mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": QUEUE_FILE * 20}
 
 
-def broker(brokers: int = 1) -> LocalBroker:
-    """Brokers as an operator runs them: with both compilers, which a broker for tests does without, and memory."""
+def broker(brokers: int = 1, proxy: bool = False) -> LocalBroker:
+    """Brokers, and a Proxy, as an operator runs them: with both compilers, which those for tests do without, and memory."""
     jvm = ("-XX:TieredStopAtLevel=4", "-XX:MaxDirectMemorySize=1g")
-    return LocalBroker(brokers=brokers, conf=STORE, heap_mb=1536, jvm=jvm, quiet=True)
+    return LocalBroker(brokers=brokers, proxy=proxy, conf=STORE, heap_mb=1536, jvm=jvm, quiet=True)
 
 
 def frame(count: int, size: int, first: int = 0) -> pa.RecordBatch:

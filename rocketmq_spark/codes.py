@@ -225,6 +225,7 @@ class TopicType:
     NORMAL = "NORMAL"
     FIFO = "FIFO"
     DELAY = "DELAY"
+    PRIORITY = "PRIORITY"
 
 
 class Property:

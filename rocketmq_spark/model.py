@@ -42,6 +42,7 @@ class Message:
         properties: The user's own; tags and keys are kept apart from them.
         flag: A number of the user's, 32 bits with sign.
         wait_store_ok: False asks the broker to answer before the message is flushed and replicated.
+        priority: From 0 on, higher comes first; over gRPC only, for a topic with ``message.type=PRIORITY``. None has none.
     """
 
     topic: str
@@ -51,6 +52,7 @@ class Message:
     properties: Mapping[str, str] | None = None
     flag: int = 0
     wait_store_ok: bool = True
+    priority: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, str):

@@ -54,6 +54,7 @@ SINK_COLUMNS = {
     "delayMs": "delivered so many milliseconds after it was sent",
     "deliverAt": "delivered at this time",
     "flag": "number for readers",
+    "priority": "0 and up, higher comes first; over gRPC, to a topic with `message.type=PRIORITY`; null is the lowest",
 }
 
 

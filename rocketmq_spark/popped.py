@@ -27,6 +27,7 @@ class PoppedMessage:
         message_group: Within which it keeps its order; None without one.
         receipt: What the Proxy knows this delivery by; another one after its time was changed.
         endpoint: The address of the Proxy that gave it.
+        decode_error: Why its body could not be decompressed: it is as it is stored then. None where it could.
     """
 
     topic: str
@@ -43,6 +44,7 @@ class PoppedMessage:
     message_group: str | None
     receipt: str
     endpoint: str
+    decode_error: str | None = None
 
     @property
     def reconsume_times(self) -> int:

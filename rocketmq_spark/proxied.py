@@ -5,6 +5,7 @@ gRPC is imported when the first client is made, in the process that uses it, so 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark import process
@@ -19,7 +20,7 @@ from rocketmq_spark.wire.properties import decode_properties
 
 if TYPE_CHECKING:
     from rocketmq_spark.grpc_proxy.member import ProxyMember
-    from rocketmq_spark.grpc_proxy.outgoing import Part
+    from rocketmq_spark.grpc_proxy.outgoing import Part, Request, RequestEncoder
     from rocketmq_spark.grpc_proxy.proxy import Proxy
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
@@ -75,7 +76,7 @@ def sender(options: Options) -> ProxySender:
     proxy = process.once(_PROXIES, key, lambda: _proxy(options))
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
-    return process.once(_SENDERS, key, lambda: ProxySender(proxy, take_apart))
+    return process.once(_SENDERS, key, lambda: ProxySender(proxy, take_apart, by_columns))
 
 
 def pop_member(options: Options) -> ProxyMember:
@@ -101,7 +102,16 @@ def take_apart(request: SendRequest) -> list[Part]:
     else:
         body = decompress(request.body, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.body
         items = [BatchItem(body, request.properties, request.flag)]
-    return [Part(bytes(item.body), decode_properties(item.properties), item.flag) for item in items]
+    return [Part(item.body, decode_properties(item.properties), item.flag) for item in items]
+
+
+def by_columns(request: SendRequest, encode: RequestEncoder) -> Request | None:
+    """A batch as one request, where Arrow is loaded anyway, as in Spark's tasks: who sends a few messages need not have it."""
+    if not request.batch or "pyarrow" not in sys.modules:
+        return None
+    from rocketmq_spark.encode import proxy_request
+
+    return proxy_request.by_columns(request.body, encode)
 
 
 def close(kept: dict[str, dict[Any, Any]]) -> None:

@@ -57,9 +57,10 @@ _OF_CONSUMERS = {
 }
 
 
-def message_type(delayed: bool, grouped: bool) -> str:
+def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
     """Of which type a Proxy takes messages for: a topic has one, its attribute ``message.type``."""
-    return TopicType.DELAY if delayed else TopicType.FIFO if grouped else TopicType.NORMAL
+    kinds = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
+    return next((kind for told, kind in kinds if told), TopicType.NORMAL)
 
 
 def problems(options: Any, role: str) -> list[str]:

@@ -91,6 +91,17 @@ def test_a_peer_that_fails_twice_is_not_measured():
     assert list(harness.report("t", [Case("none", fail), peer], 100)) == ["peer"]
 
 
+def test_a_proxy_has_a_column_where_there_is_one(capsys):
+    without = Case("remoting", lambda: Result(0), results=[Result(10, cpu=harness.Cpu(server=2e-5))])
+    through = Case("grpc", lambda: Result(0), results=[Result(10, cpu=harness.Cpu(proxy=5e-5))])
+    assert "proxy_us" not in harness.report("t", [without], 100)["remoting"]
+    assert "proxy" not in capsys.readouterr().out
+    found = harness.report("t", [without, through], 100)
+    assert [figures["proxy_us"] for figures in found.values()] == [0.0, pytest.approx(5.0)]
+    assert found["remoting"]["server_us"] == pytest.approx(2.0)
+    assert "proxy µs" in capsys.readouterr().out
+
+
 def test_cpu_of_this_process_is_python():
     me = "python", os.getpid()
     before = harness.spent_by([])

@@ -24,7 +24,7 @@ RANKS = """
     codes closing java_strings clock timer process runner daemon tuning workers
     errors kafka_names model
     lag
-    membership parsing popped retry transport
+    membership owner parsing popped retry transport
     options ports queues wire
     remoting grpc_proxy
     client
@@ -47,7 +47,7 @@ ORDER = {
     " bodies member_bodies",
     "queues": "java_hash named environment configured consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint channel connection bulk pool",
-    "grpc_proxy": "facts protos metadata answers endpoints channel outgoing proxy sender received telemetry member",
+    "grpc_proxy": "facts fields protos metadata answers endpoints channel outgoing proxy sender received telemetry member",
     "client": "credentials calls aside route kinds serving questions broker instance sender admin readers committer pulls asked"
     " long_polls send_back member",
     "columnar": "arrow slices",
@@ -58,7 +58,7 @@ ORDER = {
     " subscriptions differing rebalancing answers running pop_settings in_hand settling pop_listening popping pop_running"
     " consumer pull_settings polls positions subscribed pull_answers upkeep"
     " pull_consumer simple_consumer",
-    "encode": "bad_rows identifiers maps properties about encoder",
+    "encode": "bad_rows identifiers maps properties about encoder proxy_request",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
     " plain",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"

@@ -106,6 +106,18 @@ class Pieces:
         self.lengths += lengths(values)
         self._pieces.append(values)
 
+    def extend(self, other: Pieces) -> None:
+        """All pieces of another one, of as many rows."""
+        for piece in other._pieces:
+            if isinstance(piece, bytes):
+                self.constant(piece)
+            else:
+                self.column(piece)
+
+    def joined(self) -> pa.Array:
+        """The rows; null where a piece is."""
+        return joined(*self._pieces)
+
     def split(self) -> tuple[bytes, list[pa.Array | bytes]]:
         """The constant that every row starts with, and the pieces after it."""
         first = self._pieces[0] if self._pieces else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,8 +19,9 @@ from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.running import Make, Running
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
-from rocketmq_spark.errors import ClosedError, OptionError
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.owner import Owner
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.ports import GroupMember, PopMember
 
@@ -42,7 +42,7 @@ class Consumer(Closing):
         self.settings = settings
         self.client_id = port.client_id
         self._port: Any = port  # of the kind of the settings
-        self._pid = os.getpid()
+        self._owner = Owner("consumer")
         self._make = make or Make()
         self._subscriptions = Subscriptions(
             settings.group, settings.retry_topic, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
@@ -58,13 +58,13 @@ class Consumer(Closing):
 
         It may be called again, also while the consumer runs. Members of a group must want the same.
         """
-        self._check_open()
+        self._owner.check(self._closed)
         self._subscriptions.add(topic, filter_of(tags, sql))
         self._changed()
 
     def unsubscribe(self, topic: str) -> None:
         """Consume ``topic`` no more; the offsets of its queues are stored, and other members get them."""
-        self._check_open()
+        self._owner.check(self._closed)
         self._subscriptions.remove(topic)
         self._changed()
 
@@ -78,7 +78,7 @@ class Consumer(Closing):
             LocalProtocolError: The group has a member in this process already.
             OptionError: Nothing is subscribed to, or the consumer was started already.
         """
-        self._check_open()
+        self._owner.check(self._closed)
         with self._lock:
             if not self._subscriptions:
                 raise OptionError("the consumer has no subscription; expected subscribe() before start()")
@@ -102,7 +102,7 @@ class Consumer(Closing):
         answer, that may take 3 s longer. What was not finished is delivered again, to whoever has its queue then; so are the
         messages of a listener that calls this itself. A second call waits for the first.
         """
-        if os.getpid() != self._pid:
+        if not self._owner.here:
             return []
         with self._lock:
             first, self._closed = not self._closed, True
@@ -144,15 +144,6 @@ class Consumer(Closing):
     def _changed(self) -> None:
         if self._running is not None:
             self._running.changed()
-
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                f"this consumer belongs to process {self._pid}, from which this one was forked",
-                remedy="Make a consumer in this process",
-            )
-        if self._closed:
-            raise ClosedError("the consumer was stopped")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ one if it is not acknowledged in time.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -14,14 +13,15 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
 from rocketmq_spark.consumer.pop_settings import MAX_MESSAGES, MAX_WAIT_S
 from rocketmq_spark.consumer.subscriptions import filter_of
-from rocketmq_spark.errors import ClosedError, OptionError
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Filter
+from rocketmq_spark.owner import Owner
 from rocketmq_spark.parsing import duration, text
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem, topic_problem
 
-# For how long messages may be invisible: what a broker takes.
+# For how long messages may be invisible: what a Proxy takes with a question. It may be shortened to nothing afterwards.
 MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
 # How long a Proxy keeps a question for which there is nothing yet, at least, whatever is asked for.
 MIN_WAIT_S = 5.0
@@ -41,7 +41,7 @@ class SimpleConsumer(Closing):
         self.client_id = member.client_id
         self._member = member
         self._request_s = request_timeout_s
-        self._pid = os.getpid()
+        self._owner = Owner("consumer")
         self._lock = threading.Lock()
         self._filters: dict[str, Filter] = {}
         self._turn = 0
@@ -52,7 +52,7 @@ class SimpleConsumer(Closing):
 
         May be called again. Members of a group must want the same. Raises ``ConnectionLost`` and others when no Proxy answers.
         """
-        self._check_open()
+        self._owner.check(self._closed)
         if problem := topic_problem(topic):
             raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
         wanted = {**self._filters, topic: filter_of(tags, sql)}
@@ -61,7 +61,7 @@ class SimpleConsumer(Closing):
 
     def unsubscribe(self, topic: str) -> None:
         """Receive nothing of ``topic`` any more."""
-        self._check_open()
+        self._owner.check(self._closed)
         wanted = {known: each for known, each in self._filters.items() if known != topic}
         self._member.subscribe(wanted, Deadline.after(_START_S))
         self._filters = wanted
@@ -79,12 +79,12 @@ class SimpleConsumer(Closing):
             OptionError: An argument is wrong, or nothing is subscribed to.
             RouteNotFound: There is no such topic.
         """
-        self._check_open()
+        self._owner.check(self._closed)
         if not 1 <= max_messages <= MAX_MESSAGES:
             raise OptionError(f"max_messages is {max_messages}; expected 1 to {MAX_MESSAGES}")
         if not self._filters:
             raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
-        invisible_s, end = _invisible(invisible), Deadline.after(_seconds("wait", wait))
+        invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
         places = self._places()
         while True:
             with self._lock:
@@ -102,9 +102,12 @@ class SimpleConsumer(Closing):
         self._ask(self._member.ack, message)
 
     def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
-        """Have ``message`` handed out again after ``duration`` from now (10s to 12h), unless it is acknowledged."""
-        self._check_open()
-        self._member.change_invisible(message, _invisible(duration), Deadline.after(self._request_s))
+        """Have ``message`` handed out again after ``duration`` from now (0s to 12h), unless it is acknowledged.
+
+        That takes two seconds more, by which brokers are late.
+        """
+        self._owner.check(self._closed)
+        self._member.change_invisible(message, _invisible("duration", duration, 0.0), Deadline.after(self._request_s))
 
     def forward_to_dlq(self, message: PoppedMessage) -> None:
         """Give ``message`` up: it goes to ``%DLQ%`` and the group's name, and is done."""
@@ -114,25 +117,16 @@ class SimpleConsumer(Closing):
         """Leave the group. What was received and not acknowledged is handed out again when its time is over."""
         with self._lock:
             first, self._closed = not self._closed, True
-        if first and os.getpid() == self._pid:
+        if first and self._owner.here:
             self._member.close(Deadline.after(_END_S))
 
     def _ask(self, verb: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
-        self._check_open()
+        self._owner.check(self._closed)
         verb(message, Deadline.after(self._request_s))
 
     def _places(self) -> list[tuple[str, int]]:
         deadline = Deadline.after(self._request_s)
         return [(topic, at) for topic in self._filters for at in range(self._member.places(topic, deadline))]
-
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                f"this consumer belongs to process {self._pid}, from which this one was forked",
-                remedy="Make a consumer in this process",
-            )
-        if self._closed:
-            raise ClosedError("the consumer was closed")
 
 
 def _seconds(name: str, value: str | float) -> float:
@@ -142,8 +136,8 @@ def _seconds(name: str, value: str | float) -> float:
         raise OptionError(f"{name} is {value!r}; expected {e}") from e
 
 
-def _invisible(value: str | float) -> float:
-    seconds = _seconds("invisible", value)
-    if not MIN_INVISIBLE_S <= seconds <= MAX_INVISIBLE_S:
-        raise OptionError(f"invisible is {value!r}; expected 10s to 12h, which is what a Proxy takes")
+def _invisible(name: str, value: str | float, min_s: float) -> float:
+    seconds = _seconds(name, value)
+    if not min_s <= seconds <= MAX_INVISIBLE_S:
+        raise OptionError(f"{name} is {value!r}; expected {min_s:g}s to 12h, which is what a Proxy takes")
     return seconds

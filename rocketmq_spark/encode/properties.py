@@ -36,6 +36,8 @@ def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRow
             _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
     if "keys" in columns:
         _add(pieces, codes.Property.KEYS, keys_of(batch.column(columns["keys"])), bad_rows, columns["keys"])
+    if "priority" in columns:
+        _add_priorities(pieces, batch.column(columns["priority"]), bad_rows, columns["priority"])
     if MESSAGE_ID in columns:
         _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
     if "properties" in columns:
@@ -96,6 +98,13 @@ def _add(pieces: Pieces, name: str, values: pa.Array, bad_rows: BadRows, column:
     else:
         made = pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), NOTHING)
         pieces.column(made)
+
+
+def _add_priorities(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> None:
+    """Of every row, for a topic takes messages with a priority only: 0 for null."""
+    values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0)
+    bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
+    _add(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
 
 
 def _add_row_ids(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> None:

@@ -48,6 +48,7 @@ class Channel:
         self._lock = threading.Lock()
         self._made: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
+        self._closed = False
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
         """The answer to one call; raises ``ConnectionLost``, ``CallTimeout`` and others."""
@@ -89,8 +90,9 @@ class Channel:
             raise self._broken(e) from e
 
     def close(self) -> None:
-        """Calls that are under way fail."""
+        """Calls that are under way fail, and so do all that come."""
         with self._lock:
+            self._closed = True
             made, self._made = self._made, None
             self._calls = {}
         if made is not None:
@@ -100,13 +102,15 @@ class Channel:
         call = self._calls.get(rpc.name)
         if call is None:
             with self._lock:
+                if self._closed:
+                    raise ClosedError("the channel was closed", self.address)
                 if self._made is None:
                     self._made = self._open()
                 channel = self._made
             kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
             call = self._calls[rpc.name] = getattr(channel, kind)(
                 rpc.path,
-                request_serializer=proto(rpc.request).SerializeToString,
+                request_serializer=_serialized,
                 response_deserializer=proto(rpc.response).FromString,
             )
         return call
@@ -138,6 +142,11 @@ class Channel:
 
     def _broken(self, error: Any) -> RocketMQError:
         return broken(error.code().name, error.details() or "", self.address, self._tls is not None)
+
+
+def _serialized(request: Any) -> bytes:
+    """What was made as bytes goes as it is."""
+    return request if isinstance(request, bytes) else bytes(request.SerializeToString())
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:

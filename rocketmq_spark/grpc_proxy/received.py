@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.grpc_proxy.facts import Encoding
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds
 from rocketmq_spark.model import MessageQueue
@@ -15,15 +16,23 @@ _ATTEMPTS, _PAUSES_S = 17, (10.0,)
 
 
 def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[bytes], bytes]) -> PoppedMessage:
-    """A message of ``topic``, by its name for users; ``place`` is its broker's name and the endpoint that gave it."""
+    """A message of ``topic``, by its name for users; ``place`` is its broker's name and the endpoint that gave it.
+
+    One whose body cannot be opened comes raw, with the reason, as over remoting: its neighbours are not lost with it.
+    """
     broker_name, endpoint = place
     system = message.system_properties
-    body = bytes(message.body)
+    body, why = bytes(message.body), None
+    if system.body_encoding == Encoding.GZIP:
+        try:
+            body = unpack(body)
+        except DecodeError as e:
+            why = str(e)
     return PoppedMessage(
         topic=topic,
         queue=MessageQueue(topic, broker_name, system.queue_id),
         queue_offset=system.queue_offset,
-        body=unpack(body) if system.body_encoding == Encoding.GZIP else body,
+        body=body,
         tags=system.tag or None,
         keys=list(system.keys),
         properties=dict(message.user_properties),
@@ -34,6 +43,7 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
         message_group=system.message_group or None,
         receipt=system.receipt_handle,
         endpoint=endpoint,
+        decode_error=why,
     )
 
 

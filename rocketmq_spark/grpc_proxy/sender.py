@@ -17,7 +17,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy.answers import STORED, refused
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, MessageType, Permission
-from rocketmq_spark.grpc_proxy.outgoing import Part, Topic, chains, message
+from rocketmq_spark.grpc_proxy.outgoing import Part, Request, RequestEncoder, Topic, chains
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
@@ -25,6 +25,8 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 logger = logging.getLogger(__name__)
 
 Done = Callable[[SendResult | RocketMQError], None]
+TakeApart = Callable[[SendRequest], list[Part]]
+ByColumns = Callable[[SendRequest, RequestEncoder], Request | None]
 # Messages of one group go one request after the other: so many groups may be on their way at once, for each endpoint.
 LANES = 16
 UNKNOWN_QUEUE = -1
@@ -43,11 +45,17 @@ class _Route(NamedTuple):
 
 
 class ProxySender:
-    """Implements ``ports.Sender``. ``take_apart`` gives the messages of a request as producers encode it."""
+    """Implements ``ports.Sender``. ``take_apart`` gives the messages of a request as producers encode it.
 
-    def __init__(self, proxy: Proxy, take_apart: Callable[[SendRequest], list[Part]]) -> None:
+    ``by_columns`` makes of a large batch one request at once, or None where messages have to be looked at one by one.
+    """
+
+    def __init__(
+        self, proxy: Proxy, take_apart: TakeApart, by_columns: ByColumns = lambda request, encode: None
+    ) -> None:
         self._proxy = proxy
         self._take_apart = take_apart
+        self._by_columns = by_columns
         self._routes: dict[str, _Route] = {}
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
@@ -69,12 +77,9 @@ class ProxySender:
         if not queues:
             raise RouteNotFound("no queue of the topic may be written to: no write permission", topic=topic)
         types = frozenset(MessageType(n) for q in queues for n in q.accept_message_types if n in list(MessageType))
-        lanes = known.lanes if known else self._lanes(topic)
+        lanes = known.lanes if known else _lanes(topic, self._proxy.addresses)
         self._routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
         return self._routes[topic]
-
-    def _lanes(self, topic: str) -> tuple[MessageQueue, ...]:
-        return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in self._proxy.addresses)
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         return error
@@ -95,6 +100,9 @@ class ProxySender:
         return False
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        made = self._made(queue.topic, request)
+        if len(made) == len(made[0]) == 1:
+            return _ask(self._proxy, queue, made[0][0], deadline)
         landed: list[SendResult | RocketMQError] = []
         there = threading.Event()
 
@@ -102,7 +110,7 @@ class ProxySender:
             landed.append(outcome)
             there.set()
 
-        self.send_async(queue, request, deadline, done)
+        _Requests(self._proxy, queue, deadline, done).send(made)
         there.wait()
         (outcome,) = landed
         if isinstance(outcome, RocketMQError):
@@ -111,16 +119,19 @@ class ProxySender:
 
     def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Done) -> None:
         try:
-            topic = Topic(queue.topic, self._proxy.on_wire(queue.topic))
-            born_ms = request.born_timestamp_ms
-            made = [
-                deque(_request(topic, parts, born_ms, self._proxy.host) for parts in chain)
-                for chain in chains(self._take_apart(request))
-            ]
+            made = self._made(queue.topic, request)
         except RocketMQError as e:
             done(e)
             return
         _Requests(self._proxy, queue, deadline, done).send(made)
+
+    def _made(self, topic: str, request: SendRequest) -> list[deque[Request]]:
+        """The requests of one send, in chains."""
+        names = Topic(topic, self._proxy.on_wire(topic))
+        encode = RequestEncoder(names, request.born_timestamp_ms, self._proxy.host)
+        if (whole := self._by_columns(request, encode)) is not None:
+            return [deque([whole])]
+        return [deque(map(encode, chain)) for chain in chains(self._take_apart(request))]
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
         def done(outcome: SendResult | RocketMQError) -> None:
@@ -156,6 +167,22 @@ class ProxySender:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
 
+def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
+    return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in addresses)
+
+
+def _ask(proxy: Proxy, queue: MessageQueue, request: Request, deadline: Deadline) -> SendResult:
+    """One request on the thread that waits for it, so that no other one has to be woken for its answer."""
+    channel = proxy.channel(queue.broker_name)
+    try:
+        answer = channel.ask(SEND_MESSAGE, request.data, deadline)
+    except RocketMQError as e:
+        proxy.noted(channel.address, e)
+        raise
+    proxy.noted(channel.address)
+    return _result(answer, request, queue.topic, channel.address)
+
+
 class _Requests:
     """The requests of one send, in chains: some chains are sent at once, and the first failure is the outcome."""
 
@@ -165,19 +192,19 @@ class _Requests:
         self._deadline = deadline
         self._done = done
         self._lock = threading.Lock()
-        self._waiting: deque[deque[Any]] = deque()
+        self._waiting: deque[deque[Request]] = deque()
         self._results: list[SendResult] = []
         self._error: RocketMQError | None = None
         self._left = 0
 
-    def send(self, chains: Sequence[deque[Any]]) -> None:
+    def send(self, chains: Sequence[deque[Request]]) -> None:
         first = chains[:_AT_ONCE]
         self._left = len(first)
         self._waiting.extend(chains[_AT_ONCE:])
         for chain in first:
             self._send(chain)
 
-    def _send(self, chain: deque[Any]) -> None:
+    def _send(self, chain: deque[Request]) -> None:
         """The next request of a chain."""
         request = chain.popleft()
         channel = self._proxy.channel(self._queue.broker_name)
@@ -191,11 +218,11 @@ class _Requests:
                 self._landed(chain, e)
 
         try:
-            channel.ask_async(SEND_MESSAGE, request, self._deadline, answered)
+            channel.ask_async(SEND_MESSAGE, request.data, self._deadline, answered)
         except RocketMQError as e:
             self._landed(chain, e)
 
-    def _landed(self, chain: deque[Any], outcome: SendResult | RocketMQError) -> None:
+    def _landed(self, chain: deque[Request], outcome: SendResult | RocketMQError) -> None:
         with self._lock:
             if isinstance(outcome, RocketMQError):
                 self._error = self._error or outcome
@@ -211,11 +238,7 @@ class _Requests:
             self._done(self._error or _together(self._results))
 
 
-def _request(topic: Topic, parts: Sequence[Part], born_ms: int, host: str) -> Any:
-    return proto("SendMessageRequest")(messages=[message(topic, part, born_ms, host) for part in parts])
-
-
-def _result(answer: Any, request: Any, topic: str, address: str) -> SendResult:
+def _result(answer: Any, request: Request, topic: str, address: str) -> SendResult:
     """What the Proxy says of one request: one entry for all its messages, with their ids joined, or one for each."""
     statuses = [entry.status for entry in answer.entries] or [answer.status]
     for status in statuses:
@@ -223,21 +246,19 @@ def _result(answer: Any, request: Any, topic: str, address: str) -> SendResult:
             raise refused(status, address, topic)
     if not answer.entries:
         raise RemoteProtocolError("the Proxy acknowledged nothing", address, topic=topic)
-    told = [one for entry in answer.entries for one in entry.message_id.split(",")]
-    asked = [one.system_properties.message_id for one in request.messages]
-    if told != asked and any(asked):
+    told = ",".join([entry.message_id for entry in answer.entries])
+    if told != request.ids and request.ids.strip(","):
         raise RemoteProtocolError(
-            f"the Proxy acknowledged messages {','.join(told)[:200]}; expected {','.join(asked)[:200]}",
+            f"the Proxy acknowledged messages {told[:200]}; expected {request.ids[:200]}",
             address,
             topic=topic,
         )
     entry = answer.entries[0]
-    delayed = request.messages[0].system_properties.message_type == MessageType.DELAY
     return SendResult(
         status=max((STORED[one.status.code] for one in answer.entries), key=list(SendStatus).index),
         msg_id="",
         queue=MessageQueue(topic, address, UNKNOWN_QUEUE),
-        queue_offset=None if delayed else int(entry.offset),
+        queue_offset=None if request.delayed else int(entry.offset),
         transaction_id=entry.transaction_id or None,
         recall_handle=entry.recall_handle or None,
     )

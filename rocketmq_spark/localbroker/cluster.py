@@ -46,8 +46,8 @@ class LocalBroker(Closing):
         queues: How many queues ``create_topic`` makes.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.
-        heap_mb: Heap of each broker's JVM, in MiB.
-        jvm: More flags for the brokers' JVMs.
+        heap_mb: Heap of each broker's JVM, and of the proxy's, in MiB.
+        jvm: More flags for the brokers' JVMs, and the proxy's.
         quiet: Print nothing about downloads and starts.
         start_timeout_s: How long all servers may take to be up, in seconds.
 

@@ -19,7 +19,7 @@ from rocketmq_spark.localbroker.site import Site
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Make:
-    """What servers are made of: the jars of all, of a proxy and its fields, and lines, heap and flags of brokers."""
+    """What servers are made of: the jars of all, of a proxy and its fields, lines of brokers, heap and flags of both."""
 
     jars: tuple[Path, ...]
     proxy_jars: tuple[Path, ...]
@@ -78,8 +78,8 @@ class Members:
             site.bring_up(
                 PROXY,
                 loopback.PROXY_PORTS,
-                lambda port: servers.proxy(
-                    site.data, self._make.proxy_jars, port, self.name_server, self._make.proxy_conf
+                lambda port: self._with_flags(
+                    servers.proxy(site.data, self._make.proxy_jars, port, self.name_server, self._make.proxy_conf)
                 ),
                 self._readiness(None),
                 deadline,
@@ -91,9 +91,12 @@ class Members:
 
         def make(port: int) -> Program:
             program = servers.broker(self.site.data, self._make.jars, spec, port, self.name_server, lines)
-            return dataclasses.replace(program, heap_mb=self._make.heap_mb, flags=(*program.flags, *self._make.jvm))
+            return self._with_flags(program)
 
         self.site.bring_up(spec.name, loopback.BROKER_PORTS, make, self._readiness(spec), deadline)
+
+    def _with_flags(self, program: Program) -> Program:
+        return dataclasses.replace(program, heap_mb=self._make.heap_mb, flags=(*program.flags, *self._make.jvm))
 
     def restart(self, name: str, conf: Mapping[str, object], deadline: Deadline) -> None:
         """Start a server again, killed before if it runs, with changed lines of its broker.conf, or fields of a proxy's."""

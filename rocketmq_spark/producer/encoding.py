@@ -73,6 +73,8 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     check_body(message, settings)
     delay = _timing_property(how)
     system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
+    if message.priority is not None:
+        system[Property.PRIORITY] = _priority(message, settings)
     if settings.proxied and how.selector is not None:
         system |= _message_group(message.topic, how)
     try:
@@ -80,6 +82,16 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
     return Prepared(message, msg_id, properties, bool(delay))
+
+
+def _priority(message: Message, settings: ProducerSettings) -> str:
+    if not settings.proxied:
+        raise MessageRefused(
+            "the message has a priority, which goes over gRPC only", topic=message.topic, remedy="Set transport=grpc"
+        )
+    if message.priority is None or message.priority < 0:
+        raise MessageRefused(f"the message's priority is {message.priority}; expected 0 or more", topic=message.topic)
+    return str(message.priority)
 
 
 def check_topic(topic: str) -> None:

@@ -10,7 +10,6 @@ import atexit
 import functools
 import itertools
 import logging
-import os
 import sys
 import threading
 import weakref
@@ -20,8 +19,9 @@ from datetime import datetime, timedelta
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
-from rocketmq_spark.errors import ClosedError, MessageRefused, RocketMQError
+from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
+from rocketmq_spark.owner import Owner
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding
 from rocketmq_spark.producer.accumulator import Batch
@@ -69,7 +69,7 @@ class Producer(Closing):
         self.settings = settings
         self.client_id = sender.client_id
         self._sender = sender
-        self._pid = os.getpid()
+        self._owner = Owner("producer")
         self._spool = spool
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
         self._pending = Pending(make_timer(f"{name}-callback"))
@@ -103,7 +103,7 @@ class Producer(Closing):
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""
-        self._check_open()
+        self._owner.check(self._closing.locked())
         encoding.check_topic(topic)
         return list(self._destinations.queues(topic, self._deadline(None)))
 
@@ -223,7 +223,7 @@ class Producer(Closing):
 
         They go to ``queue``, or to any; within ``timeout_s`` seconds, or the send timeout. Raises as ``send`` does.
         """
-        self._check_open()
+        self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
         ids = _ids.take(len(messages) + 1, now_ms)
         prepared = [
@@ -255,7 +255,7 @@ class Producer(Closing):
         Returns its id. Raises ``MessageRefused`` for the handle of another topic, ``BrokerError`` when it is too late. With
         ``longDelay=dmq`` too late is ``MessageRefused``, and so shortly before the message is due it may come all the same.
         """
-        self._check_open()
+        self._owner.check(self._closing.locked())
         deadline = self._deadline(None)
         if (waiting := DelayHandle.parse(recall_handle)) is not None:
             now_ms = self._engine.timer.wall_ms()
@@ -276,7 +276,7 @@ class Producer(Closing):
         Waits for ``timeout_s`` seconds, the send timeout by default. With a spool what has no answer is kept there, what is
         due there is sent while time is left, and the rest stays. A second call does nothing, nor does one in a forked process.
         """
-        if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
+        if not self._owner.here or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
         if self._membership is not None:
@@ -295,7 +295,7 @@ class Producer(Closing):
 
     def at_exit(self) -> dict[str, RocketMQError]:
         """The program ends without ``close``: send what waits for company. What fails from now on, by message id."""
-        if os.getpid() != self._pid or self._closing.locked():
+        if not self._owner.here or self._closing.locked():
             return {}
         deadline, lost = self._deadline(None), self._pending.watch()
         if self._membership is not None:
@@ -326,21 +326,12 @@ class Producer(Closing):
         """Send what is enqueued (``batching.Owner``)."""
         self._engine.pump()
 
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                f"this producer belongs to process {self._pid}, from which this one was forked",
-                remedy="Make a producer in this process",
-            )
-        if self._closing.locked():
-            raise ClosedError("the producer is closed")
-
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self.settings.send_timeout_s if timeout_s is None else timeout_s)
 
     def _admitted(self, message: Message, how: How) -> tuple[Prepared, Place, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
-        self._check_open()
+        self._owner.check(self._closing.locked())
         deadline = self._deadline(how.timeout_s)
         msg_id = _ids.next(self._engine.timer.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)

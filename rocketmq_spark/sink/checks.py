@@ -54,6 +54,10 @@ def check(options: Options, schema: StructType) -> dict[str, str]:
     selector = options.queue_selector if "queue_selector" in options.given else None
     by_role, problems = columns.look(schema, options.topic, selector, options.message_id)
     problems += _option_problems(options)
+    if "priority" in by_role and options.transport != transport.GRPC:
+        problems.append(
+            f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
+        )
     if problems:
         raise OptionError.of(problems)
     return by_role
@@ -158,13 +162,15 @@ def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
     taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not taken:
         return
-    wanted = transport.message_type(any(name in names for name in columns.DELAYS), "shardingkey" in names)
+    delayed = any(name in names for name in columns.DELAYS)
+    wanted = transport.message_type(delayed, "shardingkey" in names, "priority" in names)
     if wanted not in taken:
         raise OptionError(
             f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(taken))}; the columns of the "
             f"DataFrame make {wanted} ones",
             topic=topic,
-            remedy=f"Make a topic with attribute message.type={wanted}: shardingKey makes FIFO, delays make DELAY messages",
+            remedy=f"Make a topic with attribute message.type={wanted}: shardingKey makes FIFO, delays make DELAY, "
+            "priority makes PRIORITY messages",
         )
 
 

@@ -42,6 +42,7 @@ TABLE: dict[str, str] = {
     "delayMs": "bigint",
     "deliverAt": "timestamp",
     "flag": "int",
+    "priority": "int",
 }
 _NAMES = {name.lower(): name for name in TABLE}
 _SIMPLE: dict[str, tuple[type[DataType], ...]] = {
@@ -52,6 +53,7 @@ _SIMPLE: dict[str, tuple[type[DataType], ...]] = {
     "delayms": _LONG,
     "deliverat": (TimestampType,),
     "flag": _INT,
+    "priority": _INT,
     MESSAGE_ID: (*_TEXT, *_LONG),
 }
 TIMERS = ("delayms", "deliverat")

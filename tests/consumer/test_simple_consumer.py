@@ -101,8 +101,11 @@ def test_what_becomes_of_a_message():
     consumer = SimpleConsumer(member, "g")
     consumer.ack(popped(msg_id="A"))
     consumer.change_invisible(popped(msg_id="B"), "1m")
-    consumer.forward_to_dlq(popped(msg_id="C"))
-    assert member.asked == [("ack", "A"), ("change", "B", 60.0), ("dlq", "C")]
+    consumer.change_invisible(popped(msg_id="C"), "0s")
+    consumer.forward_to_dlq(popped(msg_id="D"))
+    assert member.asked == [("ack", "A"), ("change", "B", 60.0), ("change", "C", 0.0), ("dlq", "D")]
+    with pytest.raises(OptionError, match="duration is '13h'; expected 0s to 12h"):
+        consumer.change_invisible(popped(msg_id="E"), "13h")
 
 
 @pytest.mark.parametrize(

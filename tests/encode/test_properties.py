@@ -46,6 +46,12 @@ def test_keys_as_lists(keys, text):
     assert [row.get("KEYS", "") for row in made(frame(keys=keys))[0]] == text
 
 
+def test_a_priority_is_0_where_it_is_null_and_none_is_negative():
+    found, bad_rows, _ = made(frame(priority=pa.array([7, None, -1], pa.int32())))
+    assert [row["_SYS_MSG_PRIORITY_"] for row in found] == ["7", "0", "-1"]
+    assert bad_rows == {2: "priority is negative"}
+
+
 def test_keys_as_text():
     assert made(frame(keys=pa.array(["a b", None])))[0] == [{"KEYS": "a b"}, {}]
 

@@ -7,6 +7,7 @@ import hashlib
 import pytest
 
 from rocketmq_spark import errors
+from rocketmq_spark.consumer import simple_consumer
 from rocketmq_spark.model import Message
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.session import SimpleConsumer
@@ -29,10 +30,13 @@ def all_of(consumer: SimpleConsumer, count: int) -> list[PoppedMessage]:
     return found
 
 
-def test_received_acknowledged_and_handed_out_again(proxied):
+def test_received_acknowledged_and_handed_out_again(proxied, monkeypatch):
     topic = new_topic(proxied)
     with SimpleConsumer(proxy_endpoint=proxied.proxy_grpc, group=f"pop-{topic}") as consumer:
         consumer.subscribe(topic)
+        monkeypatch.setattr(simple_consumer, "MIN_INVISIBLE_S", 0.0)
+        with pytest.raises(errors.MessageIllegal, match="min is 10000"):  # what the constant says
+            consumer.receive(invisible="9999ms")
         with producer(proxied) as sends:
             sent = [
                 sends.send(Message(topic, f"{n}".encode(), tags="a", keys=["k", "l"], properties={"p": f"{n}"})).msg_id
@@ -49,7 +53,7 @@ def test_received_acknowledged_and_handed_out_again(proxied):
         for message in done:
             consumer.ack(message)
         receipt = late.receipt
-        consumer.change_invisible(late, "10s")
+        consumer.change_invisible(late, "0s")
         assert late.receipt != receipt
         consumer.forward_to_dlq(dead)
         (again,) = all_of(consumer, 1)

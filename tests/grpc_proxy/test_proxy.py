@@ -57,6 +57,15 @@ def test_it_says_how_it_reached_the_proxy(address, scheme, host):
     assert (told.scheme, told.addresses[0].host, told.addresses[0].port) == (scheme, host, 8081)
 
 
+def test_what_was_closed_is_not_opened_again():
+    with serving({"QueryRoute": route()}) as address:
+        proxy = client(address)
+        proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        proxy.close()
+        with pytest.raises(errors.ClosedError, match=address):
+            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+
+
 def test_keys_are_asked_for_with_each_call():
     seen = []
 

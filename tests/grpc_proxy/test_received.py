@@ -6,6 +6,7 @@ from rocketmq_spark.grpc_proxy.facts import Encoding
 from rocketmq_spark.grpc_proxy.protos import proto, set_ms, set_seconds
 from rocketmq_spark.grpc_proxy.received import policy, popped
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.proxied import unpack
 
 
 def message(**system: object):
@@ -36,6 +37,13 @@ def test_what_is_not_told_is_none():
 
 def test_a_compressed_body_is_opened():
     assert taken(message(body_encoding=Encoding.GZIP)).body == b"unpacked"
+
+
+def test_a_body_that_cannot_be_opened_comes_raw_with_the_reason():
+    found = popped(message(body_encoding=Encoding.GZIP), "t", ("broker-a", "h:1"), unpack)
+    assert (found.body, found.receipt) == (b"packed", "r")
+    assert "zlib" in found.decode_error
+    assert taken(message()).decode_error is None
 
 
 def test_the_policy_of_a_group():

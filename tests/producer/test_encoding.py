@@ -92,6 +92,16 @@ def test_properties_that_would_be_torn_apart_or_are_too_long(properties: dict[st
     assert e.value.topic == "T"
 
 
+def test_a_priority_goes_over_grpc_only() -> None:
+    proxied = ProducerSettings(group="g", proxied=True)
+    prepared = prepare(Message("T", b"x", priority=7), "ID", proxied)
+    assert decode_properties(prepared.properties)["_SYS_MSG_PRIORITY_"] == "7"
+    with pytest.raises(MessageRefused, match="priority is -1; expected 0 or more"):
+        prepare(Message("T", b"x", priority=-1), "ID", proxied)
+    with pytest.raises(MessageRefused, match="transport=grpc"):
+        prepare(Message("T", b"x", priority=0), "ID", SETTINGS)
+
+
 def test_room_is_left_for_what_the_broker_adds() -> None:
     assert prepare(Message("T", b"x", properties={"a": "x" * 32_450}), "I", SETTINGS)
     with pytest.raises(MessageRefused, match="exceed"):

@@ -29,6 +29,13 @@ def problems(columns, **given):
     return e.value.message
 
 
+def test_a_priority_goes_over_grpc_only():
+    text = problems({"body": None, "priority": pa.int32()}, topic="t")
+    assert text == "column 'priority' is for messages over gRPC only; expected option 'transport' grpc"
+    given = sink_options("x:1", topic="t", transport="grpc", proxyEndpoint="x:2")
+    assert checks.check(given, schema(body=None, priority=pa.int32())) == {"body": "body", "priority": "priority"}
+
+
 def test_everything_wrong_is_in_one_error():
     text = problems(
         {"bodi": None, "tags": pa.int32(), "deliverAt": pa.timestamp("us"), "queueId": pa.string(), "flag": pa.int64()},

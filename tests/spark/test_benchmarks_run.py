@@ -16,6 +16,7 @@ from benchmarks import (
     codec,
     consume,
     growth,
+    grpc,
     harness,
     java,
     latency,
@@ -47,6 +48,7 @@ def tiny():
             (java, "WARM_UP_S", 0.0),
             (java, "jvm", witness.quick_java),
             (consume, "LATE_OF", 50),
+            (grpc, "SENDS", 20),
             (latency, "WARM_UP_S", 0.0),
             (latency, "SECONDS", 1.0),
             (planning, "TOPICS", 20),
@@ -64,13 +66,16 @@ def tiny():
 @pytest.fixture(scope="module")
 def brokers():
     """Brokers of their own, for sections change what a broker gives; small ones, for nothing is measured."""
-    made: dict[int, LocalBroker] = {}
+    made: dict[tuple[int, bool], LocalBroker] = {}
     with contextlib.ExitStack() as stack:
 
-        def broker(brokers: int = 1) -> contextlib.AbstractContextManager[LocalBroker]:
-            if brokers not in made:
-                made[brokers] = stack.enter_context(LocalBroker(brokers=brokers, conf=workload.STORE, quiet=True))
-            return contextlib.nullcontext(made[brokers])
+        def broker(brokers: int = 1, proxy: bool = False) -> contextlib.AbstractContextManager[LocalBroker]:
+            what = brokers, proxy
+            if what not in made:
+                made[what] = stack.enter_context(
+                    LocalBroker(brokers=brokers, proxy=proxy, conf=workload.STORE, quiet=True)
+                )
+            return contextlib.nullcontext(made[what])
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(workload, "broker", broker)
@@ -121,6 +126,15 @@ def test_11_29_write(brokers, spark, capsys):
         *targets.JAVA_BATCH,
         targets.JAVA_WHOLE,
     } <= found[f"write {SIZE}"].keys()
+
+
+def test_11_29_grpc(brokers, spark, capsys):
+    few = Namespace(messages=8_000, repeats=1)
+    found = figures(lambda found: grpc.run(spark, few, found), capsys)
+    cases = found[f"grpc {SIZE}"]
+    assert cases.keys() == {targets.WRITE_GRPC, targets.WRITE, targets.PRODUCER_GRPC, targets.JAVA_GRPC}
+    assert found["send over grpc"].keys() == {targets.SEND_GRPC, targets.JAVA_SEND_GRPC}
+    assert all("proxy_us" in figures for figures in cases.values())
 
 
 def test_11_29_consume(brokers, capsys):

@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from datetime import timedelta
 
+import pyarrow as pa
 import pytest
 
 from rocketmq_spark import Message, errors
@@ -108,7 +109,7 @@ def test_rows_of_the_sink_arrive(proxied):
         frame(
             body=numbered(count, first),
             tags=[f"t{n % 3}" for n in range(count)],
-            keys=[[f"k{n}", "all"] for n in range(count)],
+            keys=[[f"k{n}", "all"][: 1 if first else 2] for n in range(count)],  # those with one key go by columns
             properties=[[("n", str(n)), ("ü", "ö")] for n in range(count)],
         )
         for first in (0, count)
@@ -120,9 +121,9 @@ def test_rows_of_the_sink_arrive(proxied):
     assert Counter(row["body"].decode() for row in found) == Counter(numbered(2 * count))
     assert len({row["msgId"] for row in found}) == 2 * count
     for row in found:
-        n = int(row["body"]) % count
+        which, n = divmod(int(row["body"]), count)
         own = {name: value for name, value in row["properties"].items() if name not in RESERVED_PROPERTIES}
-        assert (row["tags"], row["keys"], own) == (f"t{n % 3}", [f"k{n}", "all"], {"n": str(n), "ü": "ö"})
+        assert (row["tags"], row["keys"], own) == (f"t{n % 3}", [f"k{n}", "all"][: 2 - which], {"n": str(n), "ü": "ö"})
 
 
 def test_rows_of_a_group_keep_their_order(proxied):
@@ -143,6 +144,22 @@ def test_rows_that_are_delayed_travel_alone(proxied):
     written = write(proxied, frame(body=numbered(30), delayMs=[1000] * 30), topic=topic)
     assert (written.rows, written.batches) == (30, 30)
     assert Counter(row["body"].decode() for row in stored(proxied, topic, 30)) == Counter(numbered(30))
+
+
+def test_a_priority_is_a_queue(proxied):
+    """As the Proxy keeps it: the highest ones share the last queue. A producer's and the sink's."""
+    topic = new_topic(proxied, "PRIORITY", queues=3)
+    write(proxied, frame(body=numbered(40), priority=pa.array([n % 4 for n in range(40)], pa.int32())), topic=topic)
+    with producer(proxied) as sends:
+        for n in range(40, 44):
+            sends.send(Message(topic, f"{n}".encode(), priority=n % 4))
+    found = stored(proxied, topic, 44)
+    assert Counter((int(row["body"]), row["queueId"]) for row in found) == Counter(
+        (n, min(n % 4, 2)) for n in range(44)
+    )
+    assert all(row["properties"][Property.PRIORITY] == str(int(row["body"]) % 4) for row in found)
+    with pytest.raises(errors.OptionError, match=r"message\.type=PRIORITY"):
+        write(proxied, frame(body=["x"], priority=pa.array([1], pa.int32())), topic=new_topic(proxied))
 
 
 def test_the_type_of_a_topic_is_checked_before_the_first_row(proxied):

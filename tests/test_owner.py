@@ -1,0 +1,26 @@
+"""Whose a thing is."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rocketmq_spark.errors import ClosedError
+from rocketmq_spark.owner import Owner
+
+
+def test_it_may_be_used_here_until_it_is_closed():
+    owner = Owner("producer")
+    owner.check(closed=False)
+    assert owner.here
+    with pytest.raises(ClosedError, match="the producer is closed"):
+        owner.check(closed=True)
+
+
+def test_a_fork_must_make_its_own(monkeypatch):
+    owner, me = Owner("consumer"), os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: me + 1)
+    assert not owner.here
+    with pytest.raises(ClosedError, match=f"this consumer belongs to process {me}.*Make a consumer in this process"):
+        owner.check(closed=False)
