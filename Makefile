@@ -33,7 +33,7 @@ check: $(READY)
 soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-chaos soak-group)
 
 soak-pipelines: $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/live/loss tests/live/growth tests/live/batches
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/live/loss tests/live/growth tests/live/batches tests/live/grpc/test_kills.py
 
 soak-properties: $(READY)
 	@$(PYTEST) -m property

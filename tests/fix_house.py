@@ -33,7 +33,7 @@ SESSION = "tests/spark/"
 # Folders whose single tests take minutes: where files are shared out, they must not be what the last process ends with.
 LONG = {"kill", "chaos", "notebooks", "examples"}
 # Fixtures that start servers, and those that start Spark.
-CLUSTERS = {*SHARED, "make_cluster", "forgetful", "growing", "hasty", "rooms", "sick"}
+CLUSTERS = {*SHARED, "make_cluster", "forgetful", "guarded", "killable", "growing", "hasty", "rooms", "sick"}
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.
 MARKS: dict[str, tuple[str, set[str]]] = {

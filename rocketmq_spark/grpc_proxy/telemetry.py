@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rocketmq_spark.clock import Deadline, backoff
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import ConnectionLost, RocketMQError
+from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.channel import Channel
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, Code
 from rocketmq_spark.grpc_proxy.protos import proto
@@ -47,9 +48,9 @@ class Telemetry:
             self._put()
 
     def wait(self, deadline: Deadline) -> RocketMQError | None:
-        """Until the Proxy has the settings; the last error, if there was any, when it has not in time."""
+        """Until the Proxy has the settings, or has refused them for good; the last error, if there was any, when it has not."""
         with self._changed:
-            self._changed.wait_for(lambda: self._known >= self._version or self._closed.is_set(), deadline.remaining())
+            self._changed.wait_for(lambda: self._known >= self._version or self._hopeless(), deadline.remaining())
             return None if self._known >= self._version else self._error or RocketMQError("the Proxy did not answer")
 
     def close(self, deadline: Deadline) -> None:
@@ -63,6 +64,9 @@ class Telemetry:
         if threading.current_thread() is not self._thread:
             self._thread.join(deadline.remaining())
 
+    def _hopeless(self) -> bool:
+        return self._closed.is_set() or (self._error is not None and not self._error.retriable)
+
     def _put(self) -> None:
         self._sent.append(self._version)
         self._outgoing.put(proto("TelemetryCommand")(settings=self._settings()))
@@ -72,12 +76,16 @@ class Telemetry:
         while not self._closed.is_set():
             try:
                 self._stream()
-                pauses = backoff(0.1, 5.0)
+                error: RocketMQError = ConnectionLost("the Proxy ended the stream", self._channel.address)
             except RocketMQError as e:
-                with self._changed:
-                    self._error = e
-                if not self._closed.is_set():
-                    logger.info("the Proxy at %s lost touch: %s", self._channel.address, e)
+                error = e
+            with self._changed:
+                if self._error is None:  # it has worked since the last one
+                    pauses = backoff(0.1, 5.0)
+                self._error = error
+                self._changed.notify_all()
+            if not self._closed.is_set():
+                logger.info("the Proxy at %s lost touch: %s", self._channel.address, error)
             self._closed.wait(next(pauses))
 
     def _stream(self) -> None:
@@ -89,16 +97,18 @@ class Telemetry:
             self._put()
             if self._closed.is_set():
                 return
-            self._call = self._channel.stream(TELEMETRY, iter(mine.get, None), None)
+            self._call = call = self._channel.stream(TELEMETRY, iter(mine.get, None), None)
         try:
-            for command in self._channel.answers(self._call):
+            for command in self._channel.answers(call):
                 if command.HasField("settings"):
                     self._told(command.settings)
                     with self._changed:
                         if self._sent:  # each has an answer, in order; a Proxy may also say something by itself
                             self._known = self._sent.popleft()
+                        self._error = None
                         self._changed.notify_all()
                 elif command.HasField("status") and command.status.code != Code.OK:
-                    logger.warning("the Proxy at %s says %s", self._channel.address, command.status.message)
+                    raise refused(command.status, self._channel.address)
         finally:
             mine.put(None)
+            call.cancel()

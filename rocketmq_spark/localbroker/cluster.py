@@ -41,7 +41,8 @@ class LocalBroker(Closing):
         conf: Lines of ``broker.conf`` for every broker, by name.
         data: A folder that outlives the cluster and that a later one takes up, with the same ports when they are free.
             Without it the data goes to a temporary folder, deleted at the end.
-        proxy: Whether a proxy runs, too.
+        proxy: Whether a proxy runs, too; fields of its ``rmq-proxy.json``, by name, if it is to have other ones. With
+            ``tlsCertPath`` and ``tlsKeyPath`` it speaks nothing but TLS.
         queues: How many queues ``create_topic`` makes.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.
@@ -61,7 +62,7 @@ class LocalBroker(Closing):
         name_servers: int = 1,
         conf: Mapping[str, object] | None = None,
         data: str | os.PathLike[str] | None = None,
-        proxy: bool = False,
+        proxy: bool | Mapping[str, object] = False,
         *,
         queues: int = 8,
         keep: bool = False,
@@ -83,7 +84,8 @@ class LocalBroker(Closing):
         self._name_servers = servers.name_server_names(name_servers)
         self._conf = config.checked(conf or {})
         self._given_data = Path(data).expanduser().absolute() if data is not None else None
-        self._with_proxy = proxy
+        self._with_proxy = isinstance(proxy, Mapping) or proxy
+        self._proxy_conf = config.checked(proxy if isinstance(proxy, Mapping) else {})
         self._keep = keep or data is not None
         self._ports = dict(ports or {})
         self._heap_mb = heap_mb
@@ -111,7 +113,7 @@ class LocalBroker(Closing):
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
             cache = distro.cache_folder()
             jvm = (*natives.flags(core, cache / "natives"), *self._jvm)
-            make = Make(core, (*core, *more), self._conf, self._heap_mb, jvm)
+            make = Make(core, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm)
             with distro.writing_to(self._given_data or cache):
                 claim = leftovers.claim(cache / "run", self._given_data, self._keep)
                 site = Site(claim, java, cache / "archives", self._ports)
@@ -229,7 +231,9 @@ class LocalBroker(Closing):
         _running(self).site.stop([_running(self).server(broker)], gently=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
-        """Start ``broker`` again on the same data and ports, killed before if it runs; ``conf`` changes broker.conf lines."""
+        """Start ``broker`` again on the same data and ports, killed before if it runs; ``conf`` changes broker.conf lines,
+        or fields of the proxy's rmq-proxy.json.
+        """
         with self._lock, distro.writing_to(self.data):
             _running(self).restart(broker, config.checked(conf or {}), Deadline.after(self._start_timeout_s))
 

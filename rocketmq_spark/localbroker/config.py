@@ -6,6 +6,7 @@ three containers share one network, so 127.0.0.1 with RocketMQ's usual ports is 
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Mapping
 from importlib import resources
@@ -13,9 +14,10 @@ from pathlib import Path
 
 from rocketmq_spark.errors import LocalBrokerError
 
-# Lines of broker.conf that the cluster itself decides; another value would break what it promises.
+# Lines of broker.conf, and fields of rmq-proxy.json, that the cluster itself decides; another value would break what it promises.
 OURS = frozenset(
     {"brokerName", "brokerId", "brokerRole", "listenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}
+    | {"remotingListenPort", "grpcServerPort", "proxyMode"}
 )
 
 
@@ -36,6 +38,20 @@ def with_lines(text: str, conf: Mapping[str, object]) -> str:
         key = line.partition("=")[0].strip()
         lines.append(f"{key}={left.pop(key)}" if key in left else line)
     return "\n".join([*lines, *(f"{key}={value}" for key, value in left.items())]) + "\n"
+
+
+def with_fields(text: str, conf: Mapping[str, object]) -> str:
+    """A JSON object with the fields of ``conf`` in place of, or after, its own."""
+    return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
+
+
+def change(home: Path, conf: Mapping[str, object]) -> None:
+    """Lines of the broker.conf, or fields of the rmq-proxy.json, in a server's folder."""
+    for name, changed in (("broker.conf", with_lines), ("rmq-proxy.json", with_fields)):
+        if (path := home / name).exists():
+            path.write_text(changed(path.read_text(encoding="utf-8"), conf), encoding="utf-8")
+            return
+    raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
 
 
 def checked(conf: Mapping[str, object]) -> dict[str, object]:

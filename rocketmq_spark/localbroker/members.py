@@ -19,10 +19,11 @@ from rocketmq_spark.localbroker.site import Site
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Make:
-    """What servers are made of: the jars of all and of a proxy, lines of brokers, heap and flags of both."""
+    """What servers are made of: the jars of all, of a proxy and its fields, lines of brokers, heap and flags of both."""
 
     jars: tuple[Path, ...]
     proxy_jars: tuple[Path, ...]
+    proxy_conf: Mapping[str, object]
     conf: Mapping[str, object]
     heap_mb: int
     jvm: tuple[str, ...]
@@ -77,7 +78,9 @@ class Members:
             site.bring_up(
                 PROXY,
                 loopback.PROXY_PORTS,
-                lambda port: self._with_flags(servers.proxy(site.data, self._make.proxy_jars, port, self.name_server)),
+                lambda port: self._with_flags(
+                    servers.proxy(site.data, self._make.proxy_jars, port, self.name_server, self._make.proxy_conf)
+                ),
                 self._readiness(None),
                 deadline,
             )
@@ -96,12 +99,11 @@ class Members:
         return dataclasses.replace(program, heap_mb=self._make.heap_mb, flags=(*program.flags, *self._make.jvm))
 
     def restart(self, name: str, conf: Mapping[str, object], deadline: Deadline) -> None:
-        """Start a server again, killed before if it runs, with changed lines of its broker.conf."""
+        """Start a server again, killed before if it runs, with changed lines of its broker.conf, or fields of a proxy's."""
         server = self.server(name)
         server.kill()
         if conf:
-            path = server.program.home / "broker.conf"
-            path.write_text(config.with_lines(path.read_text(), conf), encoding="utf-8")
+            config.change(server.program.home, conf)
         spec = next((s for s in self._specs if s.name == name), None)
         if spec is not None and (asked := self._running_name_server()):
             # Else the registration from before the kill would pass for the new one.

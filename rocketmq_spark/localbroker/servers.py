@@ -18,6 +18,8 @@ _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
 # What libraries unpack at a start; not in the system's folder, where it would stay after a kill.
 _TEMPORARY = "tmp"
+# The last of equal flags counts. Who enforces TLS would speak it to brokers, too (NettyClientConfig).
+_ENFORCED = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,17 @@ def broker(
     return Program(spec.name, home, ports, main, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 
 
-def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str) -> Program:
+def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf: Mapping[str, object]) -> Program:
+    """With a certificate (``tlsCertPath``, ``tlsKeyPath``) it speaks nothing but TLS, on both ports; else plain text only."""
     home = _home(data, PROXY)
-    conf = home / "rmq-proxy.json"
+    path = home / "rmq-proxy.json"
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
-    conf.write_text(config.render(conf.name, values), encoding="utf-8")
-    main, arguments = "org.apache.rocketmq.proxy.ProxyStartup", ("-pc", str(conf))
-    return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, _flags(home))
+    tls = "tlsCertPath" in conf
+    fields = {**({"tlsTestModeEnable": False} if tls else {}), **conf}
+    path.write_text(config.with_fields(config.render(path.name, values), fields), encoding="utf-8")
+    main, arguments = "org.apache.rocketmq.proxy.ProxyStartup", ("-pc", str(path))
+    flags = (*_flags(home), *_ENFORCED) if tls else _flags(home)
+    return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, flags)
 
 
 def _home(data: Path, name: str) -> Path:

@@ -9,9 +9,10 @@ import grpc
 
 from rocketmq_spark import errors
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.grpc_proxy.facts import Code
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.telemetry import Telemetry
-from tests.grpc_proxy.scripted import client, serving
+from tests.grpc_proxy.scripted import client, serving, status
 
 
 def answer(commands: Any, context: grpc.ServicerContext) -> Any:
@@ -59,6 +60,40 @@ def test_a_stream_that_broke_is_made_anew_and_told_the_newest():
         listening.batch = 3
     with serving({"Telemetry": answer}, address=address):
         assert listening.told.get(timeout=30).subscription.receive_batch_size == 3
+        listening.close()
+
+
+def test_settings_that_are_refused_for_good_are_waited_for_no_longer():
+    asked = []
+
+    def refuse(commands: Any, context: grpc.ServicerContext) -> Any:
+        asked.append(next(commands))
+        yield proto("TelemetryCommand")(status=status(Code.UNAUTHORIZED, "who is that"))
+
+    with serving({"Telemetry": refuse}) as address:
+        listening = Listening(address)
+        deadline = Deadline.after(60)
+        error = listening.stream.wait(deadline)
+        assert isinstance(error, errors.AccessDenied)
+        assert (error.addr, error.remark, "accessKey" in str(error)) == (address, "who is that", True)
+        assert not deadline.expired
+        listening.close()
+
+
+def test_a_refusal_that_passes_is_forgotten():
+    refusals = [Code.TOO_MANY_REQUESTS, Code.INTERNAL_SERVER_ERROR]
+
+    def refuse_first(commands: Any, context: grpc.ServicerContext) -> Any:
+        if not refusals:
+            yield from answer(commands, context)
+            return
+        next(commands)
+        yield proto("TelemetryCommand")(status=status(refusals.pop()))
+
+    with serving({"Telemetry": refuse_first}) as address:
+        listening = Listening(address)
+        assert listening.stream.wait(Deadline.after(30)) is None
+        assert not refusals
         listening.close()
 
 

@@ -47,6 +47,24 @@ def test_user_lines_replace_and_add() -> None:
     assert text == "# note\na=1\nb=true\nc=3\nd=x\\\\y\n"
 
 
+def test_fields_replace_and_add() -> None:
+    made = config.with_fields('{"a": 1, "b": 2}', {"b": True, "c": "x"})
+    assert json.loads(made) == {"a": 1, "b": True, "c": "x"}
+
+
+def test_what_a_server_has_is_changed(tmp_path: Path) -> None:
+    for name, text in (("broker.conf", "a=1\n"), ("rmq-proxy.json", '{"a": 1}')):
+        home = tmp_path / name.partition(".")[0]
+        home.mkdir()
+        (home / name).write_text(text)
+        config.change(home, {"a": 2})
+    assert (tmp_path / "broker" / "broker.conf").read_text() == "a=2\n"
+    assert json.loads((tmp_path / "rmq-proxy" / "rmq-proxy.json").read_text()) == {"a": 2}
+    (tmp_path / "namesrv").mkdir()
+    with pytest.raises(LocalBrokerError, match="namesrv takes no conf"):
+        config.change(tmp_path / "namesrv", {"a": 2})
+
+
 @pytest.mark.parametrize("key", sorted(config.OURS))
 def test_lines_that_the_cluster_decides_are_refused(key: str) -> None:
     with pytest.raises(LocalBrokerError, match=rf"conf must not set {key}: LocalBroker decides it"):

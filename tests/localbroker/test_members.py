@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rocketmq_spark.client.admin import Admin
@@ -59,6 +61,7 @@ def test_proxy() -> None:
             with pytest.raises(RouteNotFound):
                 through.route("unknown")
         assert loopback.accepts(int(mq.proxy_grpc.split(":")[1]))
-        mq.restart("proxy")
+        mq.restart("proxy", {"maxDelayTimeMills": 5000})
+        assert json.loads((mq.data / "proxy" / "rmq-proxy.json").read_text())["maxDelayTimeMills"] == 5000
         with Admin(mq.proxy_server) as through:
             assert read(through, "t") == BODIES

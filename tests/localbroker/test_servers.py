@@ -45,8 +45,20 @@ def test_master_and_slave(tmp_path: Path) -> None:
 
 
 def test_proxy(tmp_path: Path) -> None:
-    program = servers.proxy(tmp_path, JARS, 20_030, "127.0.0.1:1")
+    program = servers.proxy(tmp_path, JARS, 20_030, "127.0.0.1:1", {})
     conf = json.loads((tmp_path / "proxy" / "rmq-proxy.json").read_text())
     assert (conf["remotingListenPort"], conf["grpcServerPort"]) == program.ports == (20_030, 20_031)
     assert conf["proxyMode"] == "CLUSTER"
     assert conf["enableRemotingLocalProxyGrpc"] is False
+    assert "tlsTestModeEnable" not in conf
+    assert [flag for flag in program.flags if "tls" in flag] == ["-Dtls.server.mode=disabled"]
+
+
+def test_a_proxy_with_a_certificate_speaks_tls_to_clients_only(tmp_path: Path) -> None:
+    fields = {"tlsCertPath": "cert.pem", "tlsKeyPath": "key.pem", "maxDelayTimeMills": 5}
+    program = servers.proxy(tmp_path, JARS, 20_030, "127.0.0.1:1", fields)
+    conf = json.loads((tmp_path / "proxy" / "rmq-proxy.json").read_text())
+    assert {name: conf[name] for name in fields} == fields
+    assert conf["tlsTestModeEnable"] is False
+    last = dict(flag.split("=") for flag in program.flags if "tls" in flag)
+    assert last == {"-Dtls.server.mode": "enforcing", "-Dtls.enable": "false"}

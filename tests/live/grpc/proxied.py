@@ -38,9 +38,9 @@ def new_topic(mq: LocalBroker, kind: str = "NORMAL", queues: int = 4) -> str:
     return topic
 
 
-def known(mq: LocalBroker, topic: str) -> frozenset[str]:
+def known(mq: LocalBroker, topic: str, **options: Any) -> frozenset[str]:
     """The types that a topic takes; the Proxy keeps for a while that there is none."""
-    given = parsed(mq)
+    given = parsed(mq, **options)
     try:
         session.sender(given).publish_queues(topic, Deadline.after(3), refresh=True)
         return session.message_types(given, topic, Deadline.after(3)) or frozenset()

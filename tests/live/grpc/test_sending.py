@@ -183,6 +183,12 @@ def test_an_endpoint_that_is_away_costs_nothing(proxied, nobody):
     assert {row["body"].decode() for row in stored(proxied, topic, 500)} == set(numbered(500))
 
 
+def test_tls_with_a_proxy_of_plain_text_is_an_error(proxied, certs):
+    with pytest.raises(errors.ConnectionLost, match=r"speaks no TLS.*option 'tls'") as said:
+        write(proxied, frame(body=["x"]), topic="t", sendTimeout="1s", numRetries=0, tls=True, tlsCaFile=certs.ca)
+    assert proxied.proxy_grpc in str(said.value)
+
+
 def test_an_endpoint_that_is_away_for_good_is_an_error(nobody):
     with pytest.raises(errors.ConnectionLost, match="gRPC port is reachable"):
         write(nobody, frame(body=["x"]), topic="t", sendTimeout="2s", connectTimeout="1s")

@@ -293,7 +293,7 @@ def test_proxy_endpoint__is_where_messages_over_grpc_go(proxied, nobody, write):
 
 
 def test_tls_server_name__is_what_the_certificate_bears(certs, write):
-    """A certificate for another name than the host; a server of the tests, for a local Proxy speaks plain text only."""
+    """A certificate for another name than the host; a server of the tests: for a Proxy with TLS see tests/live/grpc."""
     pair = Path(certs.key("elsewhere")).read_bytes(), Path(certs.cert("elsewhere")).read_bytes()
     taken: list[str] = []
 
