@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pyspark import TaskContext
 
 from rocketmq_spark.codes import RESERVED_PROPERTIES, Property
 from rocketmq_spark.localbroker.servers import PROXY
@@ -42,8 +43,19 @@ def of(record):
     return content(record.md5, record.tags, record.keys, own)
 
 
-def killed_when(mq, topic, count):
-    """The Proxy dies once so many messages are there, and comes back; when that was, in ms."""
+def held(until):
+    """Of four partitions the last two begin when the file ``until`` is there."""
+
+    def wait(batches):
+        while TaskContext.get().partitionId() >= 2 and not until.exists():
+            time.sleep(0.01)
+        yield from batches
+
+    return wait
+
+
+def killed_when(mq, topic, count, dead):
+    """The Proxy dies once so many messages are there, which makes the file ``dead``, and comes back; when that was, in ms."""
 
     def there():
         return sum(bounds.max_offset for bounds in mq.admin.describe_topic(topic).values())
@@ -52,16 +64,19 @@ def killed_when(mq, topic, count):
     died = time.time_ns() // 1_000_000
     mq.kill(PROXY)
     assert there() < ROWS, "it was killed too late"
+    dead.touch()
     mq.restart(PROXY)
     return died
 
 
-def written(mq, frame, topic):
+def written(mq, frame, topic, dead):
     """What the brokers have of a frame that was written while the Proxy died, and when that was."""
-    writer = frame.write.format("rocketmq").mode("append").option("transport", "grpc")
+    writer = (
+        frame.mapInArrow(held(dead), frame.schema).write.format("rocketmq").mode("append").option("transport", "grpc")
+    )
     writer = writer.option("proxyEndpoint", mq.proxy_grpc).option("topic", topic).option("batchMaxBytes", "4k")
     with ThreadPoolExecutor(1) as beside:
-        died = beside.submit(killed_when, mq, topic, ROWS // 3)
+        died = beside.submit(killed_when, mq, topic, ROWS // 3, dead)
         begun = time.monotonic()
         writer.save()
         seconds = time.monotonic() - begun
@@ -91,16 +106,16 @@ def killable():
         yield mq
 
 
-def test_rows_survive_the_proxys_death(spark, killable):
+def test_rows_survive_the_proxys_death(spark, killable, tmp_path):
     frame = spark.range(0, ROWS, 1, 4).selectExpr(*COLUMNS)
-    seen, died = written(killable, frame, new_topic(killable))
+    seen, died = written(killable, frame, new_topic(killable), tmp_path / "dead")
     assert {record.queue for record in account(seen, died)} == set(range(4))
 
 
-def test_groups_keep_their_order_over_the_proxys_death(spark, killable):
+def test_groups_keep_their_order_over_the_proxys_death(spark, killable, tmp_path):
     rows = spark.range(0, ROWS, 1, 4).selectExpr("id", *COLUMNS, f"{GROUP} shardingKey")
     frame = rows.repartition(4, "shardingKey").sortWithinPartitions("id").drop("id")
-    seen, died = written(killable, frame, new_topic(killable, "FIFO"))
+    seen, died = written(killable, frame, new_topic(killable, "FIFO"), tmp_path / "dead")
     groups = defaultdict(list)
     for record in account(seen, died):
         groups[record.properties[Property.SHARDING_KEY]].append((record.queue, int(record.properties["number"])))
