@@ -80,13 +80,58 @@ def _sink_columns() -> str:
     return "\n".join(lines) + "\n"
 
 
+# What helps where the text of an error names nothing better.
+REMEDIES = {
+    "AccessDenied": "check `accessKey` and `secretKey`, and that user's rights (security.md); `doctor` names what is missing",
+    "BrokerBusy": "lower the rate, or give the broker more threads or a faster disk; retries have been made",
+    "BrokerError": "read the broker's words and number, and the broker's log of that time",
+    "BrokerNotFound": "look at `rocketmq-spark broker status` whether that broker runs and is registered",
+    "CallTimeout": "look whether the broker is frozen or overloaded; raise `requestTimeout` where the way is long",
+    "CertificateRefused": "give the authority that signed it as `tlsCaFile`, or its name as `tlsServerName`",
+    "ClosedError": "make a new one, in the process that uses it",
+    "ConnectionLost": "look whether the server runs and can be reached from here: `rocketmq-spark doctor`, `addressMap`",
+    "DataLossError": "read on with `failOnDataLoss=warn`, which logs what is gone; have brokers keep messages for longer",
+    "DecodeError": "look at the message with `rocketmq-spark tail`; `badMessage` = `null` or `skip` goes on without it",
+    "GoAway": "nothing: the client connects anew",
+    "GroupNotFound": "check the name; a group is known when one of its members has been there, or somebody made it",
+    "InvalidParameter": "check the names of topic and group and the number of the queue",
+    "LocalBrokerError": "read the lines of the server's log in the text; `rocketmq-spark doctor` checks Java and ports",
+    "LocalProtocolError": "shorten what is too long, or say it in another way, as the text tells",
+    "MessageIllegal": "compare the message with the broker's `maxMessageSize` and its limits of delays",
+    "MessageRefused": "mend the row or message that is named; nothing was sent",
+    "NotFound": "check the id or key, and whether the message is older than what brokers keep",
+    "NotReadable": "give the topic, or the broker, its read permission back",
+    "NotSupported": "ask a server of the right kind (a broker, not a Proxy), or a newer one",
+    "OffsetError": "write positions as in options.md, and look at the queues with `rocketmq-spark topic describe`",
+    "OptionError": "correct the options that are listed; all are in options.md",
+    "RemoteProtocolError": "check that host and port are those of RocketMQ, and whether one side speaks TLS",
+    "RocketMQError": "read its text",
+    "RouteNotFound": "check the topic's name (`rocketmq-spark topic list`), and that brokers run",
+    "SelectorError": "mend the function that chooses queues; it must give one of those that it was given",
+    "SendFailed": "read the last cause in the text; raise `sendTimeout`, or keep a spool (spool.md)",
+    "ServerFault": "read the broker's log: its exception stands there",
+    "ServiceNotAvailable": "free the broker's disk, or write to its master",
+    "SpoolError": "look at its folder: another process may have it, or its disk is full; `rocketmq-spark spool`",
+    "SpoolFull": "raise `spoolMaxBytes`, or let the cluster come back: what is spooled is sent then",
+    "TopicNotFound": "wait for the broker's start, or make the topic there",
+}
+
+
 def errors_markdown() -> str:
-    """The table of errors as it stands in docs/errors.md: what each class says of itself."""
+    """The table of errors as it stands in docs/errors.md: what each class says of itself, and what helps."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.RocketMQError)]
-    lines = ["## Codes", "", "| code | class | may pass | what it means |", "| --- | --- | --- | --- |"]
+    lines = [
+        "## Codes",
+        "",
+        "| code | class | may pass | what it means | what helps |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for kind in sorted(kinds, key=lambda kind: str(kind.code)):
         meaning = " ".join((kind.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
-        lines.append(f"| `{kind.code}` | `{kind.__name__}` | {'yes' if kind.retriable else 'no'} | {meaning} |")
+        lines.append(
+            f"| `{kind.code}` | `{kind.__name__}` | {'yes' if kind.retriable else 'no'} | {meaning} "
+            f"| {REMEDIES[kind.__name__]} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -46,5 +46,6 @@ def test_every_code_of_an_error_stands_on_the_page_once() -> None:
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RocketMQError)
     ]
     assert len(kinds) > 25
+    assert {kind.__name__ for kind in kinds} == options_page.REMEDIES.keys()
     for kind in kinds:
         assert page.count(f"\n| `{kind.code}` |") == 1
