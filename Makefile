@@ -12,11 +12,12 @@ TRANSPORT ?= remoting
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
+# First what runs in memory, two files at a time; then what needs servers and Spark, as many: three take as long.
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
-test: java $(READY)
+test: java check
 	@nice -n 19 $(BIN)/python -m tests.fix_spark >/dev/null 2>&1 &
-	@$(MAKE) --no-print-directory check
-	@$(BIN)/python -m tests.passes $(OPTIONS)
+	@$(PYTEST) --complete=memory -n 2 --dist loadfile -m "not live and not spark and not slow" $(OPTIONS)
+	@$(PYTEST) --complete -n 2 --dist loadfile -m "live or spark or slow" $(OPTIONS)
 
 # The source on the oldest PySpark that is supported, in an environment of its own.
 test-4.2: java
