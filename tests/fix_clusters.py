@@ -23,11 +23,10 @@ from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.localbroker import LocalBroker, cluster, distro, servers
 from rocketmq_spark.options import DEFAULT_GROUP
 from rocketmq_spark.wire.header import Command
+from tests.fix_house import SHARED
 from tests.fix_proxy import FaultyProxy
 from tests.reading import feed
 
-# By the names of their fixtures, in the order in which their tests run.
-SHARED = ("secured", "encrypted", "elsewhere", "slaved", "two_brokers", "proxied")
 _running: dict[str, tuple[pytest.FixtureDef[Any], pytest.FixtureRequest]] = {}
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, core, settings
 
-from tests.fix_clusters import SHARED
-
 # What a test needs, by the fixture that gives it; tests that need less come first.
 NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
 # Folders and files whose tests start processes of their own come after the quick ones too.
@@ -32,6 +30,8 @@ SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_pla
 SESSION = "tests/spark/"
 # Folders whose single tests take minutes: where files are shared out, they must not be what the last process ends with.
 LONG = {"kill", "chaos", "notebooks", "examples"}
+# Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
+SHARED = ("secured", "encrypted", "elsewhere", "slaved", "two_brokers", "proxied")
 # Fixtures that start servers, and those that start Spark.
 CLUSTERS = {*SHARED, "make_cluster", "forgetful", "guarded", "killable", "growing", "hasty", "rooms", "sick"}
 SPARKS = {"spark", "start_script", "run_script"}

@@ -10,7 +10,7 @@ from tests.cli.conftest import documents
 from tests.fix_wheel import outside
 from tests.reading import read
 
-SMALL = ("--seconds", "8", "--rate", "100")
+SMALL = ("--seconds", "4", "--rate", "200")
 
 
 @pytest.mark.timeout(600)
