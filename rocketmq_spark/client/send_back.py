@@ -91,8 +91,8 @@ def copy_of(
         Property.DELAY: str(FIRST_RETRY_LEVEL + message.reconsume_times),
     }
     body, sys_flag = message.body, 0
-    if len(body) > COMPRESS_ABOVE and len(smaller := compression.compress(body)) < len(body):
-        body, sys_flag = smaller, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
+    if len(body) > COMPRESS_ABOVE and (packed := compression.smaller(body)) is not None:
+        body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
     if len(body) > MAX_BODY_BYTES:
         raise RocketMQError(f"its {len(body)} bytes are more than a broker takes", queue=str(message.queue))
     return SendRequest(

@@ -21,7 +21,7 @@ from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, Batch, key_wo
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.transport import CHOOSES, SELECTORS
-from rocketmq_spark.wire.compression import compress
+from rocketmq_spark.wire.compression import smaller
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import encode_properties, message_properties
@@ -168,12 +168,12 @@ def _deliver_at(value: object) -> dict[str, str]:
 
 
 def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) -> SendRequest:
-    """One message as the transport sends it; a large body is compressed, as Java does (zlib, level 5)."""
+    """One message as the transport sends it; a large body that shrinks is compressed, as Java does (zlib, level 5)."""
     body, sys_flag = bytes(prepared.message.body), 0
     kind = COMPRESSIONS[settings.compression]
     if kind is not None and len(body) >= settings.compress_above:
-        packed = compress(body, kind)
-        if len(packed) < len(body):
+        packed = smaller(body, kind)
+        if packed is not None:
             body, sys_flag = packed, int(SysFlag.COMPRESSED | kind)
     return SendRequest(
         group=settings.group,

@@ -1,5 +1,6 @@
 """Compressed bodies: Java's are read, ours are read back, and none grows beyond its bound."""
 
+import random
 import zlib
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
-from rocketmq_spark.wire.compression import compress, decompress
+from rocketmq_spark.wire import compression
+from rocketmq_spark.wire.compression import compress, decompress, smaller
 from tests.harness import check_decoder, outcome, peak_bytes, vectors
 
 KINDS = [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD]
@@ -87,3 +89,28 @@ def test_unknown_types():
             decompress(b"x", kind | SysFlag.COMPRESSED)
         with pytest.raises(LocalProtocolError, match="Unknown"):
             compress(b"x", kind)
+
+
+@pytest.mark.parametrize("kind", [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD])
+@pytest.mark.parametrize("size", [0, 1, 5_000, 65_535, 65_536, 1 << 20])
+def test_only_what_becomes_smaller_is_compressed(kind, size):
+    packed = random.Random(size).randbytes(size)
+    assert smaller(packed, kind) is None
+    text = b"abcdefgh" * (size // 8)
+    if size >= 5_000:
+        assert decompress(smaller(text, kind), kind) == text
+        assert len(smaller(text, kind)) < size
+
+
+@pytest.mark.parametrize("plain", ["start", "middle", "end"])
+def test_one_compressible_part_of_a_large_body_is_enough(plain):
+    parts = {name: random.Random(name).randbytes(100_000) for name in ("start", "middle", "end")} | {
+        plain: bytes(100_000)
+    }
+    body = b"".join(parts.values())
+    assert decompress(smaller(memoryview(body)), SysFlag.ZLIB) == body
+
+
+def test_a_large_body_that_was_compressed_before_is_sampled_only(monkeypatch):
+    monkeypatch.setattr(compression, "compress", lambda *_: pytest.fail("the whole of it"))
+    assert smaller(random.Random(1).randbytes(65_536)) is None
