@@ -94,3 +94,13 @@ def test_a_producer_sends(server: MockBroker) -> None:
 
 def test_codecs_that_are_not_there_are_named() -> None:
     assert run(LZ4) == [f"{name} needs the codecs of pyarrow, which is not installed" for name in ("lz4", "zstd")]
+
+
+def test_a_consumer_loads_numpy_when_it_has_a_backlog_only() -> None:
+    """Which takes 13 MiB."""
+    made = "import sys\nfrom rocketmq_spark import Consumer\nConsumer(name_server='127.0.0.1:1', group='g')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", made + "print({'numpy', 'pyarrow'} & set(sys.modules))"],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=True,
+    )  # fmt: skip
+    assert done.stdout == "set()\n"
