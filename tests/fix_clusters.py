@@ -11,9 +11,10 @@ import json
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -48,6 +49,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         fixture, request = _running.pop(name)
         fixture.finish(request)
 
+
+# Half a second of processor less for each start. Nothing can be delayed then, except by levels, and no topic be deleted.
+WITHOUT_TIMERS = {"timerWheelEnable": False}
 
 _AUTH = "org.apache.rocketmq.auth"
 ADMIN = {"accessKey": "admin", "secretKey": "adminsecret"}
@@ -90,7 +94,7 @@ class Secured:
 
 @pytest.fixture(scope="session")
 def secured() -> Iterator[Secured]:
-    with LocalBroker(conf=SECURED, quiet=True) as mq:
+    with LocalBroker(conf={**SECURED, **WITHOUT_TIMERS}, quiet=True) as mq:
         parsed = options.parse({"nameServer": mq.name_server, **ADMIN}).for_role("producer")
         admin = session.client(parsed).admin
         admin.create_group(DEFAULT_GROUP)
@@ -107,13 +111,13 @@ def proxied() -> Iterator[LocalBroker]:
 @pytest.fixture(scope="session")
 def slaved() -> Iterator[LocalBroker]:
     """A master with a slave; not to be broken."""
-    with LocalBroker(slaves=1, quiet=True) as mq:
+    with LocalBroker(slaves=1, conf=WITHOUT_TIMERS, quiet=True) as mq:
         yield mq
 
 
 @pytest.fixture(scope="session")
 def two_brokers() -> Iterator[LocalBroker]:
-    with LocalBroker(brokers=2, quiet=True) as mq:
+    with LocalBroker(brokers=2, conf=WITHOUT_TIMERS, quiet=True) as mq:
         yield mq
 
 
@@ -130,10 +134,15 @@ def pair(two_brokers: LocalBroker) -> LocalBroker:
 def make_cluster() -> Iterator[Callable[..., LocalBroker]]:
     """A function that starts a cluster for this test alone: brokers, slaves, conf and more, as LocalBroker takes them.
 
-    For what ``pair`` does not give: another configuration, slaves, stores that are lost, brokers that are added.
+    For what ``pair`` does not give: another configuration, slaves, stores that are lost, brokers that are added. Without
+    timers, as WITHOUT_TIMERS says.
     """
     with contextlib.ExitStack() as stack:
-        yield lambda **how: stack.enter_context(LocalBroker(**{"quiet": True, **how}))
+
+        def start(conf: Mapping[str, object] = MappingProxyType({}), **how: Any) -> LocalBroker:
+            return stack.enter_context(LocalBroker(quiet=True, conf={**WITHOUT_TIMERS, **conf}, **how))
+
+        yield start
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +78,7 @@ def broker(
         "store": home / "store",
     }
     path.write_text(config.with_lines(config.render(path.name, values), conf), encoding="utf-8")
+    _read_timers_from_now(home / "store")
     ports = tuple(port + distance for distance in loopback.BROKER_PORTS)
     main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
     return Program(spec.name, home, ports, main, arguments, jars, _BROKER_HEAP_MB, _flags(home))
@@ -100,6 +103,17 @@ def _home(data: Path, name: str) -> Path:
     (home / _TEMPORARY).mkdir(parents=True)
     (home / "logback.xml").write_text(config.template("logback.xml"), encoding="utf-8")
     return home
+
+
+def _read_timers_from_now(store: Path) -> None:
+    """Tell a new store that it has read its timers until now: it would look for them in each second of the last week.
+
+    The first of the eight-byte numbers in TimerCheckpoint's file, in milliseconds; without the others they are 0.
+    """
+    if not store.exists():
+        path = store / "config" / "timercheck"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(struct.pack(">q", int(time.time()) * 1000))
 
 
 def _flags(home: Path) -> tuple[str, ...]:

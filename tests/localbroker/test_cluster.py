@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,11 +34,15 @@ def _resident_mib(pid: int | None) -> int:
 
 
 def test_ready_means_messages_flow() -> None:
+    before = int(time.time())
     with LocalBroker() as mq:
         mq.create_topic("t")
         send(mq.name_server, "t", *BODIES)
         assert read(mq.admin, "t") == BODIES
         assert len(mq.admin.route("t").readable()) == 8
+        read_until = re.search(r"Timer recover ok currReadTimerMs:(\d+)", mq.logs("broker-a"))
+        assert read_until is not None
+        assert int(read_until[1]) >= before * 1000, "the broker looks for timers of last week"
 
 
 def test_small(record_property: pytest.RecordProperty) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import time
 from pathlib import Path
 
 from rocketmq_spark.localbroker import servers
@@ -42,6 +44,29 @@ def test_master_and_slave(tmp_path: Path) -> None:
     assert first["flushDiskType"] == "SYNC_FLUSH"
     assert first["mappedFileSizeCommitLog"] == "4194304"
     assert master.ports == (20_010, 20_008, 20_011)
+
+
+def test_a_new_store_has_no_timers_before_now(tmp_path: Path) -> None:
+    before = int(time.time())
+    program = servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
+    (read_until,) = struct.unpack(">q", _timer_checkpoint(program.home).read_bytes())
+    assert before * 1000 <= read_until <= time.time() * 1000
+    assert read_until % 1000 == 0, "RocketMQ counts timers by the second"
+
+
+def test_a_store_that_is_there_keeps_the_time_of_its_timers(tmp_path: Path) -> None:
+    path = _timer_checkpoint(tmp_path / "broker-a")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"as the broker left it")
+    servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
+    assert path.read_bytes() == b"as the broker left it"
+    path.unlink()
+    servers.broker(tmp_path, JARS, BrokerSpec("broker-a", 0), 20_010, "127.0.0.1:1", {})
+    assert not path.exists(), "a store without it may hold timers of last week"
+
+
+def _timer_checkpoint(home: Path) -> Path:
+    return home / "store" / "config" / "timercheck"
 
 
 def test_proxy(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from rocketmq_spark import foreach_batch_writer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.sink.report import total
+from tests.fix_clusters import WITHOUT_TIMERS
 from tests.fix_spark import wait_until
 from tests.live.writes import bodies, stored
 from tests.scale import scaled
@@ -46,7 +47,7 @@ def failed_tasks(spark: Any) -> int:
 def test_a_broker_killed_and_restarted_loses_no_row(
     spark: SparkSession, tmp_path: Path, record_property: Any, selector: str
 ) -> None:
-    with LocalBroker(brokers=2) as mq:
+    with LocalBroker(brokers=2, conf=WITHOUT_TIMERS) as mq:
         mq.create_topic("t", queues=4)
         query = (
             numbers(spark).writeStream.format("rocketmq").option("nameServer", mq.name_server).option("topic", "t")
@@ -91,7 +92,7 @@ def test_a_stream_in_update_mode_through_foreach_batch_survives_a_killed_broker(
     """The reports say which broker took what. Each task begins at any queue: one is killed when both had rows."""
     reports: list[Any] = []
     killed_in: list[int] = []
-    with LocalBroker(brokers=2) as mq:
+    with LocalBroker(brokers=2, conf=WITHOUT_TIMERS) as mq:
         mq.create_topic("t", queues=2)
         writer = foreach_batch_writer(name_server=mq.name_server, topic="t", send_timeout="60s")
 

@@ -23,7 +23,7 @@ from rocketmq_spark.session import Consumer, PullConsumer
 from rocketmq_spark.source.offsets import Offsets
 from tests.cli.conftest import eventually
 from tests.cli.test_lag import feed
-from tests.fix_clusters import ADMIN, Certificates, Secured
+from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
 from tests.mockbroker import MockBroker, ok
 from tests.reading import names
 from tests.source.test_checkpoint import entry
@@ -124,7 +124,7 @@ class TestOfServers:
 @pytest.fixture(scope="module")
 def sick() -> Iterator[LocalBroker]:
     """A broker whose settings are against its readers."""
-    conf = {"messageIndexEnable": False, "enablePropertyFilter": False, "fileReservedTime": 1}
+    conf = {**WITHOUT_TIMERS, "messageIndexEnable": False, "enablePropertyFilter": False, "fileReservedTime": 1}
     with LocalBroker(conf=conf, quiet=True) as mq:
         yield mq
 
