@@ -61,13 +61,13 @@ class Key(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One message: its encoded batch item and what its sender needs of the result. ``completion`` is the caller's."""
+    """One message: its encoded batch item and what its sender needs of the result. ``promise`` is the caller's."""
 
     item: bytes
     body_bytes: int
     msg_id: str
     keys: Sequence[str]
-    completion: Any
+    promise: Any
 
 
 @dataclass(slots=True, eq=False)
@@ -86,29 +86,33 @@ class Batch:
     encoded_bytes: int = 0
     keywords: dict[str, None] = field(default_factory=dict)
     keyword_bytes: int = 0
+    is_open: bool = True
 
     def __post_init__(self) -> None:
         self.keyword_bytes = len((self.key.tag or "").encode())
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, max_encoded_bytes: int) -> bool:
+        """Whether ``entry`` is in it now; not if the broker would refuse the batch then."""
+        encoded_bytes = self.encoded_bytes + len(entry.item)
+        if encoded_bytes > max_encoded_bytes or (entry.keys and not self._add_keywords(entry.keys)):
+            return False
         self.entries.append(entry)
         self.body_bytes += entry.body_bytes
-        self.encoded_bytes += len(entry.item)
-        if entry.keys:
-            self.keyword_bytes += self._new_keyword_bytes(entry)
-            self.keywords.update(dict.fromkeys(key_words(entry.keys)))
-
-    def has_room(self, entry: Entry, limits: BatchLimits) -> bool:
-        """Whether the broker would still take the batch with ``entry`` in it."""
-        if self.encoded_bytes + len(entry.item) > limits.max_encoded_bytes:
-            return False
-        return not entry.keys or self.keyword_bytes + self._new_keyword_bytes(entry) <= MAX_KEYWORD_BYTES
+        self.encoded_bytes = encoded_bytes
+        return True
 
     def body(self) -> bytes:
         return b"".join([entry.item for entry in self.entries])
 
-    def _new_keyword_bytes(self, entry: Entry) -> int:
-        return sum(len(word.encode()) + 1 for word in dict.fromkeys(key_words(entry.keys)) if word not in self.keywords)
+    def _add_keywords(self, keys: Sequence[str]) -> bool:
+        known = self.keywords
+        words = dict.fromkeys([word for word in key_words(keys) if word not in known])
+        keyword_bytes = self.keyword_bytes + sum([len(word.encode()) + 1 for word in words])
+        if keyword_bytes > MAX_KEYWORD_BYTES:
+            return False
+        known.update(words)
+        self.keyword_bytes = keyword_bytes
+        return True
 
 
 class Accumulator:
@@ -129,35 +133,39 @@ class Accumulator:
 
     def add(self, key: Key, entry: Entry, owner: Any, now_ms: int) -> Batch | None:
         """The batch that took the message; None when it must be sent alone: too much waits, or it is too large."""
-        if self.held_bytes >= self.limits.total_max_bytes or len(entry.item) > self.limits.max_encoded_bytes:
+        limits = self.limits
+        if self.held_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
             return None
         batch = self._open.get(key)
-        if batch is not None and not batch.has_room(entry, self.limits):
+        if batch is not None and not batch.add(entry, limits.max_encoded_bytes):
             self._close(batch)
             batch = None
         if batch is None:
             batch = self._start(key, owner, now_ms)
-            if len(self._open) > self.limits.max_open or not batch.has_room(entry, self.limits):
+            if len(self._open) > limits.max_open or not batch.add(entry, limits.max_encoded_bytes):
                 self._forget(batch)
                 return None
-        batch.add(entry)
         self.held_bytes += len(entry.item)
-        if batch.body_bytes > self.limits.max_bytes:
+        if batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
 
+    @property
+    def due_ms(self) -> int | None:
+        """When the next batch is old enough; None while none is open."""
+        by_age = self._by_age
+        while by_age and not by_age[0][2].is_open:
+            heapq.heappop(by_age)
+        return by_age[0][0] if by_age else None
+
     def ready(self, now_ms: int) -> bool:
         """Whether ``take`` would give anything."""
-        while self._by_age and self._open.get(self._by_age[0][2].key) is not self._by_age[0][2]:
-            heapq.heappop(self._by_age)
-        return bool(self._closed) or bool(self._by_age and self._by_age[0][0] <= now_ms)
+        return bool(self._closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
     def take(self, now_ms: int) -> list[Batch]:
         """The batches that leave now, oldest first. Each must be given back with ``done``, once."""
-        while self._by_age and self._by_age[0][0] <= now_ms:
-            batch = heapq.heappop(self._by_age)[2]
-            if self._open.get(batch.key) is batch:
-                self._close(batch)
+        while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
+            self._close(self._by_age[0][2])
         taken, self._closed = self._closed, []
         self._taken.update(taken)
         return sorted(taken, key=lambda batch: batch.created_ms)
@@ -184,6 +192,7 @@ class Accumulator:
         self._closed.append(batch)
 
     def _forget(self, batch: Batch) -> None:
+        batch.is_open = False
         del self._open[batch.key]
 
 

@@ -2,7 +2,7 @@
 
 Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. A driver: it owns
 the lock round the accumulator.
-Java polls with two guard threads; here each batch sets one call of the timer when it is started, and a synchronous
+Java polls with two guard threads; here the timer calls when the oldest batch is due, and a synchronous
 sender that waits longer than the batch may take sends it itself, so that nobody depends on the timer's thread. Java's
 accumulator dies with the first of the producers that share it; this one lives until the last has left, and all that
 waits is sent when one leaves.
@@ -24,7 +24,7 @@ from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, Batch, Entry, Key
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.outgoing import Outcome
-from rocketmq_spark.producer.pending import Callback, Pending
+from rocketmq_spark.producer.pending import Callback, Kept, Pending, Promise
 from rocketmq_spark.producer.results import split
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.timer import Timer
@@ -51,6 +51,7 @@ class Batcher:
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
         self.members = 0
+        self._call_ms: int | None = None  # when the timer calls
         self._closed = False
         self._timer = timer
         self._lock = threading.Lock()
@@ -66,10 +67,10 @@ class Batcher:
         now_ms = self._timer.now_ms()
         with self._lock:
             batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
-            started = batch is not None and len(batch.entries) == 1
             ready = self.accumulator.ready(now_ms)
-        if batch is not None and started:
-            self._timer.later((batch.due_ms - now_ms) / 1000, self.flush)
+            call_s = self._next_call(now_ms)
+        if call_s is not None:
+            self._timer.later(call_s, self._due)
         if ready:
             self.flush()
         return batch
@@ -78,8 +79,9 @@ class Batcher:
         """Send the batches that are due."""
         owners: dict[int, Owner] = {}
         refused = []
+        now_ms = self._timer.now_ms()
         with self._lock:  # held until each batch has its place in its queue, so that none overtakes another
-            for batch in self.accumulator.take(self._timer.now_ms()):
+            for batch in self.accumulator.take(now_ms):
                 answered = self._answered(batch)
                 if batch.owner.enqueue_batch(batch, answered):
                     owners[id(batch.owner)] = batch.owner
@@ -118,15 +120,38 @@ class Batcher:
         self.send_all()
         self._timer.close()
 
+    def _due(self) -> None:
+        """The timer calls."""
+        with self._lock:
+            self._call_ms = None
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                call_s = self._next_call(self._timer.now_ms())
+            if call_s is not None:
+                self._timer.later(call_s, self._due)
+
+    def _next_call(self, now_ms: int) -> float | None:
+        """In how many seconds the timer is to call, unless it will in time. To be asked with the lock, and done."""
+        due_ms, call_ms = self.accumulator.due_ms, self._call_ms
+        if due_ms is None or (call_ms is not None and call_ms <= due_ms):
+            return None
+        self._call_ms = due_ms
+        return max(0, due_ms - now_ms) / 1000
+
     def _answered(self, batch: Batch) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
             with self._lock:
                 self.accumulator.done(batch)
+            kept: dict[Pending, list[Kept]] = {}
             for entry, own in zip(batch.entries, _shares(outcome, len(batch.entries)), strict=True):
+                kept.setdefault(entry.promise.pending, []).append((entry.promise, own))
+            for pending, promises in kept.items():
                 try:
-                    entry.completion(own)
-                except Exception:  # one message's receiver must not keep the others from their results
-                    logger.exception("a result could not be handed over")
+                    pending.keep(promises)
+                except Exception:  # one sender's trouble must not keep the others from their results
+                    logger.exception("results could not be handed over")
 
         return done
 
@@ -147,15 +172,15 @@ class Membership:
 
     def add(
         self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None
-    ) -> tuple[Future[SendResult], Batch | None]:
+    ) -> tuple[Promise, Batch | None]:
         """The future result and the batch that took the message; no batch when it must be sent directly."""
         message = prepared.message
         key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
         item = encoding.batch_item(prepared)
-        result, completion = self._pending.expect(callback, prepared.msg_id)
+        result = self._pending.expect(callback, prepared.msg_id)
         batch = None
         try:
-            entry = Entry(item, len(message.body), prepared.msg_id, message.keys, completion)
+            entry = Entry(item, len(message.body), prepared.msg_id, message.keys, result)
             batch = self.batcher.add(key, entry, self._owner)
         finally:
             if batch is None:  # refused, or not taken: nothing is promised

@@ -184,11 +184,11 @@ class Producer(Closing):
             result, batch = self._membership.add(prepared, place.queue, waits=False, callback=callback)
             if batch is not None:
                 return result
-        result, completion = self._pending.expect(callback, prepared.msg_id)
+        result = self._pending.expect(callback, prepared.msg_id)
 
         def done(ended: Ended) -> None:
             outcome = ended.outcome
-            completion(_told(outcome, prepared) if isinstance(outcome, SendResult) else outcome)
+            self._pending.keep([(result, _told(outcome, prepared) if isinstance(outcome, SendResult) else outcome)])
 
         try:
             self._engine.submit(self._outgoing(prepared, place, deadline, done))

@@ -230,7 +230,7 @@ def test_2_15_an_accumulated_batch_has_one_tag_one_id_and_all_keys() -> None:
     batch = Batch(Key("T", None, False, "vip", True), None, 0, 10)
     for name, keys in (("A", ("k1", "k2")), ("B", ("k2", "k3"))):
         prepared = prepare(Message("T", b"x", keys=keys), name, SETTINGS)
-        batch.add(Entry(batch_item(prepared), 1, name, keys, None))
+        assert batch.add(Entry(batch_item(prepared), 1, name, keys, None), 1 << 20)
     request = accumulated_batch(batch, "BATCH", SETTINGS, 5)
     assert decode_properties(request.properties) == {
         "WAIT": "false", "UNIQ_KEY": "BATCH", "TAGS": "vip", "KEYS": "k1 k2 k3",
