@@ -9,13 +9,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _SHORTEST_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """A point on the monotonic clock by which a call with all its retries must end."""
+class Deadline(NamedTuple):
+    """A point on the monotonic clock by which a call with all its retries must end. A tuple: there is one for every send."""
 
     at: float
 

@@ -294,9 +294,8 @@ class SendStatus(enum.Enum):
     SPOOLED = "SPOOLED"
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """The broker's acknowledgement of one message or of one batch.
+class SendResult(NamedTuple):
+    """The broker's acknowledgement of one message or of one batch. A tuple, because there is one for every message.
 
     ``msg_id`` is the client's UNIQ_KEY (of a batch: all, joined by commas), ``queue_offset`` that of the first message,
     None when the broker's number belongs to an internal topic (delayed messages). What is SPOOLED has no offset, and a

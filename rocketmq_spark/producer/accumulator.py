@@ -106,12 +106,12 @@ class Batch:
 
     def _add_keywords(self, keys: Sequence[str]) -> bool:
         known = self.keywords
-        words = dict.fromkeys([word for word in key_words(keys) if word not in known])
-        keyword_bytes = self.keyword_bytes + sum([len(word.encode()) + 1 for word in words])
-        if keyword_bytes > MAX_KEYWORD_BYTES:
-            return False
-        known.update(words)
-        self.keyword_bytes = keyword_bytes
+        if new := {word: None for word in key_words(keys) if word not in known}:
+            keyword_bytes = self.keyword_bytes + len(codes.KEY_SEPARATOR.join(new).encode()) + 1
+            if keyword_bytes > MAX_KEYWORD_BYTES:
+                return False
+            known.update(new)
+            self.keyword_bytes = keyword_bytes
         return True
 
 

@@ -34,6 +34,9 @@ class Place(NamedTuple):
         return self.selection is None
 
 
+_ANYWHERE = Place()
+
+
 class Later(NamedTuple):
     """A spool takes what has no route yet; ``sender`` knows whether one may come."""
 
@@ -82,6 +85,8 @@ class Destinations:
             raise MessageRefused("a message goes to a queue or through a selector, not both", topic=message.topic)
         if selector is not None:
             return self._select(message, selector, how.arg, deadline)
+        if queue is None:
+            return _ANYWHERE
         self.check(message.topic, queue, deadline)
         return Place(queue)
 

@@ -8,8 +8,8 @@ is never changed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -22,10 +22,11 @@ from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.transport import CHOOSES, SELECTORS
 from rocketmq_spark.wire.compression import smaller
-from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from rocketmq_spark.wire.messages import encode_item
 from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import encode_properties, message_properties
 
+_BODIES = (bytes, bytearray, memoryview)
 _SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
 
 
@@ -51,8 +52,7 @@ class Waiting(NamedTuple):
     due_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A checked message with its id and its encoded properties; ``waiting`` if it is an envelope."""
 
     message: Message
@@ -96,18 +96,24 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
 
 def check_topic(topic: str) -> None:
     """Java's limits and alphabet, and the system topics that take no messages from clients."""
-    problem = topic_problem(topic or "")
-    if problem is None and is_send_forbidden(topic):
-        problem = f"Sending message to topic [{topic}] is forbidden."
+    problem = _topic_problem(topic)
     if problem:
         raise MessageRefused(problem.rstrip("."), topic=topic or None)
+
+
+@functools.lru_cache(1024)  # messages go to few topics
+def _topic_problem(topic: str) -> str | None:
+    problem = topic_problem(topic or "")
+    if problem is None and is_send_forbidden(topic):
+        return f"Sending message to topic [{topic}] is forbidden."
+    return problem
 
 
 def check_body(message: Message, settings: ProducerSettings) -> None:
     body: object = message.body
     if body is None:
         raise MessageRefused("the message body is null", topic=message.topic)
-    if not isinstance(body, bytes | bytearray | memoryview):
+    if not isinstance(body, _BODIES):
         raise MessageRefused(f"the message body is {type(body).__name__}; expected bytes", topic=message.topic)
     if not len(body):
         raise MessageRefused("the message body length is zero", topic=message.topic)
@@ -136,13 +142,15 @@ def _message_group(topic: str, how: How) -> dict[str, str]:
 
 def _timing_property(how: How) -> dict[str, str]:
     level, delay, moment = how.delay_level, how.delay, how.deliver_at
+    if level is None and delay is None and moment is None:
+        return {}
     if sum(value is not None for value in (level, delay, moment)) > 1:
         raise MessageRefused("a message can be delayed in one way only: delay_level, delay or deliver_at")
     if level is not None:
         return _level(level)
     if delay is not None:
         return _delay(delay)
-    return {} if moment is None else _deliver_at(moment)
+    return _deliver_at(moment)
 
 
 def _level(value: object) -> dict[str, str]:
@@ -189,7 +197,7 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
 def batch_item(prepared: Prepared) -> bytes:
     """The message as an item of a batch: with all its properties, since the broker adds none."""
     message = prepared.message
-    return encode_batch((BatchItem(message.body, prepared.properties, message.flag),))
+    return encode_item(message.body, prepared.properties, message.flag)
 
 
 def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:

@@ -6,7 +6,6 @@ in so far as it asks brokers what they do, and whether anybody takes envelopes; 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import random
 from collections.abc import Callable, Collection, MutableMapping, Sequence
@@ -140,7 +139,7 @@ def with_handle(result: SendResult, prepared: Prepared) -> SendResult:
     if waiting is None or queue is None or result.queue_offset is None:
         return result
     handle = DelayHandle(waiting.topic, queue.broker_name, queue.queue_id, waiting.due_ms, prepared.msg_id)
-    return dataclasses.replace(result, recall_handle=str(handle))
+    return result._replace(recall_handle=str(handle))
 
 
 def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:

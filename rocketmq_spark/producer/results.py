@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
@@ -20,7 +20,7 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
         result.msg_id or (result.offset_msg_id and _SEPARATOR not in result.offset_msg_id)
     )
     msg_id = (result.msg_id or batch_id or "") if stored_as_one else _SEPARATOR.join(ids)
-    return dataclasses.replace(result, msg_id=msg_id)
+    return result._replace(msg_id=msg_id)
 
 
 def split(result: SendResult, count: int) -> list[SendResult]:
@@ -34,7 +34,7 @@ def split(result: SendResult, count: int) -> list[SendResult]:
         return [result] * count
     ids = result.msg_id.split(_SEPARATOR)
     if result.status is SendStatus.SPOOLED:
-        return [dataclasses.replace(result, msg_id=msg_id) for msg_id in ids]
+        return [result._replace(msg_id=msg_id) for msg_id in ids]
     proxied = result.queue is not None and result.queue.queue_id < 0
     offset_ids = [None] * len(ids) if proxied else (result.offset_msg_id or "").split(_SEPARATOR)
     if len(ids) != count or len(offset_ids) != count:
@@ -44,14 +44,9 @@ def split(result: SendResult, count: int) -> list[SendResult]:
             topic=result.queue.topic if result.queue is not None else None,
             queue=str(result.queue),
         )
+    status, _, queue, first, _, transaction_id, _ = result
+    offsets: Iterable[int | None] = itertools.repeat(None) if first is None else itertools.count(first)
     return [
-        SendResult(
-            status=result.status,
-            msg_id=msg_id,
-            queue=result.queue,
-            queue_offset=None if result.queue_offset is None else result.queue_offset + i,
-            offset_msg_id=offset_id,
-            transaction_id=result.transaction_id,
-        )
-        for i, (msg_id, offset_id) in enumerate(zip(ids, offset_ids, strict=True))
+        SendResult(status, msg_id, queue, offset, offset_id, transaction_id)
+        for msg_id, offset, offset_id in zip(ids, offsets, offset_ids, strict=False)
     ]

@@ -81,6 +81,10 @@ class UniqKey:
         return cls(data[: -_UNIQ.size], *_UNIQ.unpack(data[-_UNIQ.size :]))
 
 
+# Process id, the text that ids begin with, what the counter's overflow is added to, the counter.
+_Source = tuple[int, str, int, "itertools.count[int]"]
+
+
 class UniqKeys:
     """Makes ids that no other process and no other moment makes; one instance serves a process and its forks.
 
@@ -92,9 +96,10 @@ class UniqKeys:
         self._rng = rng or random.SystemRandom()
         self._fixed_address = address
         self._month = (0, 0)
+        self._moment = (0, "")
         self._source = self._new_source()
 
-    def _new_source(self) -> tuple[int, str, int, itertools.count[int]]:
+    def _new_source(self) -> _Source:
         pid = os.getpid()
         address = self._fixed_address or self._rng.randbytes(_IP_BYTES[0])
         prefix = (address + struct.pack(">H", pid & 0xFFFF)).hex().upper()
@@ -102,21 +107,33 @@ class UniqKeys:
 
     def next(self, now_ms: int) -> str:
         """One id. Safe to call from several threads."""
-        return self.take(1, now_ms)[0]
+        _, prefix, loader, numbers = self._source_here()
+        moment, text = self._moment
+        return _uniq_key(prefix, loader, text if moment == now_ms else self._text(now_ms), next(numbers))
 
     def take(self, count: int, now_ms: int) -> list[str]:
         """``count`` ids of one moment."""
-        pid, prefix, loader, numbers = self._source
-        if os.getpid() != pid:  # a forked child would repeat its parent's ids
-            self._source = pid, prefix, loader, numbers = self._new_source()
+        _, prefix, loader, numbers = self._source_here()
+        text = self._text(now_ms)
+        return [_uniq_key(prefix, loader, text, n) for n in itertools.islice(numbers, count)]
+
+    def _source_here(self) -> _Source:
+        if os.getpid() != self._source[0]:  # a forked child would repeat its parent's ids
+            self._source = self._new_source()
+        return self._source
+
+    def _text(self, now_ms: int) -> str:
+        """The moment as it stands in an id."""
         begin_ms, end_ms = self._month
         if not begin_ms <= now_ms < end_ms:
             self._month = begin_ms, end_ms = month_of(now_ms)
-        month_ms = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
-        return [
-            f"{prefix}{(loader + (n >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{month_ms}{n & 0xFFFF:04X}"
-            for n in itertools.islice(numbers, count)
-        ]
+        text = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
+        self._moment = now_ms, text
+        return text
+
+
+def _uniq_key(prefix: str, loader: int, moment: str, n: int) -> str:
+    return f"{prefix}{(loader + (n >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{moment}{n & 0xFFFF:04X}"
 
 
 def month_of(now_ms: int) -> tuple[int, int]:

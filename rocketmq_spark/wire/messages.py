@@ -261,15 +261,17 @@ def crc_property(crc: int) -> str:
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
     """Body of SEND_BATCH_MESSAGE. The broker stores property strings as they are and adds nothing of its own."""
-    parts: list[Bytes] = []
-    for body, text, flag in items:
-        try:
-            properties = text.encode()
-            size = _MIN_ITEM_BYTES + len(body) + len(properties)
-            parts += (_ITEM.pack(size, 0, 0, flag, len(body)), body, _SHORT.pack(len(properties)), properties)
-        except (struct.error, UnicodeEncodeError) as exc:
-            raise MessageRefused(f"Message {len(parts) // 4} of a batch does not fit its layout: {exc}") from exc
-    return b"".join(parts)
+    return b"".join([encode_item(body, text, flag) for body, text, flag in items])
+
+
+def encode_item(body: Bytes, text: str, flag: int) -> bytes:
+    """One message of such a body, with its encoded property string."""
+    try:
+        properties = text.encode()
+        size = _MIN_ITEM_BYTES + len(body) + len(properties)
+        return b"".join((_ITEM.pack(size, 0, 0, flag, len(body)), body, _SHORT.pack(len(properties)), properties))
+    except (struct.error, UnicodeEncodeError) as exc:
+        raise MessageRefused(f"The message does not fit the layout of a batch: {exc}") from exc
 
 
 def _part_end(at: int, length: int, size: int) -> int:

@@ -89,14 +89,14 @@ def message_properties(message: Message, **system: str | None) -> dict[str, str 
         properties[Property.KEYS] = KEY_SEPARATOR.join(message.keys)
     if message.tags:
         properties[Property.TAGS] = message.tags
-    if message.properties:
-        for name in message.properties:
-            if is_reserved(name):
+    if own := message.properties:
+        for name in own:
+            if name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX):  # for a call takes as long
                 raise MessageRefused(f"Property {name} belongs to RocketMQ and cannot be set", topic=message.topic)
-        if "" in message.properties.values():
-            empty = next(name for name, value in message.properties.items() if value == "")
+        if "" in own.values():
+            empty = next(name for name, value in own.items() if value == "")
             raise MessageRefused(f"Property {empty!r} is empty; brokers drop such a one", topic=message.topic)
-        properties.update(message.properties)
+        properties.update(own)
     properties.update(system)
     return properties
 
