@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from benchmarks import harness, java, raw, spark, targets, workload
 from benchmarks.harness import Case, Cpu, Found, Result
-from rocketmq_spark import LocalBroker, Message, Producer
+from rocketmq_spark import LocalBroker, Producer
 
 # Of the messages of a read our writes have one in so many, peers and what goes message by message a part of those.
 SHARE, SLOWER = 8, 10
@@ -103,11 +102,9 @@ class Writes:
         return result
 
     def produced(self) -> Result:
-        name, body = self.topic(), bytes(self.size)
+        name = self.topic()
         with self._producer(auto_batch=True) as producer, self._timed(self.few) as result:
-            futures = [producer.send_async(_message(name, body, i)) for i in range(self.few)]
-            for sent in wait(futures).done:
-                sent.result()
+            workload.produce(producer, name, self.few, self.size)
             workload.wait_visible(self.broker, name, self.few)
         harness.expect("Producer", workload.visible(self.broker, name), self.few)
         return result
@@ -135,7 +132,7 @@ class Writes:
         with self._producer() as producer:
             for i in range(2 * SENDS):
                 begin = time.perf_counter()
-                producer.send(_message(name, body, i))
+                producer.send(workload.message(name, body, i))
                 took.append(1000 * (time.perf_counter() - begin))
         counted = sorted(took[SENDS:])
         return {"p50": counted[SENDS // 2], "p99": counted[SENDS * 99 // 100]}
@@ -151,8 +148,3 @@ class Writes:
     def _timed(self, count: int) -> AbstractContextManager[Result]:
         server, proxy = self.pids
         return harness.timed([server], count, proxies=[proxy])
-
-
-def _message(topic: str, body: bytes, i: int) -> Message:
-    properties = {"region": "eu-west", "amount": str(i)}
-    return Message(topic, body, tags=f"tag{i % 4}", keys=[f"key-{i}"], properties=properties)

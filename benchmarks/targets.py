@@ -93,6 +93,7 @@ PULL8, LITE, LITE32 = "Java pull consumer, 8 threads", "Java LitePull, defaults"
 CEILING, KAFKA = "Spark's ceiling, prebuilt batches", "spark-sql-kafka batch read"
 WRITE, KAFKA_WRITE, HASH = "Spark batch write", "spark-sql-kafka batch write", "Spark batch write by shardingKey"
 JAVA_BATCH = ("Java batches of 1 MiB, 2 threads", "Java autoBatch, asynchronous")
+PRODUCER = "Producer, autoBatch, asynchronous"
 SEND, DROP = "batch bodies sent, made before", "Spark's ceiling, rows dropped"
 SPARK_WHOLE, BULK_WHOLE = "Spark batch read, batch topic", "bulk pull, batch topic"
 ALONE_WHOLE, LITE_WHOLE = "pull and decode, no Spark, batch topic", "Java LitePull, 32 a pull, batch topic"

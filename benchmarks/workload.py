@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark import LocalBroker
+from rocketmq_spark import LocalBroker, Message, Producer
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Property, SysFlag
@@ -98,6 +98,19 @@ def fill_compressed(broker: LocalBroker, topic: str, count: int, body: bytes, ki
     for _ in range(count):
         _send(sender, queue, SendRequest("bench", packed, sys_flag=SysFlag.COMPRESSED | kind))
     wait_visible(broker, topic, count)
+
+
+def message(topic: str, body: bytes, i: int) -> Message:
+    """One of them as a producer takes it."""
+    properties = {"region": "eu-west", "amount": str(i)}
+    return Message(topic, body, tags=f"tag{i % 4}", keys=[f"key-{i}"], properties=properties)
+
+
+def produce(producer: Producer, topic: str, count: int, size: int) -> None:
+    """Hand ``count`` messages to ``producer`` and wait for all their results."""
+    body = os.urandom(size)
+    for future in [producer.send_async(message(topic, body, i)) for i in range(count)]:
+        future.result()
 
 
 def _send(sender: Sender, queue: MessageQueue, request: SendRequest) -> None:

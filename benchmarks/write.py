@@ -16,10 +16,10 @@ from benchmarks import harness, raw, spark, targets, workload
 from benchmarks.harness import Case, Found, Result
 from benchmarks.kafka import KafkaNode
 from benchmarks.read import java_run
-from rocketmq_spark import LocalBroker
+from rocketmq_spark import LocalBroker, Producer
 
-# Of the messages of a read a write has one in so many: it takes longer.
-SHARE = 2
+# Of the messages of a read a write has one in so many: it takes longer. What goes message by message has a part of those.
+SHARE, SLOWER = 2, 10
 _NUMBERS = itertools.count()
 
 
@@ -55,6 +55,7 @@ class Writes:
             Case(targets.HASH, lambda: self.batch(self.rows("concat('s-', id % 1000) shardingKey"))),
             Case("Spark topic to topic, AvailableNow", self.stream),
             Case(targets.DROP, self.drop),
+            Case(targets.PRODUCER, self.produced),
             Case(targets.JAVA_BATCH[0], lambda: self.peer("batch", self.size, 1 << 20, 2), warm_up=False),
             Case(targets.JAVA_BATCH[1], lambda: self.peer("auto", self.size), warm_up=False),
             Case(targets.JAVA_WHOLE, lambda: self.peer("batch", self.size, 1 << 20, 2, whole=True), warm_up=False),
@@ -102,6 +103,15 @@ class Writes:
     def drop(self) -> Result:
         with harness.timed([self.pid], self.count) as result:
             self.rows().write.format("ceiling").mode("append").save()
+        return result
+
+    def produced(self) -> Result:
+        name, few = self.topic(), max(1, self.count // SLOWER)
+        options: dict[str, Any] = {"name_server": self.broker.name_server, "group": "bench", "auto_batch": True}
+        with Producer(**options) as producer, harness.timed([self.pid], few) as result:
+            workload.produce(producer, name, few, self.size)
+            workload.wait_visible(self.broker, name, few)
+        harness.expect("Producer", workload.visible(self.broker, name), few)
         return result
 
     def to_kafka(self, kafka: KafkaNode) -> Result:

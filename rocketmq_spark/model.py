@@ -142,12 +142,16 @@ class BrokerData:
 
         ``read_from`` is the option: only ``master`` never leads to a slave.
         """
-        first = next(iter(self.slaves), None)
         if read_from == "slave":
-            return first or self.master
+            return self._first_slave or self.master
         if read_from == "hint":
-            return (self.addresses.get(suggested) if suggested != MASTER_ID else None) or self.master or first
+            wanted = self.addresses.get(suggested) if suggested != MASTER_ID else None
+            return wanted or self.master or self._first_slave
         return self.master
+
+    @property
+    def _first_slave(self) -> str | None:
+        return next(iter(self.slaves), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +315,8 @@ class SendResult(NamedTuple):
     recall_handle: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SendRequest:
-    """One send as the transport needs it: an encoded body with what goes into the request header.
+class SendRequest(NamedTuple):
+    """One send as the transport needs it: an encoded body with what goes into the request header. A tuple, as results are.
 
     ``body`` is a single message's (possibly compressed) body, or the encoded items when ``batch`` is true;
     ``properties`` is the encoded property string.

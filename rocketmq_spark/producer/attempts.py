@@ -13,7 +13,7 @@ fewer queues. Differences that are meant:
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,7 +86,8 @@ class Attempts:
     def __init__(self, policy: RetryPolicy, pinned: bool, rng: random.Random | None = None) -> None:
         self._policy = policy
         self._pinned = pinned
-        self._pauses = backoff(policy.first_pause_s, policy.max_pause_s, rng)
+        self._rng = rng
+        self._pauses: Iterator[float] | None = None
         self.count = 0
         self.last_broker: str | None = None
         self.brokers: list[str] = []
@@ -152,7 +153,11 @@ class Attempts:
 
     def _pause(self, brokers: Collection[str]) -> float:
         fresh = not self._pinned and bool(set(brokers) - set(self.brokers))
-        return 0.0 if fresh else next(self._pauses)
+        if fresh:
+            return 0.0
+        if self._pauses is None:
+            self._pauses = backoff(self._policy.first_pause_s, self._policy.max_pause_s, self._rng)
+        return next(self._pauses)
 
     def _over(self, outcome: SendResult | RocketMQError, late: bool) -> SendResult | RocketMQError:
         if self._kept is not None:

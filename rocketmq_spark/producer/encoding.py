@@ -242,7 +242,7 @@ def told(request: SendRequest, prepared: Sequence[Prepared]) -> SendRequest:
         Property.TAGS: tag or None,
         Property.KEYS: codes.KEY_SEPARATOR.join(words) if words and size <= MAX_KEYWORD_BYTES else None,
     }
-    return dataclasses.replace(request, properties=request.properties + encode_properties(more))
+    return request._replace(properties=request.properties + encode_properties(more))
 
 
 def accumulated_batch(batch: Batch, batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:

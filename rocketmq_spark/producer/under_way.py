@@ -48,19 +48,20 @@ class UnderWay:
         self._timer = timer
         self._queues: OrderedQueues[Sending] = OrderedQueues(self.in_flight.max_out)
         self._shut: dict[MessageQueue | None, RocketMQError] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # to enter and leave it costs less than its condition
+        self._changed = threading.Condition(self._lock)
         self._blocking: set[Sending] = set()
         self._closed = False
 
     def has_room(self, outgoing: Outgoing) -> bool:
         """Whether it is within the bounds; when closed there is nothing to wait for."""
-        with self._changed:
+        with self._lock:
             return self._has_room(outgoing)
 
     def wait_for_room(self, outgoing: Outgoing) -> None:
         """Until it is within the bounds; ``SendFailed`` in the end."""
         deadline = outgoing.deadline
-        with self._changed:
+        with self._lock:
             while not self._has_room(outgoing):
                 if deadline.expired:
                     raise SendFailed(
@@ -73,7 +74,7 @@ class UnderWay:
     def put(self, sending: Sending, brokers: int) -> RocketMQError | None:
         """Add it at the end of its queue's order, or say why what was before it failed. ``ClosedError`` when closed."""
         queue = sending.outgoing.ordered_queue
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise closed()
             self.in_flight.brokers = brokers
@@ -86,12 +87,12 @@ class UnderWay:
 
     def take(self) -> list[Sending]:
         """What may go out now."""
-        with self._changed:
+        with self._lock:
             return self._queues.take(self._timer.now_ms())
 
     def landed(self, sending: Sending, verdict: Outcome | Again) -> Landing | None:
         """It ended, or is to be sent again; None when it was given up before that."""
-        with self._changed:
+        with self._lock:
             if sending.finished:
                 return None
             behind: list[Sending] = []
@@ -104,25 +105,25 @@ class UnderWay:
 
     def block(self, sending: Sending) -> None:
         """A thread sends it by itself from now on."""
-        with self._changed:
+        with self._lock:
             self._blocking.add(sending)
 
     def unblock(self, sending: Sending) -> None:
         """The thread has its outcome."""
-        with self._changed:
+        with self._lock:
             self._blocking.discard(sending)
             self._changed.notify_all()
 
     def idle(self, deadline: Deadline) -> bool:
         """Whether everything has its outcome by then."""
-        with self._changed:
+        with self._lock:
             while (self.in_flight.requests or self._blocking) and not deadline.expired:
                 self._timer.hold(self._changed, deadline.remaining())
             return not self.in_flight.requests and not self._blocking
 
     def close(self) -> tuple[list[Sending], list[Sending]]:
         """Give up everything and take nothing more; what is given up, and what threads still wait for."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             left = self._queues.drop()
             for sending in left:

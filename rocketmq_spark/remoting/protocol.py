@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark import codes
 from rocketmq_spark.errors import RocketMQError
@@ -26,16 +25,14 @@ SMALL_BODY = 16 << 10
 WRITE_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Answered(Generic[W]):
+class Answered(NamedTuple, Generic[W]):
     """The answer to a request of ours, with what was kept for it."""
 
     waiter: W
     command: Command
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """A request of the server. ``reply`` is the answer to give when nobody handles it; None for one-way requests."""
 
     command: Command

@@ -123,6 +123,7 @@ def test_11_29_write(brokers, spark, capsys):
         targets.WRITE_WHOLE,
         targets.HASH,
         targets.DROP,
+        targets.PRODUCER,
         *targets.JAVA_BATCH,
         targets.JAVA_WHOLE,
     } <= found[f"write {SIZE}"].keys()
