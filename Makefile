@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest
 
+# Containers set it to stay small. Every process of Spark's, of the tests and of the demo would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group bench docs site site-check notebooks clean java
 .NOTPARALLEL:
 

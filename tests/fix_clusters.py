@@ -50,8 +50,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         fixture.finish(request)
 
 
-# Half a second of processor less for each start. Nothing can be delayed then, except by levels, and no topic be deleted.
+# Half a second of processor less for each start. Nothing can be delayed then, except by levels, no topic be deleted, and
+# what was popped does not come again.
 WITHOUT_TIMERS = {"timerWheelEnable": False}
+WITH_TIMERS = {"timerWheelEnable": True}
 
 _AUTH = "org.apache.rocketmq.auth"
 ADMIN = {"accessKey": "admin", "secretKey": "adminsecret"}
@@ -117,7 +119,7 @@ def slaved() -> Iterator[LocalBroker]:
 
 @pytest.fixture(scope="session")
 def two_brokers() -> Iterator[LocalBroker]:
-    with LocalBroker(brokers=2, conf=WITHOUT_TIMERS, quiet=True) as mq:
+    with LocalBroker(brokers=2, quiet=True) as mq:
         yield mq
 
 

@@ -42,7 +42,7 @@ def apart(fetched: Fetched) -> list[Look]:
             continue
         holes = [hole._replace(piece=i) for hole in stored_messages.holes(messages)]
         # An inner batch has offsets behind the one that stands in its head.
-        last = messages.any_flags & SysFlag.INNER_BATCH or (messages.head["queueOffset"] >= piece.limit).any()
+        last = messages.any_flags & SysFlag.INNER_BATCH or (messages.part("queueOffset") >= piece.limit).any()
         looks.append(Look(True, beyond and bool(last), holes))
     return looks
 

@@ -80,7 +80,7 @@ class Decoder:
                 whole = Fetched(fetched.buffer, fetched.pieces[: len(messages.pieces)])
                 yield from self._careful.batches(self._bounded(whole), portion_bytes)
                 return
-            messages = _begun(opened)
+            messages = _begun(messages, opened)
         yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
 
     @property
@@ -162,7 +162,7 @@ class Decoder:
             for row, why in reasons.items():
                 at = part.begin + row
                 queue = self.queues[int(messages.pieces[messages.piece_of_row[at]][0])]
-                self.bad.met(queue, int(messages.head["queueOffset"][at]), why)
+                self.bad.met(queue, int(messages.part("queueOffset")[at]), why)
             if self.bad.skips:
                 keep[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
@@ -186,12 +186,15 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
-def _begun(messages: StoredMessages) -> StoredMessages:
+def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
     """Without what lies before the start in an inner batch, which comes whole. Elsewhere an offset before the start is that
     of a message on a shifted index."""
-    starts = stored_messages.field(messages.pieces, "start")[messages.piece_of_row]
-    before = ((messages.sys_flags & _INNER) != 0) & (messages.head["queueOffset"] < starts)
-    return messages.keep(~before) if before.any() else messages
+    starts = stored_messages.field(stored.pieces, "start")
+    early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.piece_of_row])
+    if not early.any():
+        return messages
+    before = early[messages.record] & (messages.part("queueOffset") < starts[messages.piece_of_row])
+    return messages.keep(~before)
 
 
 def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMessages:
@@ -205,11 +208,11 @@ def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMess
     if not beyond.any():
         return messages
     limits = np.where(beyond, limits, 1 << 62)
-    inside = messages.head["queueOffset"] < limits[messages.piece_of_row]
+    inside = messages.part("queueOffset") < limits[messages.piece_of_row]
     if on_beyond is not None and not inside.all():
         odd = np.unique(messages.piece_of_row[~inside])
         limits[odd] = [piece.limit for piece in on_beyond([Piece(*row) for row in messages.pieces[odd].tolist()])]
-        inside = messages.head["queueOffset"] < limits[messages.piece_of_row]
+        inside = messages.part("queueOffset") < limits[messages.piece_of_row]
     return messages if inside.all() else messages.keep(inside)
 
 

@@ -63,14 +63,14 @@ def offset_message_ids(messages: StoredMessages) -> pa.Array:
     host = messages.part("storeHost")
     rows = np.empty((len(messages), 16), np.uint8)
     rows[:, :8] = _as_bytes(host)
-    rows[:, 8:] = _as_bytes(messages.head["commitLogOffset"])
+    rows[:, 8:] = _as_bytes(messages.part("commitLogOffset"))
     short = slices.hexadecimal(rows)
     long = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
     if not len(long):
         return short
     values = short.to_pylist()
     for row in long.tolist():
-        offset = messages.head["commitLogOffset"][row : row + 1].tobytes()
+        offset = messages.part("commitLogOffset")[row : row + 1].tobytes()
         values[row] = (_long_host(messages, row, stored=True) + offset).hex().upper()
     return pa.array(values, pa.string())
 

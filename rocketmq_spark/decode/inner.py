@@ -8,7 +8,8 @@ producer makes it is left to the careful path.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,46 +37,50 @@ def present(messages: StoredMessages) -> bool:
 
 def opened(messages: StoredMessages) -> StoredMessages | None:
     """With the messages of inner batches in place of these; None where one is not as it should be."""
-    outer = np.flatnonzero((messages.sys_flags & _INNER) != 0)
+    is_outer = (messages.sys_flags & _INNER) != 0
+    outer = np.flatnonzero(is_outer)
     unpacked = _unpacked(messages, outer)
     if unpacked is None:
         return None
     buffer, begins, ends = unpacked
-    starts = _starts(buffer, begins, ends)
-    if starts is None:
+    items = _items(buffer, begins, ends)
+    if items is None:
         return None
     counts = np.ones(len(messages), np.intp)
-    counts[outer] = [len(found) for found in starts]
-    items = np.concatenate(starts)
-    rows = np.repeat(np.arange(len(messages)), counts)
-    is_item = ((messages.sys_flags & _INNER) != 0)[rows]
-    # How manieth of its batch.
-    place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    counts[outer] = items.counts
+    record = np.repeat(np.arange(len(messages)), counts)
+    at = None if len(outer) == len(messages) else np.flatnonzero(is_outer[record])
     sys_flags = messages.sys_flags.copy()
     sys_flags[outer] &= ~_COMPRESSED
-    head = np.repeat(messages.head, counts)  # twenty times as fast as an index, for a structured array
-    head["sysFlag"] = sys_flags[rows]
-    head["queueOffset"] += place
-    head["flag"][is_item] = number_at(buffer, items + _FLAG_AT, ">i4")
-    made = replace(
+    offsets = messages.part("queueOffset") - (np.cumsum(counts) - counts)
+    return replace(
         messages,
         buffer=buffer,
-        starts=messages.starts[rows],
-        piece_of_row=messages.piece_of_row[rows],
-        head=head,
-        sys_flags=sys_flags[rows],
+        starts=messages.starts[record],
+        piece_of_row=messages.piece_of_row[record],
+        record=record,
+        own={
+            "queueOffset": np.arange(len(record)) + np.repeat(offsets, counts),
+            "flag": _in_place(messages.part("flag"), record, at, items.flags),
+        },
+        sys_flags=sys_flags[record],
         any_flags=int(np.bitwise_or.reduce(sys_flags)),
-        body_start=messages.body_start[rows],
-        body_end=messages.body_end[rows],
-        properties_start=messages.properties_start[rows],
-        properties_end=messages.properties_end[rows],
+        body_start=_in_place(messages.body_start, record, at, items.body_start),
+        body_end=_in_place(messages.body_end, record, at, items.body_end),
+        properties_start=_in_place(messages.properties_start, record, at, items.body_end + 2),
+        properties_end=_in_place(messages.properties_end, record, at, items.properties_end),
     )
-    lengths = number_at(buffer, items + _LENGTH_AT, ">i4").astype(np.int64)
-    made.body_start[is_item] = items + _BODY_AT
-    made.body_end[is_item] = items + _BODY_AT + lengths
-    made.properties_start[is_item] = made.body_end[is_item] + 2
-    made.properties_end[is_item] = made.properties_start[is_item] + number_at(buffer, made.body_end[is_item], ">u2")
-    return made
+
+
+def _in_place(
+    stored: npt.NDArray[Any], record: npt.NDArray[np.intp], at: npt.NDArray[np.intp] | None, items: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """What the stored messages have, ``items`` in the rows ``at``, or in all of them."""
+    if at is None:
+        return items
+    rows = stored[record]
+    rows[at] = items
+    return rows
 
 
 def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
@@ -99,41 +104,55 @@ def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[By
     return np.concatenate([*parts, np.zeros(_SLACK, np.uint8)]), begins, ends
 
 
-def _starts(buffer: Bytes, begins: Ints, ends: Ints) -> list[Ints] | None:
-    """Where the messages of each batch begin, by the sizes that they announce; None unless these are true."""
-    found = []
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        starts = np.array(_announced(buffer.data, begin, end), np.int64)
-        if not _true(buffer, starts, begin, end):
-            return None
-        found.append(starts)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """The messages of all batches: how many each batch has, and of each message its flag and where its parts lie."""
+
+    counts: list[int]
+    flags: npt.NDArray[Any]
+    body_start: Ints
+    body_end: Ints
+    properties_end: Ints
 
 
-def _announced(view: memoryview, at: int, end: int) -> list[int]:
-    """From size to size, the one step in Python that every message takes; sizes that lie are for ``_true`` to find.
+def _items(buffer: Bytes, begins: Ints, ends: Ints) -> _Items | None:
+    """By the sizes and lengths that they announce; None unless those say that they lie end to end and fill the batches."""
+    announced, counts = _announced(buffer.data, begins, ends)
+    starts = np.array(announced, np.int64)
+    filled = np.flatnonzero(np.array(counts, np.intp))
+    if (begins != ends)[np.array(counts, np.intp) == 0].any():
+        return None
+    stops = np.empty_like(starts)
+    stops[:-1] = starts[1:]
+    last = np.cumsum(counts)[filled] - 1
+    stops[last] = ends[filled]
+    body_start = starts + _BODY_AT
+    body_end = body_start + number_at(buffer, starts + _LENGTH_AT, ">i4")
+    if (body_end < body_start).any() or (body_end + 2 > stops).any():
+        return None
+    properties_end = body_end + 2 + number_at(buffer, body_end, ">u2")
+    # The size of a batch's last message leads nowhere: that one ends with the batch, on the careful path, too.
+    if not np.array_equal(properties_end, stops):
+        return None
+    return _Items(counts, number_at(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
 
-    As many steps as there can be messages, so that sizes of 0 or less end, too.
+
+def _announced(view: memoryview, begins: Ints, ends: Ints) -> tuple[list[int], list[int]]:
+    """Where messages begin, batch by batch, and how many each batch has; sizes that lie are for ``_items`` to find.
+
+    From size to size, the one step in Python that every message takes; as many steps as there can be messages, so that
+    sizes of 0 or less end, too.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []
-    append, last = starts.append, end - _SMALLEST
-    for _ in range((end - at) // _SMALLEST):
-        if not 0 <= at <= last:
-            break
-        append(at)
-        at += unpack(view, at)[0]
-    return starts
-
-
-def _true(buffer: Bytes, starts: Ints, begin: int, end: int) -> bool:
-    """Whether the messages lie end to end, and fill the batch, as far as their lengths say."""
-    if not len(starts):
-        return begin == end
-    stops = np.append(starts[1:], end)
-    lengths = number_at(buffer, starts + _LENGTH_AT, ">i4").astype(np.int64)
-    properties_at = starts + _BODY_AT + lengths
-    if (lengths < 0).any() or (properties_at + 2 > stops).any():
-        return False
-    sized = (starts + number_at(buffer, starts, ">i4") == stops).all()
-    return bool(sized and (properties_at + 2 + number_at(buffer, properties_at, ">u2") == stops).all())
+    counts = []
+    append = starts.append
+    for at, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        before, last = len(starts), end - _SMALLEST
+        for _ in range((end - at) // _SMALLEST):
+            if not 0 <= at <= last:
+                break
+            append(at)
+            at += unpack(view, at)[0]
+        counts.append(len(starts) - before)
+    return starts, counts

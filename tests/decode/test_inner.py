@@ -38,6 +38,21 @@ def batch(count: int, offset: int, codec: int = 0, **fields: object) -> bytes:
     return stored(body, text(INNER_NUM=str(count)), queue_offset=offset, sys_flag=flags, **fields)
 
 
+def _last(body: bytes) -> int:
+    """Where the last message of a batch begins."""
+    at = following = 0
+    while following < len(body):
+        at, following = following, following + struct.unpack_from(">i", body, following)[0]
+    return at
+
+
+def _changed(body: bytes, place: int, kind: str, by: int) -> bytes:
+    """With another number at ``place`` of the last message of a batch."""
+    changed, at = bytearray(body), _last(body) + place
+    struct.pack_into(kind, changed, at, struct.unpack_from(kind, body, at)[0] + by)
+    return bytes(changed)
+
+
 @pytest.fixture
 def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
@@ -57,6 +72,14 @@ def test_batches_as_producers_make_them_take_no_message_apart(fast_only: None, c
     assert found.column("queueOffset").to_pylist() == [*range(12, 319), *range(500, 540)]
     assert found.column("flag").to_pylist()[:6] == [12, 13, 14, 15, 16, 17]
     assert found.column("body").to_pylist()[6] == b"single"
+
+
+def test_hosts_of_both_lengths(fast_only: None) -> None:
+    """What lies behind a long one is moved in every message of the batch, and in no other."""
+    long, other = (bytes(range(16)), 5), (bytes(range(16, 32)), 6)
+    made = [batch(3, 0), batch(3, 3, born=long, reconsumed=2), batch(2, 6, stored=other, log_offset=77)]
+    fetched = fetch(Answer([*made, batch(4, 8, born=long, stored=other, reconsumed=9)], limit=12, next_offset=12))
+    assert both(fetched).column("reconsumeTimes").to_pylist() == [0] * 3 + [2] * 3 + [0] * 2 + [9] * 4
 
 
 def test_a_tag_filter_looks_at_the_messages_and_not_at_the_batch(fast_only: None) -> None:
@@ -107,8 +130,13 @@ def test_sizes_that_lie_are_believed_by_nobody() -> None:
         lambda body: body[:16] + struct.pack(">i", -1) + body[20:],
         lambda body: body[:16] + struct.pack(">i", 1 << 30) + body[20:],
         lambda body: struct.pack(">i", -5) + body[4:],
+        lambda body: body[:16] + struct.pack(">i", -(1 << 30)) + body[20:],
+        lambda body: _changed(body, 0, ">i", -1),
+        lambda body: _changed(body, 0, ">i", 1),
+        lambda body: _changed(body, 20 + len(items(3)[2].body), ">H", -1),
+        lambda body: b"ten bytes.",
     ],
-    ids=["cut", "more", "negative", "huge", "size"],
+    ids=["cut", "more", "negative", "huge", "size", "below", "smaller", "larger", "fewer properties", "too short"],
 )
 @pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "packed"])
 def test_a_damaged_batch_is_what_it_is_on_the_careful_path(damage: object, codec: int) -> None:

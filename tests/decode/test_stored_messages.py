@@ -46,7 +46,7 @@ def test_rows_know_their_answer():
     fetched = fetch(*answers, order=list(reversed(range(40))))
     found = stored_messages.locate(fetched.buffer, fetched.pieces)
     expected = [(i, 10 * i + j) for i in range(40) for j in range(i % 4)]
-    assert list(zip(found.piece_of_row.tolist(), found.head["queueOffset"].tolist(), strict=True)) == expected
+    assert list(zip(found.piece_of_row.tolist(), found.part("queueOffset").tolist(), strict=True)) == expected
 
 
 def long_answers(rng, answers, body):
@@ -102,7 +102,7 @@ def test_keeping_some_rows():
     fetched = one(*(stored(b"%d" % i, b"", queue_offset=i, sys_flag=i) for i in range(4)))
     found = stored_messages.locate(fetched.buffer, fetched.pieces).keep(np.array([False, True, False, True]))
     assert len(found) == 2
-    assert found.head["queueOffset"].tolist() == found.sys_flags.tolist() == [1, 3]
+    assert found.part("queueOffset").tolist() == found.sys_flags.tolist() == [1, 3]
 
 
 def test_nothing_at_all():

@@ -15,6 +15,7 @@ import pytest
 from rocketmq_spark.clock import Deadline, wait_until
 from rocketmq_spark.codes import DLQ_PREFIX
 from tests.chaos.group_run import say
+from tests.fix_clusters import WITH_TIMERS
 from tests.live.grpc.crew import Account, Crew, Popper, Sending, account
 from tests.live.grpc.proxied import forgotten, new_topic
 from tests.reading import read
@@ -46,7 +47,7 @@ def victims(crew: Crew) -> list[str]:
 @pytest.mark.timeout(1800)
 def test_nothing_is_lost_and_what_always_fails_is_a_dead_letter(make_cluster, tmp_path: Path):
     say(f"SEED={SEED}")
-    mq = make_cluster(proxy=LEAST_INVISIBLE)
+    mq = make_cluster(proxy=LEAST_INVISIBLE, conf=WITH_TIMERS)  # by which popped messages come again
     topic = new_topic(mq)
     crew = Crew.of(mq, topic, tmp_path, INVISIBLE_S, random.Random(SEED))
     for popper in crew.poppers:

@@ -11,6 +11,7 @@ from rocketmq_spark.errors import BrokerNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
+from tests.fix_clusters import WITH_TIMERS
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, feed, positions, read, rows
 
@@ -20,7 +21,7 @@ SHORT = {"requestTimeout": "1s", "numRetries": 3}
 @pytest.fixture
 def pair(make_cluster) -> LocalBroker:
     """A master and a slave that may be killed; topic ``orders``."""
-    mq = make_cluster(slaves=1)
+    mq = make_cluster(slaves=1, conf=WITH_TIMERS)  # without which no topic is deleted
     mq.create_topic("orders", 4)
     return mq
 
