@@ -68,7 +68,8 @@ class Batcher:
         with self._lock:
             batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
             ready = self.accumulator.ready(now_ms)
-            call_s = self._next_call(now_ms)
+            started = batch is not None and len(batch.entries) == 1
+            call_s = self._next_call(now_ms) if started else None
         if call_s is not None:
             self._timer.later(call_s, self._due)
         if ready:

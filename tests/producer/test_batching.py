@@ -93,6 +93,23 @@ def test_2_3_a_batch_leaves_when_it_is_old(bench: Bench) -> None:
     assert len(bench.sender.calls) == 1
 
 
+def test_2_7_the_timer_has_one_call_for_all_batches_and_every_batch_leaves_in_time(bench: Bench) -> None:
+    producer = bench.producer(auto_batch=True, batch_max_bytes=10)
+    bench.time.due.clear()
+    for tag in "abc":
+        producer.send_async(message(tag, tags=tag))
+        bench.time.advance(0.002)
+    producer.send_async(message("a" * 20, tags="a"))  # the oldest leaves before its time, and another one begins
+    producer.send_async(message("d", tags="d"))
+    assert len(bench.time.due) == 1
+    left = []
+    for _ in range(8):
+        left.append([bodies[0] for bodies in sent(bench)])
+        bench.time.advance(0.002)
+    assert left == [["a"]] * 3 + [["a", "b"], ["a", "b", "c"], [*"abcd"], [*"abcd"], [*"abcd"]]
+    assert bench.time.due == []
+
+
 def test_2_4_above_the_total_messages_are_sent_directly_and_what_was_held_returns_to_zero(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, total_batch_max_bytes=1000)
     bench.sender.script = [None]

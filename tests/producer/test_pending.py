@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.clock import Deadline, wait_until
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.pending import Pending
@@ -23,6 +24,49 @@ def test_a_completion_completes_the_future_and_calls_back_on_the_callbacks_threa
     assert seen == []
     bench.time.run_due()
     assert seen == [error]
+
+
+@pytest.mark.parametrize("first", ["waits", "keeps"])
+def test_a_promise_does_what_futures_of_python_do(bench: Bench, first: str) -> None:
+    """Whoever comes first: those who wait for it, of several threads, or the outcome."""
+    pending, called = Pending(bench.timer("x-callback")), []
+    promises = [pending.expect() for _ in range(3)]
+    outcomes = [ok(q("a:0"), SendRequest("g", b"x")), ConnectionLost("x"), ok(q("a:1"), SendRequest("g", b"x"))]
+
+    def keep() -> None:
+        pending.keep(list(zip(promises, outcomes, strict=True)))
+
+    def waited() -> tuple[set[object], set[object], list[object]]:
+        return set(as_completed(promises, 30)), set(wait(promises, 30).done), [p.exception(30) for p in promises]
+
+    if first == "keeps":
+        keep()
+    for promise in promises:
+        promise.add_done_callback(called.append)
+    with ThreadPoolExecutor(2) as pool:
+        threads = [pool.submit(waited) for _ in range(2)]
+        if first == "waits":
+            assert wait_until(lambda: all(len(p._waiters) == 2 for p in promises), Deadline.after(30), 0.001)
+            assert (called, [p.done() for p in promises]) == ([], [False] * 3)
+            with pytest.raises(TimeoutError):
+                promises[0].result(0)
+            keep()
+        found = [thread.result(30) for thread in threads]
+    assert found == [(set(promises), set(promises), [None, outcomes[1], None])] * 2
+    assert called == promises
+    assert [(p.done(), p.running(), p.cancel(), p.cancelled()) for p in promises] == [(True, False, False, False)] * 3
+    assert promises[2].result(0) is outcomes[2]
+    with pytest.raises(ConnectionLost):
+        promises[1].result(0)
+
+
+def test_promises_share_no_lock_that_python_takes_for_those_who_wait_for_several(bench: Bench) -> None:
+    """It takes them in the order of addresses, so that a shared one would come in any order, and two threads to a halt."""
+    pending = Pending(bench.timer("x-callback"))
+    one, other = pending.expect(), pending.expect()
+    assert len({id(one._condition), id(one._condition), id(other._condition)}) == 2
+    assert one._condition._lock is not other._condition._lock  # type: ignore[attr-defined]
+    assert not hasattr(one, "_other")
 
 
 def test_none_left_waits_for_every_completion(bench: Bench) -> None:
