@@ -25,6 +25,7 @@ FAST = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
+    "spark.python.daemon.module": "rocketmq_spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.python.udf.buffer.size": "1048576",
 }

@@ -82,11 +82,11 @@ def test_a_kind_of_test_that_never_ran_is_a_failure(inner: pytest.Pytester) -> N
     text = run(inner, "--complete", "-k", "test_live")
     assert "NOT COMPLETE: no test that needs a Spark has passed" in text
     assert "real broker" not in text
-    assert "NOT COMPLETE" not in run(inner, "--complete=memory", "-k", "test_live")
     assert "NOT COMPLETE" not in run(inner, "-n2", "--dist=loadfile", "--complete", "-k", "test_live or test_spark")
 
 
-@pytest.mark.parametrize("complete", ["--complete", "--complete=memory"])
-def test_a_test_that_did_not_run_is_a_failure(inner: pytest.Pytester, complete: str) -> None:
+def test_a_test_that_did_not_run_is_a_failure(inner: pytest.Pytester) -> None:
     inner.makepyfile(test_absent="import unittest\n\ndef test_absent(): raise unittest.SkipTest")
-    assert "NOT COMPLETE: 1 tests were skipped" in run(inner, complete, "-k", "test_live or test_spark or test_absent")
+    assert "NOT COMPLETE: 1 tests were skipped" in run(
+        inner, "--complete", "-k", "test_live or test_spark or test_absent"
+    )

@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from rocketmq_spark.localbroker.java import Java
 
 _LOG = logging.getLogger(__name__)
 _KEPT = 6
+# No dump takes as long.
+_LEFT_S = 3600
 CLASS_LIST = "classes.lst"
 _NUMBER = re.compile(r" id: \d+.*$")
 
@@ -74,6 +77,7 @@ class Archive:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.utime(lock.name)
                 if not self.path.exists():
                     self._run(homes, spawn)
         except BlockingIOError:
@@ -101,10 +105,14 @@ class Archive:
             path.unlink(missing_ok=True)
 
     def _prune(self) -> None:
+        """Without archives that others came after, and without what is left of dumps whose process was killed."""
         archives = sorted(self.path.parent.glob("*.jsa"), key=lambda p: p.stat().st_mtime, reverse=True)
         for path in archives[_KEPT:]:
             path.unlink(missing_ok=True)
-            path.with_suffix(".lock").unlink(missing_ok=True)
+        kept, old = {path.stem for path in archives[:_KEPT]}, time.time() - _LEFT_S
+        for path in self.path.parent.iterdir():
+            if path.stem not in kept and path.stat().st_mtime < old:
+                path.unlink(missing_ok=True)
 
 
 def _loaded_classes(homes: Sequence[Path]) -> dict[str, None]:

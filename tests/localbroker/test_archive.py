@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,27 @@ def test_old_archives_go(home: Path, jar: Path) -> None:
     left = list(folder.glob("*.jsa"))
     assert archive.path in left
     assert len(left) == 6
+
+
+def test_what_killed_dumps_left_goes_and_what_others_are_at_stays(home: Path, jar: Path) -> None:
+    folder = home / "archives"
+    folder.mkdir()
+    for name, age_s in (
+        ("left.classes", 7200),
+        ("left.log", 7200),
+        ("left.lock", 7200),
+        ("busy.lock", 60),
+        ("kept.lock", 7200),
+    ):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+    (folder / "kept.jsa").touch()
+    archive = Archive(folder, find_java(), [jar])
+    archive.path.with_suffix(".lock").touch()
+    os.utime(archive.path.with_suffix(".lock"), (0, 0))
+    _finish(archive, home)
+    mine = {archive.path.name, archive.path.with_suffix(".lock").name}
+    assert {p.name for p in folder.iterdir()} == {"busy.lock", "kept.jsa", "kept.lock", *mine}
+    assert archive.path.with_suffix(".lock").stat().st_mtime > time.time() - 3600, (
+        "others would think that it is nobody's"
+    )
