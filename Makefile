@@ -15,11 +15,12 @@ TRANSPORT ?= remoting
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
-# Two files at a time, the longest first: three take as long. Meanwhile to the checks, what makes Spark's JVMs start quicker.
-# How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
+# Three files at a time, the longest first, for many wait; meanwhile the sources are checked. Before, what makes Spark's JVMs start
+# quicker. How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java $(READY)
-	@$(BIN)/python -m tests.fix_spark >/dev/null 2>&1 & archive=$$!; $(MAKE) --no-print-directory check && { wait $$archive || true; }
-	@$(PYTEST) --complete -n 2 --dist loadfile $(OPTIONS)
+	@$(BIN)/python -m tests.fix_spark >/dev/null 2>&1 || true
+	@$(MAKE) --no-print-directory check & check=$$!; \
+	$(PYTEST) --complete -n 3 --dist loadfile $(OPTIONS); tests=$$?; wait $$check && exit $$tests
 
 # The source on the oldest PySpark that is supported, in an environment of its own.
 test-4.2: java

@@ -111,8 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
     if items and hasattr(items[0].config, "workerinput"):
-        # Of a file tests keep their order: they may share what those before them leave.
-        places = {path: -place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
+        # A file's place is that of its last test. Of a file tests keep their order: they may share what those before them leave.
+        places = {item.path: -place for place, item in enumerate(items)}
         items.sort(key=lambda item: (LONG.isdisjoint(item.path.parts), places[item.path]))
 
 

@@ -231,5 +231,5 @@ def run_script(start_script: Callable[..., Script]) -> Callable[..., Finished]:
     return lambda text, *arguments, **env: start_script(text, *arguments, **env).wait()
 
 
-if __name__ == "__main__":  # the Makefile has it made while the sources are checked
+if __name__ == "__main__":  # the Makefile has it made before they start
     _archive()
