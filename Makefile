@@ -15,10 +15,9 @@ TRANSPORT ?= remoting
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
-# Three files at a time, the longest first, for many wait; meanwhile the sources are checked. Before, what makes Spark's JVMs start
-# quicker. How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
+# Three files at a time, the longest first, for many wait; meanwhile the sources are checked.
+# How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java $(READY)
-	@$(BIN)/python -m tests.fix_spark >/dev/null 2>&1 || true
 	@$(MAKE) --no-print-directory check & check=$$!; \
 	$(PYTEST) --complete -n 3 --dist loadfile $(OPTIONS); tests=$$?; wait $$check && exit $$tests
 
@@ -73,7 +72,8 @@ clean:
 java:
 	@.ci/machine java
 
+# What of it is used is compiled when it is used: pip would compile all, one after the other.
 $(READY): setup.cfg pyproject.toml
 	@python=$$(.ci/machine python $(PYTHON)) && $$python -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,check]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[test,check]'
 	@touch $@

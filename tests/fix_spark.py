@@ -7,6 +7,7 @@ between. Tests that need another master, a fresh JVM or a violent end run a scri
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -77,11 +78,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _archive() -> Path:
-    """The archive, made now if it is not there."""
+    """The archive, made now if it is not there; by one of the processes that share out the tests, while the others wait."""
     java = hashlib.sha256(find_java().identity.encode()).hexdigest()[:8]
     archive = Path(sys.prefix, f"spark-{java}.jsa")
-    if not archive.exists():
-        _make_archive(archive)
+    with archive.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            _make_archive(archive)
     return archive
 
 
@@ -229,7 +232,3 @@ def start_script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
 def run_script(start_script: Callable[..., Script]) -> Callable[..., Finished]:
     """Runs a script to its end."""
     return lambda text, *arguments, **env: start_script(text, *arguments, **env).wait()
-
-
-if __name__ == "__main__":  # the Makefile has it made before they start
-    _archive()
