@@ -21,12 +21,10 @@ class Owner:
 
     def check(self, closed: bool) -> None:
         """Raises ``ClosedError`` in a fork, and when it was ``closed``."""
-        here = self.here
-        if here and not closed:
-            return
-        if not here:
+        if not self.here:
             raise ClosedError(
                 f"this {self._what} belongs to process {self._pid}, from which this one was forked",
                 remedy=f"Make a {self._what} in this process",
             )
-        raise ClosedError(f"the {self._what} is closed")
+        if closed:
+            raise ClosedError(f"the {self._what} is closed")

@@ -108,7 +108,7 @@ def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[By
 class _Items:
     """The messages of all batches: how many each batch has, and of each message its flag and where its parts lie."""
 
-    counts: list[int]
+    counts: npt.NDArray[np.intp]
     flags: npt.NDArray[Any]
     body_start: Ints
     body_end: Ints
@@ -117,10 +117,10 @@ class _Items:
 
 def _items(buffer: Bytes, begins: Ints, ends: Ints) -> _Items | None:
     """By the sizes and lengths that they announce; None unless those say that they lie end to end and fill the batches."""
-    announced, counts = _announced(buffer.data, begins, ends)
-    starts = np.array(announced, np.int64)
-    filled = np.flatnonzero(np.array(counts, np.intp))
-    if (begins != ends)[np.array(counts, np.intp) == 0].any():
+    announced, found = _announced(buffer.data, begins, ends)
+    starts, counts = np.array(announced, np.int64), np.array(found, np.intp)
+    filled = np.flatnonzero(counts)
+    if (begins != ends)[counts == 0].any():
         return None
     stops = np.empty_like(starts)
     stops[:-1] = starts[1:]

@@ -261,7 +261,13 @@ def crc_property(crc: int) -> str:
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
     """Body of SEND_BATCH_MESSAGE. The broker stores property strings as they are and adds nothing of its own."""
-    return b"".join([encode_item(body, text, flag) for body, text, flag in items])
+    parts: list[bytes] = []
+    for body, text, flag in items:
+        try:
+            parts.append(encode_item(body, text, flag))
+        except MessageRefused as e:
+            raise MessageRefused(f"Message {len(parts)} of a batch: {e.message}") from e.__cause__
+    return b"".join(parts)
 
 
 def encode_item(body: Bytes, text: str, flag: int) -> bytes:

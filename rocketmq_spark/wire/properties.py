@@ -91,7 +91,7 @@ def message_properties(message: Message, **system: str | None) -> dict[str, str 
         properties[Property.TAGS] = message.tags
     if own := message.properties:
         for name in own:
-            if name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX):  # for a call takes as long
+            if is_reserved(name):
                 raise MessageRefused(f"Property {name} belongs to RocketMQ and cannot be set", topic=message.topic)
         if "" in own.values():
             empty = next(name for name, value in own.items() if value == "")
