@@ -11,12 +11,15 @@ import fcntl
 import hashlib
 import json
 import os
+import py_compile
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +55,7 @@ CONF = {
 }
 
 
+_UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 # What every driver here loads, parsed once, so that a start takes half the time; and the quick compiler, for tests are short.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
 _ARCHIVE_VARIABLE = "SPARK_SUBMIT_OPTS"
@@ -84,8 +88,28 @@ def _archive() -> Path:
     with archive.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():
+            _compile_zips()
             _make_archive(archive)
     return archive
+
+
+def _compile_zips() -> None:
+    """Spark's Python processes import PySpark and py4j from zips without bytecode: each would compile again what it needs."""
+    import pyspark
+
+    for path in Path(pyspark.__file__).parent.glob("python/lib/*.zip"):
+        part = path.with_suffix(f".{os.getpid()}")
+        shutil.copy(path, part)
+        with zipfile.ZipFile(part, "a") as zipped, tempfile.TemporaryDirectory() as folder:
+            known = set(zipped.namelist())
+            source, code = Path(folder, "module.py"), Path(folder, "module.pyc")
+            for name in known:
+                if not name.endswith(".py") or name + "c" in known or "/tests/" in name:
+                    continue
+                source.write_bytes(zipped.read(name))
+                py_compile.compile(str(source), str(code), f"{path}/{name}", doraise=True, invalidation_mode=_UNCHECKED)
+                zipped.write(code, name + "c")
+        part.replace(path)
 
 
 def _make_archive(archive: Path) -> None:

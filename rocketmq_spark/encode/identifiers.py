@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rocketmq_spark.wire.identifiers import month_of
 
 # Two bytes as the four characters of their upper-case hex, in one word.
-_HEX = np.frombuffer("".join(f"{i:04X}" for i in range(1 << 16)).encode(), np.uint32)
+_HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
 _LOW = 1 << 16
 
 
