@@ -1,8 +1,8 @@
 """Spark's Python daemon, with what workers import loaded before they are forked: ``spark.python.daemon.module``.
 
-Spark forks a worker for each plan of a source, each commit of a sink and each task that finds none waiting, and each imports
-pyarrow, numpy and this package anew. Here the daemon has done so, once. The package must be installed where executors run, for
-what ``--py-files`` brings is not there yet when a daemon starts.
+Spark forks a worker for each task that finds none waiting, and each imports pyarrow, numpy and this package anew. Here the
+daemon has done so, once. The package must be installed where executors run, for what ``--py-files`` brings is not there yet when
+a daemon starts. Planning and commits have daemons of Spark's own, whatever is set (docs/upstream.md).
 
 Spark has its Python processes import PySpark from a zip without bytecode, so that each compiles what it needs, which takes
 longer than all else that it imports. The same modules lie beside that zip, and bytecode is kept of those.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 LOADED = (
     "numpy",
+    "pandas",  # pyarrow imports it when it is given Python's objects
     "pyarrow.compute",
     "rocketmq_spark.datasource",
     "rocketmq_spark.sink.task",

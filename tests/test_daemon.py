@@ -35,6 +35,15 @@ def test_all_that_workers_import_is_there_and_what_is_not_stops_nobody() -> None
     assert done.stdout.strip() == ""
 
 
+def test_what_plans_and_commits_does_not_import_pandas() -> None:
+    """A quarter of a second in each of Spark's processes for that, which nobody can prepare."""
+    look = (
+        "import sys; import rocketmq_spark.sink.writers, rocketmq_spark.source.stream; print('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_workers_are_forked_from_it(spark) -> None:
     def look(_: int) -> tuple[str, list[str], list[str]]:
         missing = [name for name in daemon.LOADED if name not in sys.modules]

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-NOTHING = pa.scalar(b"", pa.binary())
+# Not by ``pa.scalar``, which imports pandas to see whether it is given some of it: a quarter of a second in every process.
+NOTHING = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _ONE_ZERO = np.zeros(1, np.int32)
 
 

@@ -22,7 +22,7 @@ from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.transport import CHOOSES, SELECTORS
 from rocketmq_spark.wire.compression import smaller
-from rocketmq_spark.wire.messages import encode_item
+from rocketmq_spark.wire.messages import BatchItem, encode_batch, encode_item
 from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import encode_properties, message_properties
 
@@ -219,7 +219,7 @@ def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: Produc
             raise MessageRefused(
                 "The waitStoreMsgOK of the messages in one batch should be the same", topic=first.topic
             )
-    body = b"".join([batch_item(each) for each in prepared])
+    body = encode_batch(BatchItem(each.message.body, each.properties, each.message.flag) for each in prepared)
     if len(body) > settings.max_message_size:
         raise MessageRefused(
             f"the encoded batch has {len(body)} bytes, more than the {settings.max_message_size} allowed",

@@ -222,6 +222,9 @@ def test_2_25_what_an_explicit_batch_may_not_be() -> None:
         delayed = prepare(Message("T", b"1"), "ID", SETTINGS, how)
         with pytest.raises(MessageRefused, match="not supported for batching"):
             explicit_batch([delayed], "BATCH", SETTINGS, 0)
+    fits = prepare(Message("T", b"1"), "ID", SETTINGS)
+    with pytest.raises(MessageRefused, match=r"Message 1 of a batch: .* does not fit"):
+        explicit_batch([fits, fits._replace(properties="x" * 40_000)], "BATCH", SETTINGS, 0)
     with pytest.raises(MessageRefused, match="more than the 100 allowed"):
         batch_of(Message("T", b"1" * 60), Message("T", b"1" * 60), max_message_size=100)
 
