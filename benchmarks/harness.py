@@ -92,7 +92,11 @@ def family(without: Sequence[int]) -> Iterator[tuple[str, int]]:
             with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as comm:
                 kind = "jvm" if comm.read().strip() == "java" else "python"
             for task in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as children:
+                # A thread that ends now leaves its children to another one, and its process as it is.
+                with (
+                    contextlib.suppress(OSError),
+                    open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as children,
+                ):
                     queue += map(int, children.read().split())
             yield kind, pid
 

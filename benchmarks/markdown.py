@@ -22,7 +22,7 @@ def tables(document: dict[str, Any]) -> Iterator[str]:
         )  # fmt: skip
     for section, cases in document["figures"].items():
         yield from ("", f"**{section}**", "")
-        names = list(next(iter(cases.values())))
+        names = list(dict.fromkeys(name for figures in cases.values() for name in figures))
         yield from _row("", *(_title(name) for name in names))
         yield from _row("---", *("---:" for _ in names))
         for case, figures in cases.items():

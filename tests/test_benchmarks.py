@@ -110,12 +110,19 @@ def test_cpu_of_this_process_is_python():
     assert "server" not in {kind for kind, _ in before}
 
 
+def test_a_process_counts_although_a_thread_of_it_ends_meanwhile(monkeypatch):
+    there = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: ["no such thread", *there(path)])
+    assert ("python", os.getpid()) in list(harness.family([]))
+
+
 def test_markdown():
     document = {
         "targets": [{"target": "t", "size": None, "wanted": 1.0, "value": None, "two_core_bound": None, "held": None}],
-        "figures": {"stock 100": {"ours": {"median": 812.4, "python_us": 0.5}}},
+        "figures": {"stock 100": {"ours": {"median": 812.4, "python_us": 0.5}, "theirs": {"cpu": 0.25}}},
     }
     lines = list(markdown.tables(document))
     assert "| t |  | 1 | not measured |  |  |" in lines
-    assert "| ours | 812 | 0.50 |" in lines
-    assert "|  | median | python µs |" in lines
+    assert "| ours | 812 | 0.50 |  |" in lines
+    assert "| theirs |  |  | 0.25 |" in lines
+    assert "|  | median | python µs | cpu |" in lines
