@@ -61,4 +61,6 @@ def load(*names: str) -> None:
 if __name__ == "__main__":
     unzipped()
     load(sys.argv[1], *LOADED)
-    importlib.import_module("pyspark.daemon").manager()
+    from pyspark import daemon
+
+    daemon.manager()

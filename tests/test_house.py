@@ -99,7 +99,7 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration"
+    "pyspark": "daemon datasource decode.schema sink source.pushdown source.listener source.tasks source.readers cli registration"
     " delay.stream metrics source.progress notebook",
     "matplotlib": "notebook",
     "IPython": "notebook",
