@@ -15,7 +15,7 @@ TRANSPORT ?= remoting
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
-# Three files at a time, the longest first, for many wait; meanwhile the sources are checked.
+# Three processes share the tests, the longest first, for many wait; meanwhile the sources are checked.
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java $(READY)
 	@$(MAKE) --no-print-directory check & check=$$!; \
@@ -36,7 +36,8 @@ check: $(READY)
 soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-chaos soak-group)
 
 soak-pipelines: $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/live/loss tests/live/growth tests/live/batches tests/live/grpc/test_kills.py
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/live/loss tests/live/growth tests/live/batches tests/live/grpc/test_kills.py \
+		tests/live/consumer/test_retries.py tests/notebooks
 
 soak-properties: $(READY)
 	@$(PYTEST) -m property
@@ -47,8 +48,9 @@ soak-chaos: $(READY)
 soak-group: $(READY)
 	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(SECONDS) $(PYTEST) -s tests/chaos/group.py
 
+# QUICK=1: in ten minutes the ratios that users care about, for a change that must do them no harm.
 bench: java $(READY)
-	@$(BIN)/python -m benchmarks $(ARGUMENTS)
+	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGUMENTS)
 
 docs: $(READY)
 	@$(BIN)/python docs/write_options.py && $(BIN)/python -m rocketmq_spark.localbroker conf

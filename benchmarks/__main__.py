@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import (
@@ -29,14 +31,12 @@ from benchmarks.kafka import KafkaNode, connector_jars
 SECTIONS = ("codec", "read", "write", "grpc", "consume", "idle", "latency", "planning", "memory")
 # Takes long, and is asked for by name.
 MORE = ("growth",)
+QUICK = ("codec", "read", "write", "consume")
 
 
 def main() -> None:
     options = harness.arguments(__doc__ or "")
-    wanted = options.sections or SECTIONS
-    unknown = set(wanted).difference(SECTIONS + MORE)
-    if unknown:
-        raise SystemExit(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS + MORE)}")
+    wanted = _wanted(options)
     found: Found = {}
     with contextlib.ExitStack() as stack:
         kafka = None
@@ -80,6 +80,17 @@ def main() -> None:
             "targets": [v.as_json() for v in results],
         }
         Path(options.json).write_text(json.dumps(document, indent=1), "utf-8")
+
+
+def _wanted(options: argparse.Namespace) -> Sequence[str]:
+    """The sections that are measured; of a quick run few of their cases are."""
+    if options.quick:
+        harness.ONLY = targets.QUICK
+        options.sections = options.sections or list(QUICK)
+    unknown = set(options.sections).difference(SECTIONS + MORE)
+    if unknown:
+        raise SystemExit(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS + MORE)}")
+    return options.sections or SECTIONS
 
 
 if __name__ == "__main__":

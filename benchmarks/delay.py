@@ -39,8 +39,8 @@ class Service:
     """A node in a process of its own."""
 
     def __init__(self, mq: LocalBroker, folder: Path) -> None:
-        command = [sys.executable, "-m", "rocketmq_spark", "delay", "serve", "--json", "--name-server", mq.name_server,
-                   "--data", str(folder)]  # fmt: skip
+        command = [sys.executable, "-m", "rocketmq_spark", "delay", "serve", "--topic", "*", "--json",
+                   "--name-server", mq.name_server, "--data", str(folder)]  # fmt: skip
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         began = time.perf_counter()

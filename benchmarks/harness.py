@@ -20,6 +20,8 @@ CORES = os.cpu_count()
 SIZES = (100, 1024)
 # Whether cases run once before anything counts.
 WARM_UP = True
+# The cases that are measured; all of them while it is empty.
+ONLY: frozenset[str] = frozenset()
 
 # Section of a size to case to figures: what the report prints, the targets judge and --json writes.
 Found = dict[str, dict[str, dict[str, Any]]]
@@ -133,6 +135,7 @@ def say(text: str) -> None:
 
 def rounds(cases: Sequence[Case], repeats: int) -> None:
     """Run all cases in turns, so that a slow moment of the machine hits each of them; one turn before is not counted."""
+    cases = [case for case in cases if not ONLY or case.name in ONLY]
     for case in cases:
         if case.warm_up and WARM_UP:
             _attempt(case)
@@ -196,11 +199,17 @@ def arguments(description: str) -> argparse.Namespace:
         "--messages", type=int, help="messages of 100 B in a read; of 1 KiB, in a write and of slow peers: fewer"
     )
     parser.add_argument("--repeats", type=int, help="counted runs of each case")
-    parser.add_argument("--full", action="store_true", help="more messages and more runs, without a limit of time")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="more messages and more runs, without a limit of time")
+    size.add_argument(
+        "--quick",
+        action="store_true",
+        help="the ratios that users care about, in ten minutes: reads, writes, consumers",
+    )
     parser.add_argument("--no-kafka", action="store_true", help="without spark-sql-kafka and its broker")
     parser.add_argument("--json", metavar="FILE", help="where to write all figures")
     options = parser.parse_args()
-    options.messages = options.messages or (18_000_000 if options.full else 4_000_000)
+    options.messages = options.messages or (18_000_000 if options.full else 2_000_000 if options.quick else 4_000_000)
     options.repeats = options.repeats or (7 if options.full else 3)
     return options
 

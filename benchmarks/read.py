@@ -47,7 +47,7 @@ def run(broker: LocalBroker, session: SparkSession, kafka: KafkaNode | None, opt
                 ("stock", STOCK, reads.stock()),
                 ("raised", RAISED, reads.raised()),
                 ("cold", {**STOCK, **COLD}, reads.cold()),
-            ):
+            )[: 1 if harness.ONLY else None]:
                 broker.admin.update_broker_config("broker-a", conf)
                 harness.rounds(cases, options.repeats)
                 title = f"Reads of {count:,} messages, {size} B, {name} broker (thousand messages a second)"

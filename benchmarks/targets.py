@@ -106,6 +106,11 @@ MEMBER, PUSH = "Consumer, empty listener", "Java push consumer, empty listener"
 POLL, POLL_ARROW, LITE_POLL = "PullConsumer.poll", "PullConsumer.poll_arrow", "Java LitePull, 32 a pull"
 OURS, LOW, KAFKA_LATENCY = "rocketmq, defaults", "rocketmq, low_latency_conf()", "spark-sql-kafka, 8 partitions"
 
+# What ``--quick`` measures: ours, and the peers that users compare it with.
+QUICK = frozenset({
+    SPARK, STREAM, PULL8, LITE, LITE32, KAFKA, WRITE, HASH, KAFKA_WRITE, *JAVA_BATCH, MEMBER, PUSH, POLL_ARROW,
+})  # fmt: skip
+
 TARGETS: Sequence[Target] = (
     Target("decode, one core, all columns (M msg/s)", (3.0, 2.2), rate("codec", "decode, all columns")),
     Target("encode, one core (M msg/s)", (6.0, 3.4), rate("codec", "encode")),
@@ -187,6 +192,9 @@ TARGETS: Sequence[Target] = (
     ),
     Target("memory that a consuming member gains", (2.0,), figure("idle", "consuming", "grown"), True, "MiB"),
     Target("memory of a read task above the bare worker", (256.0,), largest("memory", "MiB"), True, "MiB"),
+    Target(
+        "memory that a write gains whose queue waits for its broker", (64.0,), largest("memory of a write", "MiB"), True, "MiB"
+    ),
 )  # fmt: skip
 
 
@@ -194,12 +202,16 @@ def verdicts(found: Found, targets: Sequence[Target] = TARGETS) -> Iterator[Verd
     """Every target with its figure, as far as the run measured it."""
     for target in targets:
         for size, wanted in zip(SIZES, target.wanted, strict=False):
-            try:
-                value: float | None = target.value(found, size)
-                bound = target.bound(found, size) if target.bound else None
-            except (KeyError, ZeroDivisionError):  # too short a run for the clock of CPU time
-                value = bound = None
+            value = _measured(target.value, found, size)
+            bound = _measured(target.bound, found, size) if target.bound and value is not None else None
             yield Verdict(target, size if len(target.wanted) > 1 else None, wanted, value, bound)
+
+
+def _measured(value: Value, found: Found, size: int) -> float | None:
+    try:
+        return value(found, size)
+    except (KeyError, ZeroDivisionError):  # a case that did not run, or too short a run for the clock of CPU time
+        return None
 
 
 def table(results: Sequence[Verdict]) -> Table:

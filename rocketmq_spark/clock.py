@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 _SHORTEST_S = 0.01
@@ -38,6 +39,20 @@ class Deadline(NamedTuple):
     def within(self, seconds: float) -> Deadline:
         """The earlier of this deadline and ``seconds`` from now: the share of one attempt."""
         return Deadline(min(self.at, time.monotonic() + seconds))
+
+
+def epoch_ms() -> int:
+    """Now, as times of messages are written."""
+    return time.time_ns() // 1_000_000
+
+
+def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
+    """``2026-01-31T12:00:00.000Z``; what no calendar has, for messages may bear any number, as ``@`` and the number."""
+    try:
+        moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"@{epoch_ms}"
+    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def wait_until(done: Callable[[], object], deadline: Deadline, every_s: float) -> bool:

@@ -13,8 +13,11 @@ import enum
 # routes, and above 475 a server that drains answers GO_AWAY instead of just closing.
 VERSION = 513
 FIRST_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for the user's own and deliver at once
+FIRST_WITH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the message nearest to it
 FIRST_WITH_ATTRIBUTES = FIRST_WITH_TIMERS  # of topics; older brokers leave them out
 TIMER_MAX_DELAY_S = 3 * 24 * 3600  # a broker's timerMaxDelaySec unless it is configured otherwise
+# A broker adds the time to it, and delivers at once what is negative then: half of what a long of Java holds.
+LONGEST_DELAY_MS = 1 << 62
 
 
 class SerializeType(enum.IntEnum):

@@ -221,6 +221,12 @@ class OptionError(RocketMQError, ValueError):
         return cls(problems[0] if len(problems) == 1 else "".join(f"\n  - {p}" for p in problems))
 
 
+class CheckpointMismatch(OptionError):
+    """The checkpoint is of another query: its positions are of another cluster, namespace, environment or set of topics."""
+
+    code = "ROCKETMQ_CHECKPOINT_MISMATCH"
+
+
 class MessageRefused(RocketMQError, ValueError):
     """Rows or messages that no broker would take, found before anything was sent."""
 

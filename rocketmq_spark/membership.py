@@ -15,10 +15,10 @@ from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A consumer as heartbeats describe it: what it wants of each topic, and since when (``version_ms``)."""
+    """A consumer as heartbeats describe it: what it wants of each topic, and since when."""
 
     subscriptions: Mapping[str, Filter]
-    version_ms: int = 0
+    versions_ms: Mapping[str, int] = field(default_factory=dict)
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"

@@ -48,6 +48,11 @@ METRICS = (
     Metric(
         "rocketmq_spark_progress_timestamp_seconds", "gauge", "When the last progress was made, in seconds since 1970"
     ),
+    Metric(
+        "rocketmq_spark_idle_timestamp_seconds",
+        "gauge",
+        "When the query was last seen idle: while this and the last progress are old, a batch is under way",
+    ),
     Metric("rocketmq_spark_lag_messages", "gauge", "Messages behind the end of the last batch; with gaps, offsets"),
     Metric("rocketmq_spark_behind_seconds", "gauge", "Since when the first of them has been seen to wait"),
     Metric("rocketmq_spark_queues", "gauge", "Queues that answer"),
@@ -86,6 +91,11 @@ class Figures:
         self._batch: int | None = None
         self._last: dict[str, Any] = {}
         self._at: float | None = None
+        self._idle_at: float | None = None
+
+    def idle(self, now_s: float) -> None:
+        """Spark says that there is nothing to read."""
+        self._idle_at = now_s
 
     def progress(self, told: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         """Take a progress in; gives the line that JSON has of it."""
@@ -102,6 +112,8 @@ class Figures:
         """What is known now: name, labels beside the query's, value."""
         last, name = self._last, "rocketmq_spark_{}".format
         yield name("query_active"), {}, float(self.active)
+        if self._idle_at is not None:
+            yield name("idle_timestamp_seconds"), {}, self._idle_at
         if not last:
             return
         known = {
@@ -169,7 +181,8 @@ class MetricsListener(StreamingQueryListener):
     for each progress: ``query`` and what ``progress(query)`` gives. ``writer`` is the ``foreach_batch_writer`` whose counts
     belong to the query of the name ``writer_query``, or to every query where that is not given.
 
-    A file that cannot be written is logged and disturbs no query. While a query is idle Spark tells no progress.
+    A file that cannot be written is logged and disturbs no query. While a query is idle Spark tells no progress, but now and then
+    that it is idle; while a batch is under way it tells nothing at all.
     """
 
     def __init__(
@@ -204,7 +217,10 @@ class MetricsListener(StreamingQueryListener):
         self._write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Does nothing at this ``event``: nothing changed that Spark tells."""
+        """The query of ``event`` has nothing to read: it does not wait within a batch."""
+        if str(event.id) in self._queries:
+            self._queries[str(event.id)].idle(time.time())
+            self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """The query of ``event`` ended; what it did stays in the text."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rocketmq_spark.codes import Perm, Property
+from rocketmq_spark.codes import KEY_SEPARATOR, Perm, Property
 
 MASTER_ID = 0
 
@@ -30,6 +30,10 @@ class MessageQueue(NamedTuple):
         return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
+def _words(keys: str) -> list[str]:
+    return [key for key in keys.split(KEY_SEPARATOR) if key]
+
+
 @dataclass(slots=True)
 class Message:
     """What a producer sends.
@@ -38,7 +42,7 @@ class Message:
         topic: Where to.
         body: Bytes, not empty.
         tags: One tag, by which consumers filter.
-        keys: Business keys, by which tools find the message; one or several.
+        keys: Business keys, by which tools find the message; a text of several has blanks between, a key none.
         properties: The user's own; tags and keys are kept apart from them.
         flag: A number of the user's, 32 bits with sign.
         wait_store_ok: False asks the broker to answer before the message is flushed and replicated.
@@ -56,7 +60,7 @@ class Message:
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, str):
-            self.keys = (self.keys,)
+            self.keys = _words(self.keys)
 
 
 @dataclass(slots=True)  # not frozen: to make one would take six times as long, and there is one for each message
@@ -101,7 +105,7 @@ class ReceivedMessage:
 
     @property
     def keys(self) -> list[str]:
-        return self.properties.get(Property.KEYS, "").split()
+        return _words(self.properties.get(Property.KEYS, ""))
 
     @property
     def msg_id(self) -> str:
@@ -122,15 +126,25 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """Addresses of one broker name by broker id; 0 is the master and may be missing while it is down."""
+    """Addresses of one broker name by broker id; 0 is the master and may be missing while it is down.
+
+    ``acting``: what stands at 0 is a slave that acts for a master that is down (a name server with ``supportActingMaster``).
+    It answers and may lack the last messages.
+    """
 
     broker_name: str
     cluster: str
     addresses: Mapping[int, str]
+    acting: bool = False
 
     @property
     def master(self) -> str | None:
         return self.addresses.get(MASTER_ID)
+
+    @property
+    def own_master(self) -> str | None:
+        """The master, if it is none that only acts: what this one lacks nobody has."""
+        return None if self.acting else self.master
 
     @property
     def slaves(self) -> list[str]:
@@ -368,6 +382,7 @@ class SpoolMetrics:
         dead_bytes: Their bytes.
         give_ups: All that were ever given up in this folder.
         delivered: Records that this process sent.
+        trouble: Why nothing can be read or written now, such as a full disk; None where all is well.
     """
 
     depth: int
@@ -377,3 +392,4 @@ class SpoolMetrics:
     dead_bytes: int
     give_ups: int
     delivered: int
+    trouble: str | None = None

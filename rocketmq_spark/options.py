@@ -344,7 +344,7 @@ class Options:
         p.string,
         None,
         _QUEUES,
-        'how many environments share the queues, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one queue',
+        'how many share the queues, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one. A stream\'s sink needs it',
     )
     group: str = _row(
         p.string,

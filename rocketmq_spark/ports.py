@@ -164,8 +164,11 @@ class OffsetReader(Protocol):
     """Which offsets queues have, and what brokers say about messages there."""
 
     @property
-    def late(self) -> bool:
-        """Whether a broker keeps a question of ``bounds`` or of a commit waiting that others were not held up by."""
+    def late(self) -> frozenset[str]:
+        """Brokers that keep a question of ``bounds`` or of a commit waiting that others were not held up by."""
+
+    def connection(self, broker_name: str) -> object:
+        """Something that stays equal as long as one connection to the broker's master serves: it was not away meanwhile."""
 
     def bounds(
         self,
@@ -184,8 +187,21 @@ class OffsetReader(Protocol):
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         """The end of each queue, also of those that are not read any more."""
 
-    def search_offsets(self, times_ms: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, int]:
-        """First offset stored at or after each queue's time. It may lie below the minimum: callers clamp it."""
+    def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
+        """How many queues of a topic the broker reads; None where nobody says (a Proxy, an old broker, no permission)."""
+
+    def search_offsets(
+        self,
+        times_ms: Mapping[MessageQueue, int],
+        deadline: Deadline,
+        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
+        group: str | None = None,
+    ) -> dict[MessageQueue, int]:
+        """First offset stored at or after each queue's time. It may lie below the minimum: callers clamp it.
+
+        With ``on_error`` queues whose question failed are left out. Old brokers give a message that is near: with a
+        ``group`` that is corrected.
+        """
 
     def committed(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline
@@ -195,8 +211,21 @@ class OffsetReader(Protocol):
     def store_time_ms(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> int | None:
         """When the message at ``offset`` was stored; None when there is none at exactly that offset."""
 
+    def store_times_ms(
+        self,
+        group: str,
+        offsets: Mapping[MessageQueue, int],
+        deadline: Deadline,
+        read_from: str = "master",
+        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
+    ) -> dict[MessageQueue, int]:
+        """``store_time_ms`` of many queues at once, without those that have no message there.
+
+        Nor are those there whose question fails, of which ``on_error`` is told.
+        """
+
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
-        """Bytes and number of some messages from ``offset`` on."""
+        """Bytes of some messages from ``offset`` on, and how many offsets they take; 0 and 0 where there are none."""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
         """Whether a Proxy answers for a broker: it compiles no filters."""
@@ -216,8 +245,8 @@ class OffsetCommitter(Protocol):
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
         """Ids of clients that consume as ``group`` now, as one broker knows them."""
 
-    def create_group(self, group: str) -> None:
-        """Make the group on all brokers."""
+    def create_group(self, group: str, brokers: Sequence[str]) -> None:
+        """Make the group on these brokers, by name. Where it exists its settings become the brokers' defaults."""
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:
         """Make the topic by which tools look a group up; returns when it can be seen."""
@@ -280,7 +309,8 @@ class GroupMember(Protocol):
         """What the group wants of each topic, as one broker heard it from the member that spoke last."""
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
-        """The group's offset, None only where the broker says that there is none; any other failure is raised.
+        """The group's offset, None only where the master says that there is none; any other failure is raised. A slave may not
+        have heard of an offset yet.
 
         With ``young_at_zero`` the broker also says 0 for a queue without an offset whose first message is still in its
         memory: so do members in Java start, and nobody skips what a young topic has (``ConsumerManageProcessor``).

@@ -10,7 +10,11 @@ which tears nothing. docs/upstream.md has the proof.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from rocketmq_spark.datasource import RocketMQDataSource
 from rocketmq_spark.workers import warn_if_workers_differ
@@ -29,10 +33,22 @@ def register(spark: SparkSession) -> None:
     if context is not None:
         warn_if_workers_differ(str(context.pythonExec))
         # The source that Spark found by itself serves the sessions that do not call this.
-        _complete_environment(spark)
+        _try_to_complete_environment(spark)
     spark.dataSource.register(RocketMQDataSource)
     if context is not None:
+        _try_to_complete_environment(spark)
+
+
+def _try_to_complete_environment(spark: SparkSession) -> None:
+    """It goes through what is no interface of Spark's, which another Spark may have changed: the source works all the same."""
+    try:
         _complete_environment(spark)
+    except (Py4JError, PySparkException, AttributeError, TypeError) as e:
+        warnings.warn(
+            f"streams of format 'rocketmq' that start at once may end each other ({type(e).__name__}: {str(e)[:200]}): this "
+            "Spark is another one than those that rocketmq_spark was tested with. Start one after the other",
+            stacklevel=3,
+        )
 
 
 def _complete_environment(spark: SparkSession) -> None:

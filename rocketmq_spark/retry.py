@@ -1,8 +1,8 @@
 """What is asked again when it failed, and what an error says after a time of trying.
 
-That is the first cause, for the last question of an expired deadline explains nothing: a broker dies, its route goes, and
-when patience ends the name server has no time left to answer in. "No name server answers" would be the last error, of the
-one server that was well.
+That is the first cause, and what was said last in time. The question that an expired deadline cut short explains nothing: a
+broker dies, its route goes, and when patience ends the name server has no time left to answer in. "No name server answers"
+would be the last error, of the one server that was well.
 """
 
 from __future__ import annotations
@@ -26,25 +26,29 @@ class Trouble:
     """Errors from the first one until something succeeds."""
 
     first: RocketMQError | None = None
+    last: RocketMQError | None = None
     since: float = 0.0
     tries: int = 0
 
-    def note(self, error: RocketMQError, now: float) -> None:
+    def note(self, error: RocketMQError, now: float, cut_short: bool = False) -> None:
+        """Another error; ``cut_short`` if it came of a deadline that expired while it was asked."""
         if self.first is None:
             self.first, self.since = error, now
+        if self.last is None or not cut_short:
+            self.last = error
         self.tries += 1
 
     def clear(self) -> None:
-        self.first, self.since, self.tries = None, 0.0, 0
+        self.first, self.last, self.since, self.tries = None, None, 0.0, 0
 
-    def cause(self, last: RocketMQError, now: float) -> RocketMQError:
-        """The error to raise: the first one with how often and how long was tried, and what was said at last.
+    def cause(self, error: RocketMQError, now: float) -> RocketMQError:
+        """What to raise in place of ``error``: the first one with how often and how long was tried, and what was said last.
 
         A single error stands for itself, and so does one that no waiting heals.
         """
-        first = self.first
-        if first is None or first is last or not last.retriable:
-            return last
+        first, last = self.first, self.last
+        if first is None or last is None or self.tries < 2 or not error.retriable:
+            return error
         ending = [f"at last: {last.message}", last.remark] if last.message != first.message else []
         remark = "; ".join(part for part in (first.remark, *ending) if part) or None
         return type(first)(
@@ -57,12 +61,12 @@ class Trouble:
             first.remedy or last.remedy,
         )
 
-    def give_up(self, last: RocketMQError, now: float) -> NoReturn:
-        """Raise ``cause``, which came of ``last`` unless it is that."""
-        cause = self.cause(last, now)
-        if cause is last:
-            raise last
-        raise cause from last
+    def give_up(self, error: RocketMQError, now: float) -> NoReturn:
+        """Raise ``cause``, which came of ``error`` unless it is that."""
+        cause = self.cause(error, now)
+        if cause is error:
+            raise error
+        raise cause from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,9 @@ class Retry:
             try:
                 return ask()
             except RocketMQError as e:
-                trouble.note(e, time.monotonic())
-                if deadline is not None and deadline.expired and e.retriable:
+                over = deadline is not None and deadline.expired and e.retriable
+                trouble.note(e, time.monotonic(), cut_short=over)
+                if over:
                     trouble.give_up(e, time.monotonic())
                 if not e.retriable or left == 0:
                     raise

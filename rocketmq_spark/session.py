@@ -57,7 +57,7 @@ from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.retry import Retry
-from rocketmq_spark.spool.settings import SpoolSettings
+from rocketmq_spark.spool.settings import SpoolSettings, owner_of
 from rocketmq_spark.timer import Timer
 
 if TYPE_CHECKING:
@@ -210,20 +210,16 @@ class Producer(engine.Producer):
 
 
 def _store(path: Path, options: Options, told: SpoolSettings | None = None) -> Store:
-    """The store of a folder, which holds sends of the environment of the options only: they are sent into it."""
+    """The store of a folder, which holds sends of the cluster, namespace and environment of the options only."""
     from rocketmq_spark.spool.store import Store
 
     store = Store(path, told.sync, told.max_bytes) if told is not None else Store(path)
     try:
-        store.belong(_owner(options))
+        store.belong(owner_of(options))
     except BaseException:
         store.close()
         raise
     return store
-
-
-def _owner(options: Options) -> str:
-    return f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
 
 
 def resending(
@@ -260,7 +256,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     with process.lock():
         connection = options.transport, options.proxy_endpoint, _connection_key(options)
-        key = (told.folder, told.sync, told.max_bytes, _owner(options), options.environments, connection)
+        key = (told.folder, told.sync, told.max_bytes, owner_of(options), options.environments, connection)
         spools: dict[object, SendSpool] = process.kept(_SPOOLS)
         if key not in spools:
             spools[key] = resending(folders.claim(told.folder, make), sender(options), settings)
@@ -309,7 +305,7 @@ class Consumer(group_consumer.Consumer):
             told = PopSettings.of(parsed)
             super().__init__(pop_member(parsed), told)
             return
-        settings = ConsumerSettings.of(parsed)
+        settings = ConsumerSettings.of(parsed, scope(parsed).on_wire)
         super().__init__(member(parsed), settings, Make(read_ahead=_read_ahead(parsed, settings.group)))
 
 
@@ -323,7 +319,7 @@ class PullConsumer(pull_consumer.PullConsumer):
         parsed = options_table.parse(options).for_role("pull consumer")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = PullConsumerSettings.of(parsed)
+        settings = PullConsumerSettings.of(parsed, scope(parsed).on_wire)
         super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
 
 
@@ -348,7 +344,8 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
 def _arrow(parts: Sequence[Part]) -> Any:
     from rocketmq_spark.decode.polled import batch_of  # here, for who polls messages needs no Arrow
 
-    return batch_of(((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
+    begun = {part.queue: part.begun for part in parts if part.begun > part.start}
+    return batch_of((((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts), begun)
 
 
 def _read_ahead(options: Options, group: str) -> ReadAhead | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from queue import Empty, SimpleQueue
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from rocketmq_spark.failures import start_thread
 
 
 class Timer:
@@ -65,11 +64,10 @@ class Timer:
         with self._lock:
             if self._closed:
                 return
+            if self._thread is None:  # before the call is noted: where there is no thread, the caller hears of it
+                self._thread = start_thread(self._name, self._run)
             entry = (time.monotonic() + seconds, next(self._numbers), call)
             heapq.heappush(self._due, entry)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
             is_next = self._due[0] is entry
         if is_next:
             self._wakes.put(None)
@@ -105,10 +103,7 @@ class Timer:
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
-            try:
-                call()
-            except Exception:
-                logger.exception("a call of %s failed", self._name)
+            call()
 
     def _next(self) -> Callable[[], None] | None:
         while True:
@@ -118,5 +113,5 @@ class Timer:
                 wait = self._due[0][0] - time.monotonic() if self._due else None
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._due)[2]
-            with contextlib.suppress(Empty):
-                self._wakes.get(timeout=wait)
+            with contextlib.suppress(Empty):  # a wait of centuries is more than a lock takes
+                self._wakes.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))

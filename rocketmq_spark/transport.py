@@ -26,6 +26,18 @@ NO_ADMINISTRATION = (
 SELECTORS = ("roundRobin", "random", "hash")
 CHOOSES = "over gRPC the Proxy chooses the queue"
 
+# Options that say nothing without another, by field: whoever forgets that one would talk in plain text, or without a name.
+NEEDS = {
+    "tls_ca_file": ("tlsCaFile", "tls", "tls"),
+    "tls_cert_file": ("tlsCertFile", "tls", "tls"),
+    "tls_check_hostname": ("tlsCheckHostname", "tls", "tls"),
+    "tls_server_name": ("tlsServerName", "tls", "tls"),
+    "tls_key_file": ("tlsKeyFile", "tls_cert_file", "tlsCertFile"),
+    "tls_key_password": ("tlsKeyPassword", "tls_cert_file", "tlsCertFile"),
+    "access_key": ("accessKey", "secret_key", "secretKey"),
+    "secret_key": ("secretKey", "access_key", "accessKey"),
+    "security_token": ("securityToken", "access_key", "accessKey"),
+}
 
 # What is said to a consumer about queues, by field of ``Options``; over gRPC it has none.
 _NO_QUEUES = "over gRPC a consumer has no queues: the Proxy hands out messages"
@@ -65,9 +77,13 @@ def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
 
 def problems(options: Any, role: str) -> list[str]:
     """What is wrong with the ``Options`` of a role as far as the transport is concerned, each a sentence without full stop."""
+    found = [
+        f"option {name!r} means nothing without {needed!r}: {_remedy(needed)}"
+        for field, (name, other, needed) in NEEDS.items()
+        if field in options.given and other not in options.given
+    ]
     if options.transport == GRPC:
-        return _of_grpc(options, role)
-    found = []
+        return found + _of_grpc(options, role)
     if not options.name_server:
         found.append("option 'nameServer' is required: give host:port of a RocketMQ name server")
     if options.proxy_endpoint:
@@ -75,6 +91,10 @@ def problems(options: Any, role: str) -> list[str]:
     if options.tls_server_name:
         found.append("option 'tlsServerName' means nothing without transport=grpc; see option 'tlsCheckHostname'")
     return found
+
+
+def _remedy(needed: str) -> str:
+    return "set tls=true, or tls=false where plain text is meant" if needed == "tls" else f"give {needed}, too"
 
 
 def _of_grpc(options: Any, role: str) -> list[str]:

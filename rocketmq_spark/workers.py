@@ -13,6 +13,7 @@ import warnings
 
 _PROBE = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in ('rocketmq_spark', 'pyarrow')))"
 _PATIENCE_S = 10.0
+_OF_WORKERS = ("pyspark.", "rocketmq_spark.daemon")
 
 
 @functools.cache
@@ -51,7 +52,7 @@ def _imports(path: str) -> bool:
 def in_a_driver() -> bool:
     """Whether this process uses Spark and is none of its workers."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
-    return "pyspark" in sys.modules and not (main and main.name.startswith("pyspark."))
+    return "pyspark" in sys.modules and not (main and main.name.startswith(_OF_WORKERS))
 
 
 def program_of_workers() -> str:

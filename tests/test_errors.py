@@ -53,6 +53,7 @@ def test_codes_are_stable():
         "BrokerNotFound": "BROKER_NOT_FOUND",
         "CallTimeout": "TIMEOUT",
         "CertificateRefused": "CERTIFICATE_REFUSED",
+        "CheckpointMismatch": "CHECKPOINT_MISMATCH",
         "ClosedError": "CLOSED",
         "ConnectionLost": "CONNECTION_LOST",
         "DataLossError": "DATA_LOSS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ def test_live(rocketmq): pass
 
 def test_spark(spark): pass
 
+@pytest.mark.parametrize("how", ["fake", pytest.param("real", marks=pytest.mark.needs("rocketmq"))])
+def test_both(request, how):
+    assert ("rocketmq" in request.node.funcargs) == (how == "real")
+
+@pytest.mark.soak
+def test_long(): pass
+
 @given(st.integers())
 def test_property(n): pass
 
@@ -39,6 +47,7 @@ def test_fails(n):
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.delenv("ROCKETMQ_SPARK_TEST_FIXED", raising=False)
+    monkeypatch.delenv("ROCKETMQ_SPARK_TEST_SCALE", raising=False)
     pytester.makepyfile(TESTS)
     return pytester
 
@@ -66,15 +75,15 @@ def test_examples_are_the_same_where_that_is_asked_for(inner: pytest.Pytester, m
 @pytest.mark.parametrize(
     ("marks", "names"),
     [
-        ("live", ["live", "spark"]),
+        ("live", ["live", "both[real]", "spark"]),
         ("spark", ["spark"]),
         ("slow", ["spark"]),
         ("property", ["property", "fails"]),
-        ("not live and not spark and not slow", ["plain", "property", "fails"]),
+        ("not live and not spark and not slow", ["plain", "both[fake]", "property", "fails"]),
     ],
 )
 def test_marks_are_given_by_what_a_test_asks_for(inner: pytest.Pytester, marks: str, names: list[str]) -> None:
-    found = re.findall(r"::test_(\w+)$", run(inner, "--collect-only", "-q", "-m", marks), re.MULTILINE)
+    found = re.findall(r"::test_([\w\[\]]+)$", run(inner, "--collect-only", "-q", "-m", marks), re.MULTILINE)
     assert sorted(found) == sorted(names)
 
 
@@ -90,3 +99,39 @@ def test_a_test_that_did_not_run_is_a_failure(inner: pytest.Pytester) -> None:
     assert "NOT COMPLETE: 1 tests were skipped" in run(
         inner, "--complete", "-k", "test_live or test_spark or test_absent"
     )
+
+
+@pytest.mark.parametrize("processes", [(), ("-n2", "--dist=loadfile")], ids=["one process", "two"])
+def test_a_module_that_skips_itself_is_a_failure(inner: pytest.Pytester, processes: tuple[str, ...]) -> None:
+    inner.makepyfile(test_module="import unittest\n\nraise unittest.SkipTest\n\ndef test_it(): pass")
+    chosen = ("-k", "test_live or test_spark or test_it")
+    assert "NOT COMPLETE: test_module.py was skipped" in run(inner, *processes, "--complete", *chosen)
+    assert "NOT COMPLETE" not in run(inner, *processes, *chosen)
+
+
+def test_what_takes_minutes_runs_at_full_scale_only(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.findall(r"::test_(\w+) PASSED", run(inner, "-v", "-k", "plain or long")) == ["plain"]
+    monkeypatch.setenv("ROCKETMQ_SPARK_TEST_SCALE", "1")
+    assert re.findall(r"::test_(\w+) PASSED", run(inner, "-v", "-k", "plain or long")) == ["plain", "long"]
+
+
+CLUSTERS = """
+import pytest
+
+@pytest.fixture(scope="session")
+def proxied():
+    return 1
+"""
+
+
+def test_tests_of_one_cluster_run_in_one_process_and_one_after_the_other(inner: pytest.Pytester) -> None:
+    """Whatever file they stand in; what shares nothing goes file by file."""
+    inner.makeconftest(CLUSTERS)
+    shared = "def test_quick(): pass\n\ndef test_cluster(proxied): pass\n"
+    inner.makepyfile(**{f"test_{name}": shared for name in "abcd"})
+    text = run(inner, "-n3", "--dist=loadfile", "-v", "-k", "cluster or quick", "-p", "xdist")
+    ran = re.findall(r"\[(gw\d)\] .*PASSED test_([a-d])\.py::test_(cluster|quick)", text)
+    assert sorted((file, name) for _, file, name in ran) == sorted((f, n) for f in "abcd" for n in ("cluster", "quick"))
+    ((worker, _),) = Counter(worker for worker, _, name in ran if name == "cluster").items()
+    names = [name for where, _, name in ran if where == worker]
+    assert "cluster" * 4 in "".join(names)

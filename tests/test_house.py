@@ -7,6 +7,7 @@ import functools
 import importlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +16,14 @@ import pytest
 
 from rocketmq_spark import codes, options, options_page
 from rocketmq_spark.wire import rpc
+from tests.fix_house import CLUSTERS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 # A module imports from lines above its own only.
 RANKS = """
+    failures
     codes closing java_strings clock timer process runner daemon tuning workers
     errors kafka_names model
     lag
@@ -53,9 +56,9 @@ ORDER = {
     "columnar": "arrow slices",
     "decode": "schema property_names bad stored_messages inner answers header unpack property_columns properties rows careful"
     " decoder polled",
-    "consumer": "process_queue rebalance start_offset flow result expiry offset_table local_offsets"
+    "consumer": "subscriptions process_queue rebalance start_offset flow result expiry offset_table local_offsets"
     " figures held workers settings assigned behind ahead backlog pulling send_back concurrent orderly offset_store ownership"
-    " subscriptions differing rebalancing answers running pop_settings in_hand settling pop_listening popping pop_running"
+    " differing rebalancing answers running pop_settings in_hand settling pop_listening popping pop_running"
     " consumer pull_settings polls positions subscribed pull_answers upkeep"
     " pull_consumer simple_consumer",
     "encode": "bad_rows identifiers maps properties about encoder proxy_request",
@@ -63,11 +66,11 @@ ORDER = {
     " plain",
     "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"
     " under_way pending spooling encoding destination long_delays batching engine resending housekeeping producer",
-    "source": "offsets progress pushdown allocation planner decisions account loss starting_offsets filters catalog waiting"
-    " commit listener tasks stream readers files"
+    "source": "offsets progress pushdown allocation planner decisions account loss recreation starting_offsets filters unread"
+    " catalog waiting commit listener tasks stream readers files"
     " checkpoint drift rewind",
-    "spool": "keys records schedule silence sends changes group settings database mending marks store reading redelivery spool"
-    " folders",
+    "spool": "keys records schedule silence sends changes group settings database salvage mending marks store reading"
+    " redelivery spool folders",
     "sink": "columns report selectors routing whole checks task writers foreach",
     "delay": "release presence stream progress retention waiting service node",
     "cli": "output command background connection positions broker topic orders produce reading tail metrics_server lag_view"
@@ -76,7 +79,7 @@ ORDER = {
     " doctor.proxies doctor.ask_proxies doctor.examine doctor.command"
     " demo"
     " demo.accounts demo.query demo.stage demo.feed demo.watch demo.view demo.play app",
-    "localbroker": "java archive natives config loopback guard ivy distro process leftovers servers registration site members"
+    "localbroker": "java archive natives config guard ivy distro loopback process leftovers servers registration site members"
     " cluster __main__",
 }
 
@@ -103,7 +106,7 @@ OUTSIDE = {
     " delay.stream metrics source.progress notebook",
     "matplotlib": "notebook",
     "IPython": "notebook",
-    "py4j": "cli.demo.play",
+    "py4j": "cli.demo.play registration",
     "pyarrow": "wire.compression columnar decode encode source.tasks source.files sink",
     "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar decode encode sink",
     "grpc": "grpc_proxy.channel",
@@ -115,19 +118,20 @@ OUTSIDE = {
     "ssl": "remoting.endpoint remoting.channel",
     "select": "remoting.channel",
     "subprocess": "localbroker cli.background workers",
-    "threading": "remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance client.route"
-    " producer.batching producer.choice timer producer.faults producer.pending producer.producer"
+    "threading": "failures remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance"
+    " client.route producer.batching producer.choice timer producer.faults producer.pending producer.producer"
     " producer.under_way producer.spooling producer.resending process localbroker cli"
     " consumer.held consumer.workers consumer.subscriptions"
     " grpc_proxy.channel grpc_proxy.endpoints grpc_proxy.sender grpc_proxy.telemetry grpc_proxy.member consumer.simple_consumer"
     " consumer.in_hand consumer.pop_listening consumer.popping"
-    " consumer.concurrent consumer.rebalancing consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
+    " consumer.concurrent consumer.offset_store consumer.rebalancing"
+    " consumer.answers consumer.consumer consumer.ahead consumer.polls consumer.upkeep"
     " spool.store spool.redelivery delay.service notebook",
     "concurrent": "timer producer.batching producer.pending producer.producer localbroker cli",
     "time": "clock retry remoting.channel remoting.connection remoting.pool client.credentials client.route client.kinds"
     " delay.node delay.presence grpc_proxy.proxy grpc_proxy.sender"
-    " timer client.instance client.send_back spool.spool consumer.subscribed consumer.pull_answers source.catalog"
-    " source.waiting"
+    " timer client.instance client.send_back spool.spool consumer.pull_answers source.catalog"
+    " source.unread source.waiting"
     " localbroker cli metrics",
     "asyncio": "",
     "multiprocessing": "",
@@ -438,6 +442,42 @@ def test_every_module_has_a_test_file():
         and not (ROOT / "tests" / f"test_{module.inner}.py").exists()
     }
     assert missing == set(TESTED_ELSEWHERE)
+
+
+def test_what_starts_a_cluster_has_a_name_of_its_own():
+    """Marks, and which tests share a process, are given by names of fixtures: each name of CLUSTERS is of one fixture."""
+    made = Counter(
+        _named(decorator) or node.name
+        for module in sources()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if "fixture" in ast.unparse(decorator)
+    )
+    assert {name: made[name] for name in CLUSTERS} == dict.fromkeys(CLUSTERS, 1)
+
+
+def test_clusters_start_in_fixtures_that_marks_know():
+    """So ``-m "not live"`` leaves them all out. Rooms of their own start what they want: LocalBroker's, the plug-in's, chaos."""
+    free = {"localbroker", "chaos", "test_testing.py", "test_packaging.py"}
+    started = {
+        f"{module.inner}: {node.name}"
+        for module in sources()
+        if module.path.is_relative_to(ROOT / "tests")
+        and free.isdisjoint(module.path.parts)
+        and not module.path.name.startswith("fix_")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef) and node.name not in CLUSTERS | {"broker"}  # within brokers
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "LocalBroker"
+    }
+    assert started == set()
+
+
+def _named(decorator: ast.expr) -> str | None:
+    """The name that a decorator gives a fixture, where that is not its function's."""
+    given = {keyword.arg: keyword.value for keyword in getattr(decorator, "keywords", ())}
+    return ast.literal_eval(given["name"]) if "name" in given else None
 
 
 def test_nothing_is_left_undone():

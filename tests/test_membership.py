@@ -15,7 +15,7 @@ def test_outcomes_have_the_names_of_java(outcome: DirectOutcome) -> None:
 
 def test_memberships_are_equal_when_they_tell_the_same() -> None:
     def member(tags: str) -> Membership:
-        return Membership({"t": Filter(tags)}, version_ms=5)
+        return Membership({"t": Filter(tags)}, versions_ms={"t": 5})
 
     assert member("a") == member("a")
     assert member("a") != member("b")

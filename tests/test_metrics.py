@@ -109,6 +109,7 @@ def test_prometheus_text():
 def test_every_figure_has_a_row_and_can_be_seen():
     figures = Figures("orders", WRITER)
     figures.progress(told(), 1.0)
+    figures.idle(2.0)
     assert {name for name, *_ in figures.samples()} == {metric.name for metric in METRICS}
 
 
@@ -135,6 +136,16 @@ def test_a_query_that_ran_already_is_heard(tmp_path):
     listener.onQueryProgress(event(None, "id-7", told()))
     listener.onQueryIdle(event())
     assert json.loads((tmp_path / "q.jsonl").read_text())["query"] == "id-7"
+
+
+def test_an_idle_query_is_told_from_one_whose_batch_takes_long(tmp_path):
+    listener = MetricsListener(tmp_path / "q.prom")
+    listener.onQueryStarted(event())
+    assert "idle_timestamp" not in (tmp_path / "q.prom").read_text()
+    listener.onQueryIdle(event("nobody", "id-2"))
+    assert "idle_timestamp" not in (tmp_path / "q.prom").read_text()
+    listener.onQueryIdle(event())
+    assert 'rocketmq_spark_idle_timestamp_seconds{query="orders"} ' in (tmp_path / "q.prom").read_text()
 
 
 def test_a_query_that_starts_again_begins_at_nothing(tmp_path):

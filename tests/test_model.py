@@ -83,7 +83,8 @@ def test_where_to_read(broker, wanted, address):
 
 
 def test_one_key_may_be_given_as_text():
-    assert Message("t", b"x", keys="k").keys == ("k",)
+    assert Message("t", b"x", keys="k").keys == ["k"]
+    assert Message("t", b"x", keys="k l").keys == ["k", "l"]
     assert Message("t", b"x", keys=["k", "l"]).keys == ["k", "l"]
     assert Message("t", b"x").keys == ()
 
@@ -94,8 +95,8 @@ def received(**properties: str) -> ReceivedMessage:
 
 
 def test_what_a_stored_message_tells():
-    message = received(TAGS="vip", KEYS="k1  k2", UNIQ_KEY="7F00")
-    assert (message.tags, message.keys, message.msg_id) == ("vip", ["k1", "k2"], "7F00")
+    message = received(TAGS="vip", KEYS="k1  k\t2", UNIQ_KEY="7F00")
+    assert (message.tags, message.keys, message.msg_id) == ("vip", ["k1", "k\t2"], "7F00")
     assert (received().tags, received().keys, received().msg_id) == (None, [], "0A00")
 
 

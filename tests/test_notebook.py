@@ -82,9 +82,9 @@ def test_progress_that_spark_forgets_is_kept_and_an_idle_look_does_not_count(cha
 def test_the_thread_ends_with_the_query_and_has_drawn(charted):
     query = Query(told(0, 100, 500, 900), told(1, 300, 300, 600, second=2))
     chart = charted(query)
-    assert query.looked.wait(10)
+    assert query.looked.wait(60)
     query.isActive = False
-    chart._thread.join(10)
+    chart._thread.join(60)
     assert not chart._thread.is_alive()
     above, below = chart.figure.axes
     assert above.lines[0].get_xydata().tolist() == [[0, 900], [2, 600]]

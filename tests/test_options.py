@@ -12,6 +12,8 @@ from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import ROLES, TABLE, Options
+from rocketmq_spark.transport import NEEDS
+from tests.harness import in_one_test
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 BY_QUEUE = '{"orders":{"broker-a":{"0":17}}}'
@@ -138,12 +140,20 @@ def refusal(**given_options: object) -> str:
     return caught.value.message
 
 
+def needed_by(field: str) -> list[str]:
+    """The fields that ``field`` says nothing without, one leading to the next."""
+    found = [field]
+    while field in NEEDS and NEEDS[field][1] not in found:
+        found.append(field := NEEDS[field][1])
+    return found[1:]
+
+
 def test_every_row_has_a_sample():
     assert {row.field for row in TABLE} == SAMPLES.keys()
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 class TestRow:
+    @in_one_test("row", TABLE)
     def test_a_good_value_in_every_spelling(self, row):
         text, value, _, _ = SAMPLES[row.field]
         for name in (row.name, row.name.lower(), row.name.upper(), row.field, *row.aliases):
@@ -151,6 +161,7 @@ class TestRow:
             assert getattr(parsed, row.field) == value
             assert parsed.given == {row.field}
 
+    @in_one_test("row", TABLE)
     def test_a_bad_value_is_shown_with_name_and_expectation(self, row):
         _, _, bad, expected = SAMPLES[row.field]
         if bad is None:
@@ -159,13 +170,16 @@ class TestRow:
         assert message.startswith(f"option {row.name!r} is {bad!r}; expected ")
         assert expected in message
 
+    @in_one_test("row", TABLE)
     def test_a_misspelt_name_leads_to_it(self, row):
         misspelt = row.name[:-1] + "xx" if len(row.name) > 6 else row.name + "x"
         assert refusal(**{misspelt: "1"}).startswith(f"option {misspelt!r} is unknown; did you mean ")
 
+    @in_one_test("row", TABLE)
     def test_it_is_refused_where_it_does_not_belong(self, row):
         through = {"transport": "grpc", "proxyEndpoint": "p:8081"} if row.field in OF_GRPC else {}
-        parsed = options.parse({**SERVER, **through, row.name: SAMPLES[row.field][0]})
+        needed = {field: SAMPLES[field][0] for field in needed_by(row.field)}
+        parsed = options.parse({**SERVER, **through, **needed, row.name: SAMPLES[row.field][0]})
         for role in (
             ROLES if row.field not in OF_GRPC else ("sink", "producer", "simple consumer")
         ):  # tests/test_transport.py
@@ -251,7 +265,8 @@ def test_secrets_do_not_show():
 
 
 def test_options_travel_between_processes():
-    parsed = options.parse({**SERVER, "secretKey": "hush", "startingOffsets": BY_QUEUE}).for_role("stream source")
+    keys = {"accessKey": "me", "secretKey": "hush"}
+    parsed = options.parse({**SERVER, **keys, "startingOffsets": BY_QUEUE}).for_role("stream source")
     for twin in (pickle.loads(pickle.dumps(parsed)), copy.deepcopy(parsed)):
         assert twin == parsed
         assert twin.secret_key.reveal() == "hush"

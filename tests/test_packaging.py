@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -208,3 +209,48 @@ class TestTheMachine:
         done = self.machine(programs, "java", java_home=str(tmp_path / "home"))
         assert done.returncode == 1
         assert f"{tmp_path}/home/bin/java cannot be run" in done.stderr
+
+
+class TestTheRun:
+    """``.ci/run``: it ends as its tests do, whatever becomes of what only looks on."""
+
+    REPORT = (
+        '<testsuites><testsuite skipped="{skipped}" tests="1" time="2"><properties><property name="broker version"'
+        ' value="V5_5_0"/></properties><testcase classname="c" name="n" time="1"><properties>'
+        '<property name="needs" value="real broker"/><property name="needs" value="Spark"/>'
+        "</properties></testcase></testsuite></testsuites>"
+    )
+
+    def ended(self, folder: Path, skipped: int, code: int) -> tuple[int, str]:
+        """What a run says whose ``make test`` writes a report of that many skipped tests and ends with that code."""
+        shutil.copytree(ROOT / ".ci", folder / ".ci")
+        shutil.copy(ROOT / "README.md", folder)
+        programs = folder / ".venv" / "bin"
+        programs.mkdir(parents=True)
+        (programs / "python").symlink_to(sys.executable)
+        (folder / "report.xml").write_text(self.REPORT.format(skipped=skipped), "utf-8")
+        make = programs / "make"
+        make.write_text(f'#!/bin/sh\ncp report.xml "${{2#*--junit-xml=}}"\nexit {code}\n', "utf-8")
+        make.chmod(0o755)
+        (folder / "tmp").mkdir()
+        env = dict(os.environ) | {"PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "TMPDIR": str(folder / "tmp")}
+        done = subprocess.run(
+            [folder / ".ci" / "run"], env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert list((folder / "tmp").iterdir()) == []
+        return done.returncode, done.stdout + done.stderr
+
+    def test_it_ends_with_0_when_all_have_passed(self, tmp_path):
+        code, said = self.ended(tmp_path, 0, 0)
+        assert code == 0, said
+        assert "1 tests, 2 s; the ten longest" in said
+
+    def test_it_ends_as_its_tests_did(self, tmp_path):
+        code, said = self.ended(tmp_path, 0, 2)
+        assert code == 2, said
+        assert "the ten longest" not in said
+
+    def test_a_skipped_test_fails_it(self, tmp_path):
+        code, said = self.ended(tmp_path, 1, 0)
+        assert code == 1, said
+        assert "1 tests were skipped" in said

@@ -185,10 +185,11 @@ def reading() -> dict[str, Fake]:
         ),
         "offsets": Fake(
             ports.OffsetReader,
-            late=False,
+            late=frozenset(),
+            connection=lambda broker: 1,
             bounds=bounds,
             committed=lambda group, queues, deadline: dict.fromkeys(queues, 4),
-            search_offsets=lambda times, deadline: dict.fromkeys(times, 3),
+            search_offsets=lambda times, deadline, *how, **more: dict.fromkeys(times, 3),
             store_time_ms=lambda group, queue, offset, deadline: 5,
             sample=lambda group, queue, offset, deadline: (100, 10),
             is_proxy=lambda topic, broker, deadline: False,
@@ -241,7 +242,7 @@ def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
         ports.OffsetCommitter,
         commit_each=commit_each,
         members=lambda group, broker, deadline: [],
-        create_group=groups.append,
+        create_group=lambda group, brokers: groups.append(group),
         create_retry_topic=lambda group, timeout_s: None,
     )
     wired(**reading(), committer=committer)

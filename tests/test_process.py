@@ -59,7 +59,7 @@ def test_a_forked_process_begins_anew_even_where_the_lock_was_held(kind: str) ->
     def hold() -> None:
         with process.lock():
             held.set()
-            may_go.wait(10)
+            may_go.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, NotFound, OptionError, RocketMQError
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, NotFound, OptionError, RocketMQError
 from rocketmq_spark.retry import Retry, Trouble
 
 FIRST = ConnectionLost("the server closed the connection", "h:1", remark="mid-frame")
@@ -91,7 +91,12 @@ class TestRetry:
         assert self.tries([late], deadline=Deadline.after(0.0)) == [late]
 
     def test_a_deadline_that_expires_does_not_hide_the_first_cause(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        errors = [ConnectionLost("the broker is gone", "h:1"), CallTimeout("no name server answers", "ns:1")]
+        """Nor does the question that it cut short take the place of the last answer."""
+        errors = [
+            ConnectionLost("the broker is gone", "h:1"),
+            BrokerNotFound("no address is registered"),
+            CallTimeout("the time was over", "ns:1"),
+        ]
         deadline = Deadline.after(60.0)
 
         def ask() -> None:
@@ -100,6 +105,6 @@ class TestRetry:
             raise errors.pop(0)
 
         with pytest.raises(
-            ConnectionLost, match=r"the broker is gone; tried 2 times .*\(at h:1\): at last: no name server"
+            ConnectionLost, match=r"the broker is gone; tried 3 times .*\(at h:1\): at last: no address is registered$"
         ):
             Retry(3, 0.0).run(ask, deadline)

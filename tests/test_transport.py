@@ -70,6 +70,36 @@ def test_what_cannot_be_done_over_grpc(role, given, said):
         options.parse({**GRPC, **given}).for_role(role)
 
 
+@pytest.mark.parametrize("server", [{"nameServer": "n:1"}, GRPC])
+@pytest.mark.parametrize("role", ["sink", "producer", "consumer"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tlsCaFile": "ca.pem"}, "'tlsCaFile' means nothing without 'tls': set tls=true, or tls=false"),
+        ({"tlsCertFile": "c.pem", "tlsKeyFile": "k.pem"}, "'tlsCertFile' means nothing without 'tls'"),
+        (
+            {"tls": True, "tlsKeyFile": "k.pem"},
+            "'tlsKeyFile' means nothing without 'tlsCertFile': give tlsCertFile, too",
+        ),
+        ({"tlsKeyPassword": "x"}, "'tlsKeyPassword' means nothing without 'tlsCertFile'"),
+        ({"tlsCheckHostname": False}, "'tlsCheckHostname' means nothing without 'tls'"),
+        ({"tlsServerName": "n"}, "'tlsServerName' means nothing without"),
+        ({"accessKey": "me"}, "'accessKey' means nothing without 'secretKey': give secretKey, too"),
+        ({"secretKey": "shh"}, "'secretKey' means nothing without 'accessKey'"),
+        ({"securityToken": "t"}, "'securityToken' means nothing without 'accessKey'"),
+    ],
+)
+def test_tls_and_keys_are_never_half_on(server, role, given, said):
+    with pytest.raises(OptionError, match=said) as caught:
+        options.parse({**server, **given}).for_role(role)
+    assert "shh" not in str(caught.value)
+
+
+def test_plain_text_that_is_asked_for_keeps_its_files():
+    given = {"tls": False, "tlsCaFile": "ca.pem", "tlsCheckHostname": True}
+    assert not options.parse({"nameServer": "n:1", **given}).for_role("sink").tls
+
+
 @pytest.mark.parametrize("selector", ["roundRobin", "random", "hash"])
 def test_selectors_that_leave_the_choice(selector):
     assert options.parse({**GRPC, "queueSelector": selector}).for_role("sink")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark import workers
-from tests.fix_spark import environment
+from tests.fix_spark import ROOT, environment
 
 
 @pytest.fixture(autouse=True)
-def forgetful():
+def warns_again():
     workers.warn_if_workers_differ.cache_clear()
     yield
     workers.warn_if_workers_differ.cache_clear()
@@ -73,13 +73,20 @@ def test_11_24_importing_the_package_in_a_driver_warns(tmp_path, code, expected)
 
 
 def test_spark_itself_does_not_look(tmp_path):
-    """Its workers are started with ``-m pyspark…``; a module of another name that imports the same is a driver."""
-    for name, expected in (("pyspark", 0), ("jobs", 1)):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "__init__.py").write_text("")
-        (folder / "worker_like.py").write_text("import sys\nsys.modules['pyspark'] = sys\nimport rocketmq_spark\n")
+    """Its workers are started with ``-m pyspark…``, or from the daemon of this package; a module of another name that imports
+    the same is a driver.
+    """
+    names = (("pyspark.worker_like", 0), ("rocketmq_spark.daemon", 0), ("jobs.worker_like", 1))
+    imports = (
+        "import sys\nsys.modules['pyspark'] = sys\nsys.path.pop(0)\nsys.modules.pop('rocketmq_spark', None)\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\nimport rocketmq_spark\n"
+    )
+    for name, expected in names:
+        folder, _, module = name.rpartition(".")
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("")
+        (tmp_path / folder / f"{module}.py").write_text(imports)
         env = {**environment(), "PYSPARK_PYTHON": program(tmp_path, 1)}
-        command = [sys.executable, "-m", f"{name}.worker_like"]
+        command = [sys.executable, "-m", name]
         done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stderr.count("Spark will not find the format") == expected

@@ -12,7 +12,14 @@ import click
 from rocketmq_spark.cli.command import Group
 from rocketmq_spark.cli.connection import GROUP, Target, connected
 from rocketmq_spark.cli.output import Output, moment
-from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import (
+    AccessDenied,
+    NotSupported,
+    OffsetError,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+)
 
 if TYPE_CHECKING:
     from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
@@ -128,8 +135,8 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     """What brokers have now, next to where the query goes on.
 
     States: read (nothing new), behind, new (a queue that the query starts at its beginning); and those of loss: lost (removed
-    before it was read), went back or made again (the topic was deleted and created), gone (the topic or the queue), not told
-    (its broker does not answer). Exit code 1 if any queue is in one of these.
+    before it was read), went back or made again (the topic was deleted and created), gone (the topic or the queue). Not
+    registered (its broker is down) and not told (it does not answer) are no loss. Exit code 1 if any queue is in one of these.
     """
     from rocketmq_spark.source.checkpoint import last_batch
     from rocketmq_spark.source.files import folder as opened
@@ -137,24 +144,29 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     batch = last_batch(opened(folder))
     if batch is None:
         raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
-    found, told = differences(target.client(), batch)
+    found, told = differences(target.within(batch.reads).client(), batch)
     output.rows(_DRIFT, map(_drifted, found))
     bad = [one for one in found if not one.state.lossless]
     for line in told:
         output.note(line)
-    output.note(
-        f"{len(bad)} of {len(found)} queues have lost what was to be read next, or do not tell"
-        if bad
-        else "Nothing is lost"
-    )
+    waiting = [one.queue.broker_name for one in bad if one.state.waits]
+    if lost := len(bad) - len(waiting):
+        output.note(f"{lost} of {len(found)} queues have lost what was to be read next")
+    if waiting:
+        names = ", ".join(sorted(set(waiting)))
+        output.note(
+            f"{len(waiting)} of {len(found)} queues wait for {names}: start it on its data, and nothing of them is lost"
+        )
+    if not bad:
+        output.note("Nothing is lost")
     ctx.exit(1 if bad else 0)
 
 
 def differences(client: Client, batch: Batch) -> tuple[list[Drift], list[str]]:
     """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
     from rocketmq_spark.cli.positions import deadline
-    from rocketmq_spark.source import loss
     from rocketmq_spark.source.drift import drift
+    from rocketmq_spark.source.recreation import Watch, share
 
     bounds: dict[MessageQueue, QueueBounds] = {}
     away: set[str] = set()
@@ -174,9 +186,21 @@ def differences(client: Client, batch: Batch) -> tuple[list[Drift], list[str]]:
         bounds |= client.brokers.bounds(known, deadline(client), note)
     remade: list[MessageQueue] = []
     for offsets in batch.sources.values():
-        suspected = loss.suspects(offsets, bounds)
-        remade += loss.recreated(client.brokers, GROUP, offsets.positions, suspected, deadline(client))
-    return drift(batch.positions, bounds, remade, away), told
+        found = Watch(lambda: client.brokers, GROUP).look(offsets, bounds, deadline(client))
+        remade += found.made_again
+        for one, error in found.unanswered.items():
+            away.add(one[1])
+            told.append(str(error))
+            bounds = {queue: of for queue, of in bounds.items() if share(queue) != one}
+    return drift(batch.positions, bounds, remade, away, _unregistered(client, batch)), told
+
+
+def _unregistered(client: Client, batch: Batch) -> set[str]:
+    """Brokers of a batch that no name server knows now; a Proxy does not say it."""
+    try:
+        return {queue.broker_name for queue in batch.positions} - client.routes.cluster().keys()
+    except (AccessDenied, NotSupported):
+        return set()
 
 
 def _drifted(one: Drift) -> dict[str, object]:

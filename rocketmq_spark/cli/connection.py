@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,15 +31,35 @@ class Target:
 
         return options.parse(self.settings()).for_role(role)
 
+    def within(self, reads: Sequence[Mapping[str, object]]) -> Target:
+        """The same where the sources of a checkpoint read: in their namespace, and among topics of their environment.
+
+        Where the checkpoint does not say it, or its sources differ, what was given stays.
+        """
+        known = [record for record in reads if "namespace" in record]
+        names = [
+            {"namespace": record["namespace"], **_of_suffix(record)} for record in known if len(known) == len(reads)
+        ]
+        if not names or any(other != names[0] for other in names):
+            return self
+        rest = {name: value for name, value in self.given.items() if name.replace("_", "").lower() not in _WHERE}
+        return replace(self, given={**rest, **{name: value for name, value in names[0].items() if value}})
+
     def client(self) -> Client:
         from rocketmq_spark import session
 
         return session.client(self.options())
 
     def producer(self, **more: object) -> Producer:
+        from rocketmq_spark import options
+        from rocketmq_spark.queues.environment import by_position, position_problem
         from rocketmq_spark.session import Producer
 
-        return Producer(**{"group": GROUP, **self.settings(), **more})
+        given = {"group": GROUP, **self.settings(), **more}
+        parsed = options.parse(given)
+        if by_position(parsed):
+            raise OptionError(position_problem(parsed, "a command does not know what those counted that sent before"))
+        return Producer(**given)
 
     def say_environment(self, output: Output) -> None:
         """Which one the command stays in, if it does."""
@@ -62,6 +82,15 @@ class Target:
                 remedy="Use --name-server host:port, set ROCKETMQ_NAMESRV, or run: rocketmq-spark broker start",
             )
         return {**self.given, "name_server": running.name_server}
+
+
+_WHERE = ("namespace", "environment", "environmentmode", "environments")
+
+
+def _of_suffix(record: Mapping[str, object]) -> dict[str, object]:
+    """The environment, if it has topics of its own. One that has queues does not matter: positions name them."""
+    suffixed = record.get("environmentMode") == "suffix"
+    return {"environment": record["environment"], "environmentMode": "suffix"} if suffixed else {}
 
 
 def connected(function: Callable[..., None]) -> Callable[..., None]:

@@ -22,20 +22,39 @@ def delay() -> None:
 @delay.command()
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Folder of this node alone; it is made.")
 @click.option("--group", default="rocketmq_delay", show_default=True, help="Nodes of one group share the load.")
-@click.option("--topic", default=INNER_TOPIC, show_default=True, help="Where messages wait.")
+@click.option(
+    "--topic",
+    "topics",
+    metavar="PATTERN",
+    multiple=True,
+    required=True,
+    help="A topic that messages may be delivered to, or a pattern such as 'orders-*'; repeat it for more. '*' is all but"
+    " system topics.",
+)
+@click.option("--inner-topic", default=INNER_TOPIC, show_default=True, help="Where messages wait.")
 @click.option("--dead-topic", default=DEAD_TOPIC, show_default=True, help="Where goes what cannot be read.")
 @click.option("--dead", is_flag=True, help="Try again what was given up.")
 @connected
 @click.pass_obj
-def serve(output: Output, target: Target, data: Path, group: str, topic: str, dead_topic: str, dead: bool) -> None:
+def serve(
+    output: Output,
+    target: Target,
+    data: Path,
+    group: str,
+    topics: tuple[str, ...],
+    inner_topic: str,
+    dead_topic: str,
+    dead: bool,
+) -> None:
     """Hold messages of dmq_inner_topic in DATA and send them when they are due, until Ctrl-C or SIGTERM."""
     from rocketmq_spark.delay.node import Place, open_node
 
     over = threading.Event()
     with on_ctrl_c(over.set, (signal.SIGTERM,)):
-        node = open_node(Place(data, topic, dead_topic, dead=dead), **{**target.settings(), "group": group})
-        begun = {"group": group, "topic": topic, "data": str(data), "waiting": node.waiting}
-        output.item(begun, f"group {group} holds messages of {topic} in {data}; {node.waiting} wait now")
+        place = Place(data, inner_topic, dead_topic, topics=topics, dead=dead)
+        node = open_node(place, **{**target.settings(), "group": group})
+        begun = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
+        output.item(begun, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
         node.run(over)
     told = {"stored": node.stored, "sent": node.sent, "waiting": node.waiting}
     output.item(told, f"{node.stored} messages stored, {node.sent} sent, {node.waiting} wait")

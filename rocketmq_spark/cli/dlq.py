@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,8 +15,16 @@ from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import document, line
 
 if TYPE_CHECKING:
-    from rocketmq_spark.model import OffsetRange, ReceivedMessage
+    from rocketmq_spark.errors import RocketMQError
+    from rocketmq_spark.model import Message, OffsetRange, ReceivedMessage
+    from rocketmq_spark.producer.producer import Producer
     from rocketmq_spark.pull.verdict import Cause
+
+
+# A letter that is sent again has this and its id as a key, which brokers index.
+_MARK = "dlq:"
+# How far clocks of brokers and ours may be apart.
+_CLOCKS_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ def show(
 @click.argument("group")
 @_chosen
 @click.option("--send", "really", is_flag=True, help="Do send. Without it only what would be sent is said.")
+@click.option("--again", is_flag=True, help="Those, too, that were sent again before.")
 @connected
 @click.pass_obj
 def resend(
@@ -93,17 +103,20 @@ def resend(
     since: int | None,
     until: int | None,
     really: bool,
+    again: bool,
 ) -> None:
     """Send dead letters of GROUP to their topics again: all groups that read those get them.
 
-    They stay where they are; each is a new message with its tags, keys and properties. One that cannot be decoded, or
-    does not say where it came from, is named and left out.
+    They stay where they are; each is a new message with its tags, keys and properties, and one more key: "dlq:" and the id of
+    the letter. A letter whose key brokers find in its topic was sent again before, and is left out without --again. One that
+    cannot be decoded or sent, or does not say where it came from, is named and left out.
     """
     from rocketmq_spark.codes import DLQ_PREFIX
-    from rocketmq_spark.model import Message
-    from rocketmq_spark.wire.properties import is_reserved
+    from rocketmq_spark.errors import RocketMQError
 
-    sent = 0
+    counts = {"sent": 0, "before": 0}
+    refused: list[RocketMQError] = []
+    find = _finder(output, target)
     with target.producer() as producer:
         for message in _letters(output, target, group, Wanted(frozenset(keys), since, until)):
             if message.decode_error is not None or message.topic.startswith(DLQ_PREFIX):
@@ -112,38 +125,98 @@ def resend(
                 continue
             told: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
             text = f"{message.msg_id} to {message.topic}"
-            if really:
-                own = {name: value for name, value in message.properties.items() if not is_reserved(name)}
-                again = Message(message.topic, message.body, message.tags, message.keys, own, message.flag)
-                told["newMsgId"] = producer.send(again).msg_id
-                text += f" as {told['newMsgId']}"
+            before = None if again else find(message)
+            if before is not None:
+                told |= {"sent": False, "sentBefore": before}
+                text += f" is left out: it was sent again before, as {before}"
+            elif really:
+                new_id = _sent(producer, message)
+                if isinstance(new_id, RocketMQError):  # of this letter alone
+                    refused.append(new_id)
+                    output.note(f"{text} is left out: {new_id}")
+                    continue
+                told["newMsgId"] = new_id
+                text += f" as {new_id}"
             output.item(told, text)
-            sent += 1
-    output.note(f"{sent} sent" if really else f"{sent} would be sent; --send does it")
+            counts["sent" if before is None else "before"] += 1
+    output.note(f"{counts['sent']} sent" if really else f"{counts['sent']} would be sent; --send does it")
+    if counts["before"]:
+        output.note(f"{counts['before']} were sent again before and are left out: --again sends them once more")
+    if refused:
+        raise refused[0]
+
+
+def _sent(producer: Producer, letter: ReceivedMessage) -> str | RocketMQError:
+    """Sends a letter again, to the queue of its sharding key if it has one; its new id, or why it is refused for good."""
+    from rocketmq_spark.codes import Property
+    from rocketmq_spark.errors import RocketMQError
+
+    key = letter.properties.get(Property.SHARDING_KEY)
+    try:
+        return producer.send(_copy(letter), selector="hash" if key else None, arg=key or None).msg_id
+    except RocketMQError as e:
+        if e.retriable:
+            raise
+        return e
+
+
+def _copy(letter: ReceivedMessage) -> Message:
+    """What is sent, with a key by which it is found; those of letters that it was before are left out."""
+    from rocketmq_spark.model import Message
+    from rocketmq_spark.wire.properties import is_reserved
+
+    own = {name: value for name, value in letter.properties.items() if not is_reserved(name)}
+    keys = [*(key for key in letter.keys if not key.startswith(_MARK)), _MARK + letter.msg_id]
+    return Message(letter.topic, letter.body, letter.tags, keys, own, letter.flag)
+
+
+def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str | None]:
+    """Finds the id of the message as which a letter was sent again, also since the command began."""
+    from rocketmq_spark.errors import RocketMQError
+
+    seen: set[tuple[str, str]] = set()
+    admin = target.client().admin
+
+    def find(letter: ReceivedMessage) -> str | None:
+        if (letter.topic, letter.msg_id) in seen:
+            return "another letter of this id"
+        seen.add((letter.topic, letter.msg_id))
+        begin_ms, end_ms = letter.store_timestamp - _CLOCKS_MS, time.time_ns() // 1_000_000 + _CLOCKS_MS
+        try:
+            found = admin.messages_of_key(letter.topic, _MARK + letter.msg_id, begin_ms, end_ms)
+        except RocketMQError as e:
+            output.note(f"Whether {letter.msg_id} was sent again before cannot be looked up: {e}")
+            return None
+        return found[-1].msg_id if found else None
+
+    return find
 
 
 def _letters(output: Output, target: Target, group: str, wanted: Wanted) -> Iterator[ReceivedMessage]:
     """With the topics that they came from, in the user's names."""
     from rocketmq_spark import access
     from rocketmq_spark.cli import reading
+    from rocketmq_spark.cli.positions import near_groups
     from rocketmq_spark.codes import Property
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.queues.environment import environment_of
-    from rocketmq_spark.wire.names import dlq_topic
+    from rocketmq_spark.wire.names import dlq_topic, normal_topic
 
     def lost(part: OffsetRange, cause: Cause) -> None:
         output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     options = target.options()
     environment, scope = environment_of(options), access.scope(options)
-    topic = dlq_topic(environment.group(group) if environment is not None else group)
+    own = environment.group(group) if environment is not None else group
+    topic = dlq_topic(own)
     reader = reading.TopicReader(options, topic, lost)
     try:
         reader.seek(reading.earliest)
     except RouteNotFound:
-        output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}")
+        hint = near_groups(target.client(), group)
+        output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
         return
     for message in filter(wanted, reader.messages()):
         properties = message.properties
         origin = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
-        yield replace(message, topic=scope.plain(origin)) if origin else message
+        yield replace(message, topic=scope.plain(normal_topic(origin, scope.on_wire(own)))) if origin else message

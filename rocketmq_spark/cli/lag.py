@@ -15,7 +15,7 @@ import click
 
 from rocketmq_spark.cli.command import Command, on_ctrl_c
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.output import Output, one_line
+from rocketmq_spark.cli.output import Output, one_line, safe
 from rocketmq_spark.errors import OptionError, RocketMQError
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **what: Any) -> None:
     """How many messages a group or a query has not read yet, by queue, and for how long the next one has waited.
 
-    With --json one object a look: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs, and queues. What is not
+    With --json one object a look: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs, and queues; for a
+    checkpoint underWay, the batch that is not done: batchId, forMs, and waitsFor, brokers that it reads and that do not
+    answer. What is not
     known is null: rates at the first look, the lag of a checkpoint's queue whose broker is away. Then what the others said is
     shown, and the exit code is 1; a group's offsets lie on the brokers themselves, and one that is away is an error.
     """
@@ -98,10 +100,16 @@ def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
 
 def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
     from rocketmq_spark.cli import positions
+    from rocketmq_spark.cli.lag_view import under_way
 
     def ask() -> tuple[dict[str, object], Look]:
-        batch, found = positions.of_checkpoint(name, topics)
-        return {"checkpoint": name, "batchId": batch}, positions.look(target.client(), found)
+        reached = positions.of_checkpoint(name, topics)
+        client = target.within(reached.reads).client()
+        about: dict[str, object] = {"checkpoint": name, "batchId": reached.batch, "underWay": None}
+        if (read := reached.under_way) is not None:
+            silent = positions.silent(client, {part.queue for part in read.ranges})
+            about["underWay"] = under_way(read, silent, _now_ms())
+        return about, positions.look(client, reached.positions)
 
     return ask
 
@@ -123,9 +131,9 @@ def _show(output: Output, sight: Sight) -> None:
         output.item(document(sight), "")
         return
     if sys.stdout.isatty():
-        click.echo("\n".join(screen(sight, shutil.get_terminal_size().columns)))
+        click.echo(safe("\n".join(screen(sight, shutil.get_terminal_size().columns))))
     else:
-        click.echo("\n".join(table(sight)))
+        click.echo(safe("\n".join(table(sight))))
         output.note(", ".join(summary(sight)))
     every = total(sight.rows, sight.now_ms)
     if every.lost:
@@ -185,7 +193,7 @@ def _view(output: Output) -> Iterator[Show]:
     def draw(sight: Sight, trouble: RocketMQError | None) -> None:
         said = folded([one_line(trouble)], console.width) if trouble is not None else []
         lines = screen(sight, console.width, console.height - len(said) - 1)
-        live.update(Text("\n".join([*lines, *said]), no_wrap=True, overflow="crop"), refresh=True)
+        live.update(Text(safe("\n".join([*lines, *said])), no_wrap=True, overflow="crop"), refresh=True)
 
     with Live(console=console, auto_refresh=False, screen=True) as live:
         yield draw

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketmq_spark.cli.output import aligned
 from rocketmq_spark.lag import Pace, QueueLag, pace, total
+
+if TYPE_CHECKING:
+    from rocketmq_spark.source.checkpoint import Read
 
 
 class Sight(NamedTuple):
@@ -44,6 +47,20 @@ _OF_PACE = ("read", "written", "left")
 # What goes first where a terminal is too narrow.
 _SPARE = ("minOffset", "written", "maxOffset", "position", "left", "read", "age")
 _GAP = 2
+
+
+def under_way(read: Read, silent: Iterable[str], now_ms: int) -> dict[str, object]:
+    """The batch of a query that is not done: its number, for how long, and the ``silent`` brokers that it reads."""
+    begun_ms = read.batch.begun_ms
+    for_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
+    return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent)}
+
+
+def waiting(told: Mapping[str, Any]) -> str:
+    """That of ``under_way`` as a part of a sentence."""
+    text = f"batch {told['batchId']} under way"
+    text += f" for {duration(told['forMs'])}" if told["forMs"] is not None else ""
+    return text + (f", waiting for {', '.join(told['waitsFor'])}" if told["waitsFor"] else "")
 
 
 def document(sight: Sight) -> dict[str, object]:
@@ -145,8 +162,11 @@ def screen(sight: Sight, width: int, height: int | None = None) -> list[str]:
 def summary(sight: Sight) -> list[str]:
     """Parts of the sentence about all queues."""
     every, at = total(sight.rows, sight.now_ms), sight.pace
-    whose = " ".join(f"{name} {value}" for name, value in sight.about.items() if name != "batchId")
+    whose = " ".join(f"{name} {sight.about[name]}" for name in ("group", "checkpoint") if name in sight.about)
     parts = [whose, f"{number(every.lag)} messages behind in {len(sight.rows)} queues"]
+    if told := sight.about.get("underWay"):
+        assert isinstance(told, dict)
+        parts.append(waiting(told))
     if every.behind_ms:
         parts.append(f"the oldest for {duration(every.behind_ms)}")
     if at.read_per_s is not None:

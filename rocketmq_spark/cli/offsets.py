@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.cli.command import Group, Sending
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import GROUP, Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import GroupNotFound, OffsetError
 
 if TYPE_CHECKING:
     from rocketmq_spark.model import MessageQueue, QueueBounds
+    from rocketmq_spark.queues.environment import Environment
     from rocketmq_spark.session import Client
 
 _SHOWN = {
@@ -115,17 +116,20 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
 def set_offsets(
     output: Output, /, target: Target, group: str, topics: tuple[str, ...], wanted: Wanted, **how: bool
 ) -> None:
-    """Set where GROUP goes on. Its members must have stopped."""
+    """Set where GROUP goes on. Its members must have stopped. In an environment, of the queues that it owns."""
     from rocketmq_spark.cli import positions
+    from rocketmq_spark.queues.environment import environment_of
 
     client, own = target.client(), positions.own_group(target, group)
-    changes = _changes(client, own, topics, wanted)
+    changes = _changes(client, own, topics, wanted, environment_of(target.options()))
     members = _members(client, own, [change.queue for change in changes])
     if members and not how["force"] and how["really"]:
         raise OffsetError(
             f"group {own} has {len(members)} members, which would overwrite what is set: {', '.join(members[:3])}",
             remedy="Stop them first, or use --force",
         )
+    new = all(change.before is None for change in changes)
+    hint = positions.near_groups(client, own) if new else ""  # asked before offsets are stored, which makes the group
     if how["really"]:
         _store(client, own, {change.queue: change.after for change in changes})
     output.rows(
@@ -135,6 +139,8 @@ def set_offsets(
             for c in changes
         ],
     )
+    if hint:
+        output.note(f"Brokers {'knew' if how['really'] else 'know'} no group {own}. {hint}")
     moved = sum(change.before != change.after for change in changes)
     output.note(f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: --apply does it'}")
     if members:
@@ -143,16 +149,25 @@ def set_offsets(
         )
 
 
-def _changes(client: Client, group: str, topics: Sequence[str], wanted: Wanted) -> list[Change]:
+def _changes(
+    client: Client, group: str, topics: Sequence[str], wanted: Wanted, environment: Environment | None
+) -> list[Change]:
     from rocketmq_spark.cli import positions
 
     if isinstance(wanted, dict):
-        topics = sorted({queue.topic for queue in wanted})
+        named = sorted({queue.topic for queue in wanted})
+        if topics and (others := [topic for topic in named if topic not in topics]):
+            raise OffsetError(f"--to names {', '.join(others)}, which --topic leaves out", remedy="Leave --topic out")
+        topics = named
     elif not topics:
         topics = [topic for topic in client.admin.consumed_topics(group) if not topic.startswith("%RETRY%")]
     if not topics:
-        raise OffsetError(f"group {group} has no offsets", remedy="Name what it is to read with --topic")
+        hint = positions.near_groups(client, group)
+        raise OffsetError(
+            f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
+        )
     queues = [queue for topic in topics for queue in client.routes.existing(topic, 0.0).readable()]
+    queues = environment.owned(queues) if environment is not None else queues
     before = client.brokers.committed(group, queues, positions.deadline(client))
     bounds = client.brokers.bounds(queues, positions.deadline(client))
     after = _resolved(client, wanted, bounds)
@@ -165,7 +180,7 @@ def _resolved(client: Client, wanted: Wanted, bounds: Mapping[MessageQueue, Queu
     from rocketmq_spark.source import starting_offsets
 
     if isinstance(wanted, int):
-        return starting_offsets.at(client.brokers, bounds, dict.fromkeys(bounds, wanted), deadline(client))
+        return starting_offsets.at(client.brokers, GROUP, bounds, dict.fromkeys(bounds, wanted), deadline(client))
     if isinstance(wanted, str):
         return starting_offsets.resolve(wanted, bounds, "--to")
     unknown = sorted(wanted.keys() - bounds.keys())
@@ -188,8 +203,8 @@ def _store(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> N
     from rocketmq_spark.cli.positions import deadline
 
     failed = client.committer.commit_each(group, offsets, deadline(client))
-    if any(isinstance(error, GroupNotFound) for error in failed.values()):
-        client.committer.create_group(group)  # one that is to begin somewhere
+    if lack := sorted({queue.broker_name for queue, error in failed.items() if isinstance(error, GroupNotFound)}):
+        client.committer.create_group(group, lack)  # one that is to begin somewhere
         failed = client.committer.commit_each(group, offsets, deadline(client))
     if failed:
         queue, error = next(iter(failed.items()))

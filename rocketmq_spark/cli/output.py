@@ -6,19 +6,24 @@ Results go to standard output; notes and failures go to standard error, so that 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import groupby, zip_longest
 from typing import Protocol, TextIO
 
 import click
 
+from rocketmq_spark.clock import utc_text
 from rocketmq_spark.errors import RocketMQError
 
 Row = Mapping[str, object]
+
+# What a terminal obeys instead of showing it, what turns the order of letters around, what begins a line in some editors, and
+# halves of letters, which no encoding has: bodies, properties and names may hold all of it.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
 class Output(Protocol):
@@ -45,7 +50,7 @@ class Text:
     machine = False
 
     def item(self, values: Row, text: str) -> None:
-        click.echo(text)
+        click.echo(safe(text))
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
         for line in tabled(columns, list(rows), width_of(sys.stdout)):
@@ -53,10 +58,10 @@ class Text:
 
     def note(self, text: str) -> None:
         for line in text.split("\n"):
-            click.echo("\n".join(wrapped(line, width_of(sys.stderr))), err=True)
+            click.echo("\n".join(wrapped(safe(line), width_of(sys.stderr))), err=True)
 
     def failure(self, error: BaseException) -> None:
-        click.echo("\n".join(wrapped(f"Error: {one_line(error)}", width_of(sys.stderr))), err=True)
+        click.echo("\n".join(wrapped(safe(f"Error: {one_line(error)}"), width_of(sys.stderr))), err=True)
 
 
 class Json:
@@ -65,7 +70,7 @@ class Json:
     machine = True
 
     def item(self, values: Row, text: str) -> None:
-        click.echo(json.dumps(values, ensure_ascii=False, default=str))
+        click.echo(_json(values))
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
         for row in rows:
@@ -76,7 +81,27 @@ class Json:
 
     def failure(self, error: BaseException) -> None:
         code = error.code if isinstance(error, RocketMQError) else type(error).__name__
-        click.echo(json.dumps({"error": {"code": code, "message": one_line(error)}}, ensure_ascii=False), err=True)
+        click.echo(_json({"error": {"code": code, "message": one_line(error)}}), err=True)
+
+
+def safe(text: str) -> str:
+    """Text as it may go to a terminal: line breaks and tabs as they are, of other control characters their codes."""
+    return _OBEYED.sub(_code, text)
+
+
+def shown(text: str) -> str:
+    """The same of a text that must stay on its line, such as what a stranger wrote."""
+    return safe(text.replace("\r", "\\r").replace("\n", "\\n"))
+
+
+def _code(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def _json(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(error: BaseException) -> str:
@@ -87,14 +112,14 @@ def one_line(error: BaseException) -> str:
 
 def moment(epoch_ms: int | None) -> str | None:
     """A time as people and programs read it, UTC; None for none."""
-    if not epoch_ms:
-        return None
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_text(epoch_ms) if epoch_ms else None
 
 
 def _cell(value: object) -> str:
     """A list stands on lines of its own."""
-    return "-" if value is None else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    if value is None:
+        return "-"
+    return "\n".join(shown(str(part)) for part in (value if isinstance(value, list) else [value]))
 
 
 def _is_number(text: str) -> bool:
@@ -124,7 +149,7 @@ def tabled(columns: Mapping[str, str], rows: Sequence[Row], width: int | None) -
     left = iter(below)
     grouped = [heading]
     for topic, mine in groupby(rows, key=lambda row: row["topic"]):
-        grouped += [str(topic), *(next(left) for row in mine for _ in range(_height(row, columns)))]
+        grouped += [shown(str(topic)), *(next(left) for row in mine for _ in range(_height(row, columns)))]
     return grouped
 
 

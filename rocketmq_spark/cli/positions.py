@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.cli.connection import GROUP, Target
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.errors import BrokerError, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.lag import QueueLag
 from rocketmq_spark.model import MessageQueue, QueueBounds
 
 if TYPE_CHECKING:
     from rocketmq_spark.session import Client
+    from rocketmq_spark.source.checkpoint import Read
 
 Positions = dict[MessageQueue, int | None]
 
@@ -45,16 +48,40 @@ def of_group(client: Client, group: str, topics: Sequence[str]) -> Positions:
         found |= client.brokers.committed(group, queues, deadline(client))
     if all(position is None for position in found.values()):
         where = f" in {', '.join(topics)}" if topics else ""
-        raise OffsetError(f"group {group} has no offsets{where}", remedy="Was something consumed and committed?")
+        remedy = near_groups(client, group) or "Was something consumed and committed?"
+        raise OffsetError(f"group {group} has no offsets{where}", remedy=remedy)
     return found
 
 
-def of_checkpoint(name: str, topics: Sequence[str]) -> tuple[int | None, Positions]:
-    """Where the query goes on: behind its last finished batch, whose number comes first, or where it began if none is.
+def near_groups(client: Client, group: str) -> str:
+    """A question for who may have misspelt a group, with the nearest names; empty if brokers know it, or none that is near."""
+    from rocketmq_spark.client import readers
+
+    try:
+        known = readers.groups(client.calls, client.admin)
+    except RocketMQError:  # it is a hint only
+        return ""
+    near = difflib.get_close_matches(group, known, n=3, cutoff=0.6) if group not in known else []
+    return f"Did you mean {', '.join(near)}?" if near else ""
+
+
+class Reached(NamedTuple):
+    """Where a query goes on: behind its last finished ``batch``, or where it began if none is. ``reads`` is what its sources
+    say of namespaces and environments, ``under_way`` the batch that was begun and is not done.
+    """
+
+    batch: int | None
+    positions: Positions
+    reads: Sequence[Mapping[str, object]]
+    under_way: Read | None
+
+
+def of_checkpoint(name: str, topics: Sequence[str]) -> Reached:
+    """Where the query of a checkpoint goes on.
 
     Raises ``OffsetError`` for what is no checkpoint, and for topics that the query does not read.
     """
-    from rocketmq_spark.source.checkpoint import last_batch, merged
+    from rocketmq_spark.source.checkpoint import last_batch, merged, under_way
     from rocketmq_spark.source.files import folder
 
     opened = folder(name)
@@ -73,7 +100,8 @@ def of_checkpoint(name: str, topics: Sequence[str]) -> tuple[int | None, Positio
         raise OffsetError(
             f"the query of {name} does not read {', '.join(wrong)}", remedy=f"It reads: {', '.join(known)}"
         )
-    return done and done.number, {q: at for q, at in positions.items() if not topics or q.topic in topics}
+    mine = {q: at for q, at in positions.items() if not topics or q.topic in topics}
+    return Reached(done and done.number, mine, chosen.reads, under_way(opened))
 
 
 def look(client: Client, positions: Mapping[MessageQueue, int | None]) -> Look:
@@ -99,12 +127,33 @@ def look(client: Client, positions: Mapping[MessageQueue, int | None]) -> Look:
 def bounds_of(
     client: Client, queues: Mapping[MessageQueue, object]
 ) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
-    """Bounds as far as brokers tell them, and an error of each that does not."""
-    for topic in {queue.topic for queue in queues}:
-        client.routes.existing(topic)
+    """Bounds as far as brokers tell them, and an error of each that does not, and of each topic without any broker."""
     errors: list[RocketMQError] = []
-    bounds = client.brokers.bounds(sorted(queues), deadline(client), lambda error, queue: errors.append(error))
+    routed = set()
+    for topic in sorted({queue.topic for queue in queues}):
+        try:
+            client.routes.existing(topic)
+            routed.add(topic)
+        except RouteNotFound as e:
+            errors.append(e)
+    asked = sorted(queue for queue in queues if queue.topic in routed)
+    bounds = client.brokers.bounds(asked, deadline(client), lambda error, queue: errors.append(error))
     return bounds, errors
+
+
+def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
+    """The brokers of these queues that do not answer, or that no route names."""
+    away: set[str] = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        if not isinstance(error, BrokerError):
+            away.add(queue.broker_name)
+
+    for topic in {queue.topic for queue in queues}:
+        with contextlib.suppress(RouteNotFound):
+            client.routes.get(topic)
+    client.brokers.bounds(queues, deadline(client), note)
+    return away
 
 
 def deadline(client: Client) -> Deadline:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from rocketmq_spark import session
+from rocketmq_spark.cli.connection import GROUP
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.decode import answers
 from rocketmq_spark.decode.answers import placed
@@ -69,7 +70,9 @@ class TopicReader:
         """The first messages stored at or after a moment."""
 
         def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-            offsets = self._client.brokers.search_offsets(dict.fromkeys(bounds, epoch_ms), Deadline.after(10.0))
+            offsets = self._client.brokers.search_offsets(
+                dict.fromkeys(bounds, epoch_ms), Deadline.after(10.0), group=GROUP
+            )
             return {q: bounds[q].clamp(at) for q, at in offsets.items()}
 
         self.seek(start)
@@ -118,7 +121,8 @@ class TopicReader:
         room = _HELD_BYTES // len(self._next)
         for _, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
-            pulls = reading.read(self._puller, part, self._on_loss, self._filter)
+            told = self._puller.at_brokers(part[0].queue, self._filter)
+            pulls = reading.read(self._puller, part, self._on_loss, told)
             held = [Held(room) for _ in part]
             for fetched in pulls.fetch():
                 for piece in answers.usable(fetched, pulls.usable, pulls.bounded):

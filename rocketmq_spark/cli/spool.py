@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,11 @@ import click
 from rocketmq_spark.cli.command import Group, Sending
 from rocketmq_spark.cli.connection import GROUP, Target, connected
 from rocketmq_spark.cli.output import Output
-from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.clock import utc_text
+from rocketmq_spark.errors import OptionError, SpoolError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.spool.reading import Entry
+    from rocketmq_spark.spool.reading import Entry, Reading
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 _SUMMARY = {
@@ -27,6 +27,7 @@ _SUMMARY = {
     "oldestDueAge": "OVERDUE S",
     "dead": "DEAD",
     "giveUps": "GIVEN UP",
+    "owner": "OF",
 }
 
 
@@ -51,18 +52,19 @@ def show(output: Output, folder: Path, records: bool) -> None:
         rows.append(
             {
                 "path": str(path),
-                "depth": totals.depth,
-                "bytes": totals.all_bytes,
+                "depth": totals and totals.depth,
+                "bytes": totals and totals.all_bytes,
                 "oldestDueAge": None if age_ms is None or age_ms < 0 else age_ms // 1000,
-                "dead": totals.dead,
-                "giveUps": totals.give_ups,
+                "dead": totals and totals.dead,
+                "giveUps": totals and totals.give_ups,
+                "owner": str(reading.owner),
             }
         )
         if records:
             for entry in reading.entries():
                 told = _told(path, entry)
                 output.item(told, _line(told))
-        reading.close()
+        _close(output, path, reading)
     output.rows(_SUMMARY, rows)
 
 
@@ -80,7 +82,7 @@ def export(output: Output, folder: Path) -> None:
             told = {**_told(path, entry), **_content(entry)}
             output.item(told, json.dumps(told, ensure_ascii=False))
             count += 1
-        reading.close()
+        _close(output, path, reading)
     output.note(f"{count} records of {folder}")
 
 
@@ -96,8 +98,11 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     A record of several messages counts as one. No other process may use the folder.
     """
     from rocketmq_spark import options, session
+    from rocketmq_spark.queues.environment import by_position, position_problem
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
+    if by_position(parsed):  # what was kept while a broker was away would go where the number points now
+        raise OptionError(position_problem(parsed, "a command does not know what those counted who filled the spool"))
     for path in _paths(folder):
         one = session.drainer(path, parsed)
         try:
@@ -106,6 +111,42 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
             delivered = one.finish()
         told = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
         output.item(told, f"{path}: {delivered} sent, {left} left, {told['dead']} dead")
+
+
+@spool.command()
+@_FOLDER
+@connected
+@click.pass_obj
+def assign(output: Output, target: Target, folder: Path) -> None:
+    """Let what lies in FOLDER belong to this cluster, namespace and environment: its addresses are others now.
+
+    It is sent there when a producer, a sink's worker or 'spool send' opens the folder. No other process may use it.
+    """
+    from rocketmq_spark import options
+    from rocketmq_spark.spool.reading import Reading
+    from rocketmq_spark.spool.records import LOST_OWNER
+    from rocketmq_spark.spool.settings import owner_of
+    from rocketmq_spark.spool.store import Store
+
+    parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
+    for path in _paths(folder):
+        store, reading = Store(path), Reading(path)
+        try:
+            before = reading.owner
+            owner = owner_of(parsed, "" if before == LOST_OWNER else before.purpose)
+            store.belong(owner, force=True)
+        finally:
+            reading.close()
+            store.close()
+        output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
+
+
+def _close(output: Output, path: Path, reading: Reading) -> None:
+    from rocketmq_spark.spool.database import OPEN_IT
+
+    if reading.is_damaged:
+        output.note(f"{path} is damaged, and not all of it could be read. {OPEN_IT}.")
+    reading.close()
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -127,14 +168,14 @@ def _told(path: Path, entry: Entry) -> dict[str, object]:
         "path": str(path),
         "record": entry.sequence,
         "standing": entry.standing,
-        "due": None if entry.due_ms is None else _time(entry.due_ms),
+        "due": None if entry.due_ms is None else utc_text(entry.due_ms),
         "tries": None if state is None else state.tries,
         "reason": (state.reason or None) if state is not None else None,
         "kind": None,
     }
     if isinstance(record, DecodeError):
         return {**told, "error": record.message}
-    told |= {"kind": record.kind, "stored": _time(record.stored_ms)}
+    told |= {"kind": record.kind, "stored": utc_text(record.stored_ms)}
     if record.kind == sends.KIND:
         try:
             send = sends.send_of(record)
@@ -178,7 +219,3 @@ def _line(told: dict[str, object]) -> str:
     ]
     ids = told.get("msgIds")
     return "  ".join([*parts, *(ids if isinstance(ids, list) else [])])
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -11,7 +11,8 @@ import click
 
 from rocketmq_spark.cli.command import Command
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.output import Output
+from rocketmq_spark.cli.output import Output, shown
+from rocketmq_spark.clock import utc_text
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
@@ -112,8 +113,8 @@ def document(message: ReceivedMessage) -> dict[str, object]:
         **body,
         "tags": message.tags,
         "keys": message.keys,
-        "bornTimestamp": _moment(message.born_timestamp),
-        "storeTimestamp": _moment(message.store_timestamp),
+        "bornTimestamp": utc_text(message.born_timestamp),
+        "storeTimestamp": utc_text(message.store_timestamp),
         "msgId": message.msg_id,
         "properties": _own(message),
         **({"sysFlag": message.sys_flag, "decodeError": message.decode_error} if bad else {}),
@@ -128,9 +129,9 @@ def line(message: ReceivedMessage) -> str:
     bad = message.decode_error is not None
     marks += [f"sysFlag={message.sys_flag:#x}"] if bad else []
     text = f"<cannot be decoded: {message.decode_error}> {message.body[:_RAW_BYTES]!r}" if bad else _text(message.body)
-    shown = f"<{len(message.body)} bytes>" if text is None else text.replace("\r", "\\r").replace("\n", "\\n")
+    said = f"<{len(message.body)} bytes>" if text is None else text
     place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
-    return "  ".join([_moment(message.store_timestamp), place, *([" ".join(marks)] if marks else []), shown])
+    return shown("  ".join([utc_text(message.store_timestamp), place, *([" ".join(marks)] if marks else []), said]))
 
 
 def _own(message: ReceivedMessage) -> dict[str, str]:
@@ -145,8 +146,3 @@ def _text(body: bytes) -> str | None:
         return body.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _moment(epoch_ms: int) -> str:
-    moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

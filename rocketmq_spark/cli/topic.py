@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rocketmq_spark.cli.command import Group
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output, moment
+from rocketmq_spark.errors import OptionError
+
+if TYPE_CHECKING:
+    from rocketmq_spark.model import QueueData, TopicRoute
 
 
 @click.group(cls=Group)
 def topic() -> None:
-    """Create, list, describe and delete topics."""
+    """Create, list, describe, widen, shrink and delete topics."""
 
 
 @topic.command()
@@ -28,17 +33,106 @@ def topic() -> None:
 @connected
 @click.pass_obj
 def create(output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **kind: Any) -> None:
-    """Create a topic, or change how many queues it has. What kind it is stays as it is."""
-    from rocketmq_spark.client.admin import batch_attributes
+    """Create a topic where it is not yet."""
+    from rocketmq_spark.client.admin import batch_attributes, shown_queues
 
+    admin = target.client().admin
     attributes = batch_attributes(kind["attribute"]) if kind["batch"] else kind["attribute"]
-    route = target.client().admin.create_topic(name, queues, brokers or None, attributes=attributes)
+    if there := admin.queues_of(name, brokers or None):
+        raise OptionError(
+            f"topic {name} is there: it has {shown_queues(there)}",
+            remedy=f"To change that: rocketmq-spark topic widen {name} --queues N, or topic shrink; to create it on another "
+            "broker, name that with --broker",
+        )
+    _show(output, admin.create_topic(name, queues, brokers or None, attributes=attributes))
+
+
+def _show(output: Output, route: TopicRoute, hidden: int | None = None) -> None:
+    """How many queues the topic has now, and how many messages went out of sight."""
     where = sorted(data.broker_name for data in route.queues)
     total = sum(data.write_queues for data in route.queues)
-    output.item(
-        {"topic": name, "brokers": where, "queues": total},
-        f"Topic {name} has {total} queues on {', '.join(where)}",
+    text = f"Topic {route.topic} has {total} queues on {', '.join(where)}"
+    told = {"topic": route.topic, "brokers": where, "queues": total}
+    if hidden is not None:
+        text, told = f"{text}; {hidden} messages are out of sight", {**told, "outOfSight": hidden}
+    output.item(told, text)
+
+
+def _resized(function: Callable[..., None]) -> Callable[..., None]:
+    """What commands take that change the number of queues."""
+    for add in (
+        click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all)."),
+        click.option("--queues", type=click.IntRange(1), required=True, help="Queues on each broker from now on."),
+        click.argument("name"),
+    ):
+        function = add(function)
+    return function
+
+
+@topic.command()
+@_resized
+@connected
+@click.pass_obj
+def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
+    """Give a topic more queues.
+
+    Messages stay where they are. Keys that choose their queue choose among all of them from then on.
+    """
+    there = _there(target, name, brokers)
+    if any(max(data.read_queues, data.write_queues) > queues for data in there.values()):
+        raise _wrong_way(name, queues, there, "shrink")
+    _show(output, target.client().admin.resize_topic(name, queues, list(there)))
+
+
+@topic.command()
+@_resized
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@connected
+@click.pass_obj
+def shrink(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...], yes: bool) -> None:
+    """Take queues away from a topic: those with the highest numbers.
+
+    Nobody reads what lies in them until the topic has them again. How many messages that are is said before.
+    """
+    there = _there(target, name, brokers)
+    if any(min(data.read_queues, data.write_queues) < queues for data in there.values()):
+        raise _wrong_way(name, queues, there, "widen")
+    admin = target.client().admin
+    gone = {q: b for q, b in admin.describe_topic(name).items() if q.broker_name in there and q.queue_id >= queues}
+    hidden = sum(bounds.max_offset - bounds.min_offset for bounds in gone.values())
+    _confirm(f"Take {len(gone)} queues away from topic {name}: {hidden} messages go out of sight", yes)
+    _show(output, admin.resize_topic(name, queues, list(there)), hidden)
+
+
+def _there(target: Target, name: str, brokers: tuple[str, ...]) -> dict[str, QueueData]:
+    """What a topic has on the brokers that are named. Raises an error where it is not."""
+    admin = target.client().admin
+    admin.routes.existing(name, 0.0)
+    there = admin.queues_of(name, brokers or None)
+    if missing := sorted(set(brokers) - there.keys()):
+        raise OptionError(
+            f"topic {name} is not on {', '.join(missing)}",
+            remedy=f"Create it there: rocketmq-spark topic create {name} --broker {missing[0]}",
+        )
+    return there
+
+
+def _wrong_way(name: str, queues: int, there: dict[str, QueueData], other: str) -> OptionError:
+    from rocketmq_spark.client.admin import shown_queues
+
+    more = "fewer than" if other == "shrink" else "more than"
+    return OptionError(
+        f"--queues is {queues}, {more} topic {name} has: {shown_queues(there)}",
+        remedy=f"That is for: rocketmq-spark topic {other}",
     )
+
+
+def _confirm(what: str, yes: bool) -> None:
+    """Go on if the user says so, by ``--yes`` or on a terminal."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{what}. There is no terminal to ask on: give --yes")
+        click.confirm(f"{what}?", abort=True, err=True)
 
 
 @topic.command("list")
@@ -102,9 +196,6 @@ def delete(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete a topic with all its messages."""
     admin = target.client().admin
     admin.routes.existing(name, 0.0)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("There is no terminal to ask on: give --yes")
-        click.confirm(f"Delete topic {name} with all its messages?", abort=True, err=True)
+    _confirm(f"Delete topic {name} with all its messages", yes)
     admin.delete_topic(name)
     output.item({"topic": name, "deleted": True}, f"Topic {name} is deleted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
@@ -14,19 +15,23 @@ from rocketmq_spark.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTR
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
+    NotFound,
     NotSupported,
     OptionError,
     RocketMQError,
     RouteNotFound,
     TopicNotFound,
 )
-from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
+from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, ReceivedMessage, TopicRoute
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
 from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.messages import decode_messages
 
 _LOOK_EVERY_S = 0.01
+# More a broker does not give unless it is configured to.
+_MOST_OF_KEY = 32
 
 
 class Admin(Closing):
@@ -36,8 +41,8 @@ class Admin(Closing):
         addresses = name_server.replace(",", ";").split(";") if isinstance(name_server, str) else name_server
         self._owns_pool = calls is None
         self._calls = calls or Calls(Pool(Dialling()))
-        self._name_servers = NameServers(self._calls, addresses)
-        self.routes = Routes(self._name_servers)
+        self.name_servers = NameServers(self._calls, addresses)
+        self.routes = Routes(self.name_servers)
         self.brokers = Brokers(Questions(self._calls, self.routes))
 
     def close(self) -> None:
@@ -76,20 +81,9 @@ class Admin(Closing):
         masters = _masters(self.cluster(), brokers)
         reads = queues if read_queues is None else read_queues
         writes = queues if write_queues is None else write_queues
+        config = TopicConfig(topic, reads, writes, perm, "SINGLE_TAG", 0, False, attributes or {})
         for name, address in masters.items():
-            command = rpc.UPDATE_AND_CREATE_TOPIC.request(
-                topic=self._calls.on_wire(topic),
-                defaultTopic=AUTO_CREATE_TOPIC,
-                readQueueNums=reads,
-                writeQueueNums=writes,
-                perm=perm,
-                topicFilterType="SINGLE_TAG",
-                topicSysFlag=0,
-                order=False,
-                attributes=",".join(f"+{k}={v}" for k, v in (attributes or {}).items()) or None,
-                bname=name,
-            )
-            answer = self._calls.ask(address, command, deadline)
+            answer = self._calls.ask(address, put_topic(self._calls.on_wire(topic), name, config), deadline)
             if attributes and answer.version < FIRST_WITH_ATTRIBUTES:
                 raise NotSupported(
                     f"broker {name} is older than RocketMQ 5.0 and leaves attributes out: {', '.join(sorted(attributes))}",
@@ -98,6 +92,24 @@ class Admin(Closing):
                     remedy="The topic is an ordinary one there now; use newer brokers, or delete it",
                 )
         return self._await_route(topic, dict.fromkeys(masters, (reads, writes, perm)), deadline)
+
+    def queues_of(self, topic: str, brokers: Sequence[str] | None = None) -> dict[str, QueueData]:
+        """How many queues a topic has on each of ``brokers`` (default: all); those where it is not are left out."""
+        route = self._route_or_none(topic)
+        told = route.queues if route is not None else ()
+        return {data.broker_name: data for data in told if brokers is None or data.broker_name in brokers}
+
+    def resize_topic(self, topic: str, queues: int, brokers: Sequence[str], timeout_s: float = 30.0) -> TopicRoute:
+        """Give a topic so many queues on each of ``brokers``, where it is, and wait until the route shows them. What lies in
+        queues that it has no more is not read until it has them again.
+        """
+        deadline, wanted = Deadline.after(timeout_s), {}
+        for name, address in _masters(self.cluster(), brokers).items():
+            now = self.topic_config(topic, name)
+            resized = replace(now, read_queues=queues, write_queues=queues, attributes={})
+            self._calls.ask(address, put_topic(self._calls.on_wire(topic), name, resized), deadline)
+            wanted[name] = queues, queues, now.perm
+        return self._await_route(topic, wanted, deadline)
 
     def _await_route(self, topic: str, wanted: Mapping[str, tuple[int, int, int]], deadline: Deadline) -> TopicRoute:
         while (route := self._route_or_none(topic)) is None or not _shows(route, wanted):
@@ -125,7 +137,7 @@ class Admin(Closing):
                     self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
                 except RocketMQError as e:
                     failed.append(e)
-        self._name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
+        self.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
         self.routes.forget(topic)
         if failed:
             raise failed[0]
@@ -150,6 +162,26 @@ class Admin(Closing):
         body = bodies.subscription_group(self._calls.on_wire(group), **(settings or {}))
         for name, address in _masters(self.cluster(), brokers).items():
             self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
+
+    def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
+        """Messages of a topic with a key, stored in this time, as the indexes of its masters have them: some of many."""
+        found: list[ReceivedMessage] = []
+        for name, broker in self.route(topic).brokers.items():
+            if broker.master is None:
+                continue
+            command = rpc.QUERY_MESSAGE.request(
+                topic=self._calls.on_wire(topic),
+                key=key,
+                maxNum=_MOST_OF_KEY,
+                beginTimestamp=begin_ms,
+                endTimestamp=end_ms,
+                bname=name,
+            )
+            try:
+                found += decode_messages(self._calls.ask(broker.master, command).body, name)
+            except NotFound:
+                continue
+        return [message for message in found if key in message.keys]  # what an index finds has its hash
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """How far a group is, over all brokers of the topic."""
@@ -187,6 +219,30 @@ class Admin(Closing):
             return self.routes.get(topic, 0.0)
         except (RouteNotFound, TopicNotFound):
             return None
+
+
+def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
+    """The request that makes a topic on a broker, or changes it. Attributes that are not named stay as they are."""
+    return rpc.UPDATE_AND_CREATE_TOPIC.request(
+        topic=topic_on_wire,
+        defaultTopic=AUTO_CREATE_TOPIC,
+        readQueueNums=config.read_queues,
+        writeQueueNums=config.write_queues,
+        perm=config.perm,
+        topicFilterType=config.filter_type,
+        topicSysFlag=config.sys_flag,
+        order=config.order,
+        attributes=",".join(f"+{k}={v}" for k, v in config.attributes.items()) or None,
+        bname=broker,
+    )
+
+
+def shown_queues(there: Mapping[str, QueueData]) -> str:
+    """How many queues a topic has, for messages: ``8 on broker-a, 8 (4 for writing) on broker-b``."""
+    return ", ".join(
+        f"{data.read_queues}{'' if data.read_queues == data.write_queues else f' ({data.write_queues} for writing)'} on {name}"
+        for name, data in sorted(there.items())
+    )
 
 
 def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -5,12 +5,12 @@ A thread lives while there is work for its key, so that a host that has vanished
 
 from __future__ import annotations
 
-import logging
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 
-logger = logging.getLogger(__name__)
+from rocketmq_spark.failures import start_thread
 
 
 class Aside:
@@ -31,15 +31,12 @@ class Aside:
             if waiting is not None:
                 waiting.append(work)
                 return
-            threading.Thread(target=self._run, args=(key,), name=f"rocketmq-aside-{key}", daemon=True).start()
+            start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key))
             self._work[key] = deque([work])
 
     def _run(self, key: Hashable) -> None:
         while (work := self._next(key)) is not None:
-            try:
-                work()
-            except Exception:  # a thread's root
-                logger.exception("work for %s failed", key)
+            work()
 
     def _next(self, key: Hashable) -> Callable[[], None] | None:
         with self._lock:

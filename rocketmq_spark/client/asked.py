@@ -42,7 +42,7 @@ def told(group: str, membership: Membership) -> GroupMembership:
         membership.message_model,
         membership.consume_from_where,
         membership.unit_mode,
-        membership.version_ms,
+        membership.versions_ms,
         {topic: wanted.kind for topic, wanted in membership.subscriptions.items()},
     )
 
@@ -107,13 +107,7 @@ class Questions:
                 queues=_on_wire(self._calls, answer.queues),
                 topics={name(topic): figures for topic, figures in answer.topics.items()},
             )
-            plain = told(self._group, answer.membership)
-            membership = replace(
-                plain,
-                subscriptions={name(topic): wanted for topic, wanted in plain.subscriptions.items()},
-                expression_types={name(topic): kind for topic, kind in plain.expression_types.items()},
-            )
-            return member_bodies.running_info(info, membership)
+            return member_bodies.running_info(info, told(self._group, answer.membership).on_wire(name))
         return member_bodies.consumer_offsets(_on_wire(self._calls, answer))
 
 

@@ -5,16 +5,28 @@ Every request names the broker (``bname``): brokers ignore it for ordinary topic
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rocketmq_spark import codes
 from rocketmq_spark.client.questions import Question, Questions, first_of_each
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import NotSupported, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerNotFound,
+    NotSupported,
+    RocketMQError,
+    ServerFault,
+    ServiceNotAvailable,
+)
 from rocketmq_spark.model import NO_FILTER, MessageQueue, QueueBounds
 from rocketmq_spark.wire import bodies, rpc
-from rocketmq_spark.wire.header import Bytes
-from rocketmq_spark.wire.messages import boundaries, decode_messages
+from rocketmq_spark.wire.header import Bytes, Command
+from rocketmq_spark.wire.messages import stamp
+
+# What a broker says to a pull, be it that it has nothing there.
+_PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
 
 
 class Brokers:
@@ -26,8 +38,11 @@ class Brokers:
         self._stats: dict[tuple[str, str], tuple[bytes, dict[MessageQueue, QueueBounds]]] = {}
 
     @property
-    def late(self) -> bool:
-        return bool(self.calls.late)
+    def late(self) -> frozenset[str]:
+        return self._questions.owing()
+
+    def connection(self, broker_name: str) -> tuple[str, int] | None:
+        return self._questions.connection(broker_name)
 
     def bounds(
         self,
@@ -59,44 +74,101 @@ class Brokers:
                 bounds.update(self._stats[key][1] if key in self._stats else {})
                 continue
             if isinstance(answer, NotSupported):
-                return self._bounds_by_queue(wanted, deadline)
-            if isinstance(answer, RocketMQError):
-                self._stats.pop(key, None)
-            if not isinstance(answer, RocketMQError):
-                bounds.update(self._parsed(question, answer.body))
-            elif on_error is None:
-                raise answer
-            else:
-                on_error(answer, firsts[key])
+                return self._bounds_by_queue(wanted, deadline, on_error)
+            told = answer if isinstance(answer, RocketMQError) else self._parsed(question, answer.body)
+            if not isinstance(told, RocketMQError):
+                bounds.update(told)
+                continue
+            self._stats.pop(key, None)
+            if on_error is None:
+                raise told
+            on_error(told, firsts[key])
         return {queue: bounds[queue] for queue in wanted if queue in bounds}
 
-    def _parsed(self, question: Question, body: Bytes) -> dict[MessageQueue, QueueBounds]:
-        """Most topics of many have nothing new since they were asked last."""
+    def _parsed(self, question: Question, body: Bytes) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
+        """Most topics of many have nothing new since they were asked last. A broker says its name with each queue."""
         key = question.broker_name, question.topic
         known = self._stats.get(key)
         if known is None or known[0] != body:
-            known = self._stats[key] = bytes(body), bodies.topic_stats(question.topic, body)
+            told = bodies.topic_stats(question.topic, body)
+            names = {queue.broker_name for queue in told}
+            if names and question.broker_name not in names:
+                return BrokerNotFound(
+                    f"broker {min(names)!r} answers where {question.broker_name!r} was", topic=question.topic
+                )
+            known = self._stats[key] = bytes(body), {queue: _from_0(bounds) for queue, bounds in told.items()}
         return known[1]
 
-    def _bounds_by_queue(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
-        lows = self._numbers(rpc.GET_MIN_OFFSET, queues, deadline)
-        highs = self._numbers(rpc.GET_MAX_OFFSET, queues, deadline)
-        return {queue: QueueBounds(lows[queue], highs[queue], 0) for queue in queues}
+    def _bounds_by_queue(
+        self,
+        queues: Sequence[MessageQueue],
+        deadline: Deadline,
+        on_error: Callable[[RocketMQError, MessageQueue], None] | None,
+    ) -> dict[MessageQueue, QueueBounds]:
+        rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
+        questions = [self._questions.about(row, queue) for queue in queues for row in rows]
+        answers = iter(self._questions.ask_each(questions, deadline))
+        bounds, told = {}, set()
+        for queue in queues:
+            numbers = []
+            for row in rows:
+                answer = next(answers)
+                if not isinstance(answer, RocketMQError):
+                    numbers.append(row.answer(answer)["offset"])
+                elif on_error is None:
+                    raise answer
+                elif queue.broker_name not in told:
+                    told.add(queue.broker_name)
+                    # That is how a Proxy says that it could not reach a broker.
+                    on_error(ServiceNotAvailable(*answer.args) if isinstance(answer, ServerFault) else answer, queue)
+            if len(numbers) == len(rows):
+                low, high = numbers
+                bounds[queue] = _from_0(QueueBounds(low, high, 0))
+        return bounds
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         return self._numbers(rpc.GET_MAX_OFFSET, queues, deadline)
 
-    def search_offsets(self, times_ms: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, int]:
+    def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker_name)
+        (answer,) = self._questions.ask_each([Question(broker_name, command, topic)], deadline)
+        if isinstance(answer, NotSupported | AccessDenied):
+            return None
+        if isinstance(answer, RocketMQError):
+            raise answer
+        return bodies.topic_config(answer.body).read_queues
+
+    def search_offsets(
+        self,
+        times_ms: Mapping[MessageQueue, int],
+        deadline: Deadline,
+        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
+        group: str | None = None,
+    ) -> dict[MessageQueue, int]:
         """First offset stored at or after each queue's time; the maximum when all messages are older.
 
+        Brokers before 5.1.4 take the message that is nearest to the time: with a ``group`` their answers are corrected by
+        looks at messages, as that group. With ``on_error`` queues whose question failed are left out of the result, and
+        each error is passed on with its queue.
         The broker's answer may lie below the minimum after old files were deleted: callers clamp it.
         """
         questions = [
             self._questions.about(rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=time_ms, boundaryType="LOWER")
             for queue, time_ms in times_ms.items()
         ]
-        answers = self._questions.ask_all(questions, deadline)
-        return {q: rpc.SEARCH_OFFSET_BY_TIMESTAMP.answer(a)["offset"] for q, a in zip(times_ms, answers, strict=True)}
+        offsets = {}
+        for queue, answer in zip(times_ms, self._questions.ask_each(questions, deadline), strict=True):
+            if not isinstance(answer, RocketMQError):
+                offset = rpc.SEARCH_OFFSET_BY_TIMESTAMP.answer(answer)["offset"]
+                if group is not None and answer.version < codes.FIRST_WITH_BOUNDARY:
+                    look = functools.partial(self.store_time_ms, group, queue, deadline=deadline)
+                    offset = first_not_older(look, offset, times_ms[queue])
+                offsets[queue] = offset
+            elif on_error is None:
+                raise answer
+            else:
+                on_error(answer, queue)
+        return offsets
 
     def committed(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline
@@ -121,17 +193,47 @@ class Brokers:
 
     def store_time_ms(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> int | None:
         """When the message at ``offset`` was stored; None when there is none at exactly that offset."""
-        messages = decode_messages(self._pulled(group, queue, offset, 1, deadline), queue.broker_name)
-        return messages[0].store_timestamp if messages and messages[0].queue_offset <= offset else None
+        return _stored_ms(self._pulled(group, queue, offset, 1, deadline), offset)
+
+    def store_times_ms(
+        self,
+        group: str,
+        offsets: Mapping[MessageQueue, int],
+        deadline: Deadline,
+        read_from: str = "master",
+        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
+    ) -> dict[MessageQueue, int]:
+        pulls = [self._pull(group, queue, offset, 1) for queue, offset in offsets.items()]
+        answers = self._questions.ask_each(pulls, deadline, _PULLED, read_from)
+        told: dict[MessageQueue, int] = {}
+        for (queue, offset), answer in zip(offsets.items(), answers, strict=True):
+            if isinstance(answer, RocketMQError):
+                if on_error is not None:
+                    on_error(answer, queue)
+            elif (stored_ms := _stored_ms(answer, offset)) is not None:
+                told[queue] = stored_ms
+        return told
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
-        """Bytes and number of the messages that one pull at ``offset`` gives."""
-        body = self._pulled(group, queue, offset, 32, deadline)
-        return len(body), sum(1 for _ in boundaries(body))
+        """Bytes of the messages that one pull at ``offset`` gives, and how many offsets they take.
 
-    def _pulled(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Bytes:
-        """The body of one pull, empty when the broker has nothing there."""
-        pull = self._questions.about(
+        A message that holds many counts as these, and what cannot be decoded like any other.
+        """
+        answer = self._pulled(group, queue, offset, 32, deadline)
+        if answer is None or not len(answer.body):
+            return 0, 0
+        end, first = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], stamp(answer.body)
+        # An inner batch comes whole, also from its middle.
+        begin = min(offset, first.offset) if first is not None and first.inner_batch else offset
+        return len(answer.body), max(1, end - begin)
+
+    def _pulled(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
+        """The answer to one pull, None when the broker has nothing there."""
+        (answer,) = self._questions.ask_all([self._pull(group, queue, offset, count)], deadline, _PULLED)
+        return answer if answer.code == Response.SUCCESS else None
+
+    def _pull(self, group: str, queue: MessageQueue, offset: int, count: int) -> Question:
+        return self._questions.about(
             rpc.PULL_MESSAGE,
             queue,
             consumerGroup=self.calls.on_wire(group),
@@ -141,9 +243,6 @@ class Brokers:
             expressionType=NO_FILTER.kind,
             **rpc.FLEETING,
         )
-        nothing = (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
-        (answer,) = self._questions.ask_all([pull], deadline, (Response.SUCCESS, *nothing))
-        return answer.body if answer.code == Response.SUCCESS else b""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
         """Whether a Proxy answers for a broker: it does not know statistics."""
@@ -156,3 +255,36 @@ class Brokers:
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         self._questions.ask_all([Question(broker_name, command, topic)], deadline)
+
+
+def _from_0(told: QueueBounds) -> QueueBounds:
+    """A store that never had a queue says -1, which is no offset."""
+    return told if told.min_offset >= 0 else QueueBounds(0, max(0, told.max_offset), told.last_update_ms)
+
+
+def _stored_ms(answer: Command | None, offset: int) -> int | None:
+    """When the message at ``offset`` was stored, which may be a batch that begins before it."""
+    first = stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
+    return first.stored_ms if first is not None and first.offset <= offset else None
+
+
+def first_not_older(look: Callable[[int], int | None], near: int, time_ms: int) -> int:
+    """The first offset whose message was stored at or after a time, by few looks around ``near``.
+
+    ``look`` tells when a message was stored, None where there is none: before the first one, and at the end.
+    """
+    stored_ms = look(near)
+    if stored_ms is None:
+        return near
+    older, younger, step = (near, near + 1, 1) if stored_ms < time_ms else (near - 1, near, -1)
+    while step > 0 and (stored_ms := look(younger)) is not None and stored_ms < time_ms:
+        older, younger, step = younger, younger + 2 * step, 2 * step
+    while step < 0 and older >= 0 and (stored_ms := look(older)) is not None and stored_ms >= time_ms:
+        older, younger, step = max(-1, older + 2 * step), older, 2 * step
+    while younger - older > 1:
+        middle = (older + younger) // 2
+        stored_ms = look(middle)
+        # Behind the end there is nothing, and before the first message neither.
+        is_older = stored_ms < time_ms if stored_ms is not None else step < 0
+        older, younger = (middle, younger) if is_older else (older, middle)
+    return younger

@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     ServiceNotAvailable,
     error_for,
 )
+from rocketmq_spark.failures import start_thread
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool
@@ -144,7 +145,7 @@ class Calls:
             answers.skip(len(mine))
             return True
         del self.late[address]
-        if [command for command, _ in known] != [answers.asked[i][1] for i in mine]:
+        if [_question(command) for command, _ in known] != [_question(answers.asked[i][1]) for i in mine]:
             return False
         for i, (_, told) in zip(mine, known, strict=True):
             if told is not None:
@@ -161,7 +162,11 @@ class Calls:
             if len(of_address) == 1 or self.pool.live(address):
                 self._ask_each(address, calls, deadline)
             else:
-                threading.Thread(target=self._ask_each, args=(address, calls, deadline), daemon=True).start()
+                ask = functools.partial(self._ask_each, address, calls, deadline)
+                try:
+                    start_thread(f"rocketmq-ask-{address}", ask, again=False)
+                except RuntimeError:  # no more threads: then one waits for the other
+                    ask()
 
     def _ask_each(self, address: str, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
         try:
@@ -193,6 +198,11 @@ class Calls:
         """A server that drains refuses everything on this connection, but not on a new one."""
         if answer.code == Response.GO_AWAY:
             self.pool.retire(address, connection)
+
+
+def _question(command: Command) -> tuple[int, dict[str, str], bytes]:
+    """What is asked, whatever number it has on its connection."""
+    return command.code, command.ext, bytes(command.body)
 
 
 def refused(answer: Command, address: str, topic: str | None = None, queue: str | None = None) -> RocketMQError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocketmq_spark.errors import LocalProtocolError, OptionError, RocketMQError
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.wire import acl
 from rocketmq_spark.wire.header import Command
 
@@ -48,15 +49,15 @@ class RotatingCredentials:
         return known[1]
 
     def _fetched(self) -> Credentials:
-        try:
-            return self._fetch()
-        except RocketMQError:
-            raise
-        except Exception as e:  # somebody else's code; callers are told errors of ours only
-            raise OptionError(
-                f"credentials cannot be had: {type(e).__name__}",
-                remedy="Look at option 'credentialsProvider' or 'credentialsFile'",
-            ) from e
+        found = attempt(self._fetch)  # somebody else's code; callers are told errors of ours only
+        if not isinstance(found, Failure):
+            return found
+        if isinstance(found.error, RocketMQError):
+            raise found.error
+        raise OptionError(
+            f"credentials cannot be had: {type(found.error).__name__}",
+            remedy="Look at option 'credentialsProvider' or 'credentialsFile'",
+        ) from found.error
 
     def sign(self, command: Command) -> Command:
         return self.current().sign(command)

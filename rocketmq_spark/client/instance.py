@@ -26,6 +26,7 @@ from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Property, Request, Response
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire import bodies, rpc
@@ -73,29 +74,30 @@ class Groups:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._members: dict[tuple[bool, str], list[Member]] = {}
+        self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # none is empty, wherever Ctrl-C comes
         self._aside = Aside()
 
     def add(self, on_wire: str, member: Member) -> None:
         """Several producers may be of one group; a consumer would take another one's queues, for they have one id."""
         with self._lock:
-            members = self._members.setdefault((member.consumes, on_wire), [])
+            key = member.consumes, on_wire
+            members = self._members.get(key, ())
             if member.consumes and members:
                 raise LocalProtocolError(
                     f"consumer group {member.group!r} has a member in this process already",
                     remedy="Give the second one a process or connection options of its own",
                 )
-            members.append(member)
+            self._members[key] = (*members, member)
 
     def remove(self, on_wire: str, member: Member) -> bool:
-        """Whether it was the group's last one here."""
+        """Whether the group has no more members here. One that is not there any more may be removed again."""
         with self._lock:
             key = member.consumes, on_wire
-            self._members[key].remove(member)
-            if self._members[key]:
-                return False
-            del self._members[key]
-            return True
+            if others := tuple(one for one in self._members.get(key, ()) if one is not member):
+                self._members[key] = others
+            else:
+                self._members.pop(key, None)
+            return not others
 
     def each(self) -> list[tuple[str, Member]]:
         """One member of every group, with the group's name on the wire."""
@@ -131,17 +133,18 @@ class Groups:
             able = [member for member in self._members.get(key, ()) if member.asked is not None]
         if not able:
             return False
-        self._aside.run(key, functools.partial(_answer, able[0], request))
+        # A listener may take long, or hang, with a message that is consumed by order.
+        apart = request.command.code == Request.CONSUME_MESSAGE_DIRECTLY
+        self._aside.run((key, apart), functools.partial(_answer, able[0], request))
         return True
 
 
 def _answer(member: Member, request: ServerRequest) -> None:
     assert member.asked is not None
-    try:
-        reply = member.asked(request.address, request.command)
-    except Exception as e:  # a thread's root: whoever asks must not wait for an answer that never comes
-        logger.exception("group %s could not handle request %s", member.group, request.command.code)
-        reply = Command(Response.SYSTEM_ERROR, remark=f"{type(e).__name__}: {e}")
+    reply = attempt(member.asked, request.address, request.command)
+    if isinstance(reply, Failure):  # whoever asks must not wait for an answer that never comes
+        reply.log(logger, "group %s could not handle request %s", member.group, request.command.code)
+        reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
     if reply is None:
         request.refuse()
     else:
@@ -171,14 +174,20 @@ class Instance:
 
     def join(self, member: Member) -> None:
         """From now on ``member`` is in heartbeats, the first of them soon. A consumer's id must be new to its group."""
-        self._groups.add(self._calls.on_wire(member.group), member)
-        if member.heartbeat_s:
-            with self._lock:
-                self._timer = self._timer or self._make_timer("rocketmq-instance")
-                self._schedule(self._timer, FIRST_HEARTBEAT_S)
+        on_wire = self._calls.on_wire(member.group)
+        try:
+            self._groups.add(on_wire, member)
+            if member.heartbeat_s:
+                with self._lock:
+                    self._timer = self._timer or self._make_timer("rocketmq-instance")
+                    self._schedule(self._timer, FIRST_HEARTBEAT_S)
+        except BaseException:  # Ctrl-C, too: who joins is given no way to leave then
+            self._groups.remove(on_wire, member)
+            self._rest(unless_wanted=True)
+            raise
 
     def leave(self, member: Member, deadline: Deadline) -> None:
-        """The last of a group tells brokers; failures of single brokers are logged."""
+        """The last of a group tells brokers; failures of single brokers are logged. An interrupted one may be repeated."""
         on_wire = self._calls.on_wire(member.group)
         last = self._groups.remove(on_wire, member)
         self._rest(unless_wanted=True)
@@ -208,14 +217,7 @@ class Instance:
 
     def _membership(self, on_wire: str, member: Member) -> GroupMembership:
         assert member.membership is not None
-        told = member.membership()
-        name = self._calls.on_wire
-        return replace(
-            told,
-            group=on_wire,
-            subscriptions={name(topic): subscription for topic, subscription in told.subscriptions.items()},
-            expression_types={name(topic): kind for topic, kind in told.expression_types.items()},
-        )
+        return replace(member.membership().on_wire(self._calls.on_wire), group=on_wire)
 
     def _addresses(self, slaves: bool) -> list[tuple[str, str]]:
         return [
@@ -229,12 +231,13 @@ class Instance:
         """With the lock. The next heartbeat is one, however many want it."""
         due_ms = timer.now_ms() + 1000 * in_s
         if due_ms < self._due_ms:
-            self._due_ms = due_ms
             timer.later(in_s, functools.partial(self._beat, timer, due_ms))
+            self._due_ms = due_ms  # not before: without a thread nothing is due
 
     def _beat(self, timer: Timer, due_ms: float) -> None:
-        if due_ms != self._due_ms:  # another one is due before
-            return
+        with self._lock:
+            if due_ms != self._due_ms:  # another one is due before
+                return
         try:
             self.heartbeat(Deadline.after(TIMEOUT_S))
         except RocketMQError as e:

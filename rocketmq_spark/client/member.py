@@ -20,7 +20,14 @@ from rocketmq_spark.client.send_back import SendBack
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, RocketMQError, ServerFault
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    ConnectionLost,
+    RemoteProtocolError,
+    RocketMQError,
+    ServerFault,
+)
 from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.wire import bodies, rpc
@@ -64,8 +71,9 @@ class RemotingMember:
     ) -> Callable[[Deadline], None]:
         answers = questions_of_brokers.Questions(self._calls, group, asked)
         member = Member(group, heartbeat_s, answers, lambda: told(group, membership()))
+        leave = functools.partial(self._instance.leave, member)  # before: nothing may fail once it is a member
         self._instance.join(member)
-        return functools.partial(self._instance.leave, member)
+        return leave
 
     def heartbeat(self, deadline: Deadline) -> None:
         self._instance.heartbeat(deadline)
@@ -111,15 +119,21 @@ class RemotingMember:
             return self._routes.get(topic, math.inf, deadline)
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+        data = self._routes.broker(queue.broker_name)
+        of_slave = data is not None and data.master is None
         question = self._questions.about(
             rpc.QUERY_CONSUMER_OFFSET,
             queue,
             consumerGroup=self._calls.on_wire(group),
-            setZeroIfNotFound=None if young_at_zero else False,
+            setZeroIfNotFound=None if young_at_zero and not of_slave else False,
         )
         accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
         answer = self._one(question, deadline, accept, "hint")
         if answer.code == Response.QUERY_NOT_FOUND:
+            if of_slave:
+                raise BrokerNotFound(
+                    "the master is away, and its slave may not have the group's offset yet", queue=str(queue)
+                )
             return None
         offset: int = rpc.QUERY_CONSUMER_OFFSET.answer(answer)["offset"]
         return offset
@@ -171,7 +185,11 @@ class RemotingMember:
     def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
         locked: set[MessageQueue] = set()
         for of_broker, answer in self._ask_locks(rpc.LOCK_BATCH_MQ, group, queues, deadline):
-            ours = set(bodies.locked_queues(answer.body))
+            try:
+                ours = set(bodies.locked_queues(answer.body))
+            except RemoteProtocolError as e:
+                logger.warning("what a broker says of the locks of %s means nothing: %s", of_broker, e)
+                continue
             locked |= {queue for queue in of_broker if self._calls.queue_on_wire(queue) in ours}
         return locked
 

@@ -43,6 +43,21 @@ class Questions:
         )
         return Question(queue.broker_name, command, queue.topic, queue)
 
+    def owing(self) -> frozenset[str]:
+        """Brokers that were not waited for any longer, and have not answered yet."""
+        late = self.calls.late
+        if not late:
+            return frozenset()
+        return frozenset(b.broker_name for b in self._routes.brokers() if late.keys() & set(b.addresses.values()))
+
+    def connection(self, broker_name: str) -> tuple[str, int] | None:
+        """Where the broker's master is, and how many connections there were; None while no route says where."""
+        try:
+            address = self._routes.address(broker_name, "master")
+        except RocketMQError:
+            return None
+        return address, self.calls.pool.attempts(address)
+
     def ask_all(
         self, questions: Sequence[Question], deadline: Deadline, accept: Container[int] = (Response.SUCCESS,)
     ) -> list[Command]:

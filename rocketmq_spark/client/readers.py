@@ -12,6 +12,7 @@ from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire.names import is_user_group
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,16 @@ def readers(calls: Calls, admin: Admin, topic: str) -> list[Reader]:
         command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=calls.on_wire(topic), bname=name)
         groups.update(bodies.group_list(calls.ask(address, command).body))
     return [reader for group in sorted(groups) for reader in _of_group(calls, admin, topic, group, masters)]
+
+
+def groups(calls: Calls, admin: Admin) -> list[str]:
+    """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
+    found: set[str] = set()
+    for name, data in admin.cluster().items():
+        if data.master:
+            answer = calls.ask(data.master, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
+            found |= bodies.subscription_groups(answer.body).keys()
+    return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.holds(group))
 
 
 def _of_group(calls: Calls, admin: Admin, topic: str, group: str, masters: Mapping[str, str]) -> Iterator[Reader]:

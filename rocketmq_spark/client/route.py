@@ -8,10 +8,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -42,11 +43,12 @@ class NameServers:
         """The first server's answer that could be had, each within the time of one request.
 
         Servers do not know of each other, so a topic that one misses is asked of the others too. When none answers,
-        raises the last one's error, naming all that were tried.
+        raises the last one's error, naming all that were tried. An address of a broker is an ``OptionError`` if no other does.
         """
         first = self._current
         unknown: TopicNotFound | None = None
         last: RocketMQError | None = None
+        wrong: OptionError | None = None
         for i in range(len(self.addresses)):
             at = (first + i) % len(self.addresses)
             try:
@@ -55,12 +57,18 @@ class NameServers:
                 unknown = unknown or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
                 last = e
+            except NotSupported:
+                if self.routes_at(self.addresses[at], deadline):
+                    raise  # a Proxy, which does not answer everything
+                wrong = _of_a_broker(self.addresses[at])
             else:
                 self._current = at
                 return answer
         if unknown is not None:
             raise unknown
-        assert last is not None
+        if last is None:
+            assert wrong is not None
+            raise wrong
         if deadline is not None and deadline.expired and isinstance(last, CallTimeout):
             raise CallTimeout("the time was over before a name server answered", ";".join(self.addresses)) from last
         raise type(last)(
@@ -68,6 +76,16 @@ class NameServers:
             ";".join(self.addresses),
             remedy=last.remedy or "Check option 'nameServer' and that the name server runs",
         ) from last
+
+    def routes_at(self, address: str, deadline: Deadline | None = None) -> bool:
+        """Whether who answers there knows what a route is: a name server or a Proxy. A broker does not."""
+        try:
+            self.calls.ask(address, route_question(AUTO_CREATE_TOPIC), self._share(deadline))
+        except NotSupported:
+            return False
+        except RocketMQError:
+            pass
+        return True
 
     def ask_many(self, commands: Sequence[Command], deadline: Deadline | None = None) -> list[Command | None]:
         """Answers of the server in use to different questions, asked at once; None where ``ask`` has to try."""
@@ -104,6 +122,7 @@ class Routes:
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
+        self._listed: dict[str, BrokerData] = {}  # for those that no route names
 
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
         """The route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
@@ -133,7 +152,7 @@ class Routes:
         answers = self._name_servers.ask_many([self._question(topic) for topic in due], deadline)
         for topic, answer in zip(due, answers, strict=True):
             if answer is not None:
-                self._keep(topic, bodies.route(topic, answer.body))
+                self._keep(topic, self._settled(bodies.route(topic, answer.body), deadline))
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Ask the name server now."""
@@ -144,10 +163,27 @@ class Routes:
             raise RouteNotFound(
                 "the name server knows no such topic, or all its brokers are down", e.addr, e.broker_code, topic
             ) from e
-        return bodies.route(topic, answer.body)
+        return self._settled(bodies.route(topic, answer.body), deadline)
+
+    def _settled(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
+        """With brokers that only act for a master told from masters of a topic that may not be written to.
+
+        The list of all brokers says which id each address has. Where it cannot be had for now, none is believed.
+        """
+        doubted = [data for data in route.brokers.values() if data.acting]
+        if not doubted:
+            return route
+        try:
+            masters = {name: data.master for name, data in self.cluster(deadline).items()}
+        except RocketMQError as e:
+            masters = {} if e.retriable else {data.broker_name: data.master for data in doubted}
+        settled = {
+            data.broker_name: replace(data, acting=masters.get(data.broker_name) != data.master) for data in doubted
+        }
+        return replace(route, brokers={**route.brokers, **settled})
 
     def _question(self, topic: str) -> Command:
-        return rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=self.on_wire(topic), acceptStandardJsonOnly=True)
+        return route_question(self.on_wire(topic))
 
     def forget(self, topic: str) -> None:
         """The route is not given again. Where its brokers are stays known: they may be there although a name server that
@@ -176,12 +212,12 @@ class Routes:
         return address
 
     def broker(self, broker_name: str) -> BrokerData | None:
-        """A broker as the newest route that names it says."""
+        """A broker as the newest route that names it says, or else the last list of all."""
         found = self._brokers
         if found is None:
             with self._lock:
                 found = self._brokers = _newest(self._routes, self._gone)
-        return found.get(broker_name)
+        return found.get(broker_name) or self._listed.get(broker_name)
 
     def masters(self) -> dict[str, str]:
         """Broker name to address of all masters in the routes at hand."""
@@ -201,7 +237,9 @@ class Routes:
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Brokers by name."""
-        return dict(bodies.cluster(self._name_servers.ask(rpc.GET_BROKER_CLUSTER_INFO.request, deadline).body).brokers)
+        answer = self._name_servers.ask(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
+        self._listed = dict(bodies.cluster(answer.body).brokers)
+        return dict(self._listed)
 
     def any_broker(self) -> bool:
         """Whether a broker is registered; a Proxy, which does not say, stands for some."""
@@ -239,6 +277,17 @@ class Routes:
             pass
         hint = f"Did you mean {', '.join(near)}? " if near else ""
         return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=hint + remedy)
+
+
+def route_question(topic_on_wire: str) -> Command:
+    return rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=topic_on_wire, acceptStandardJsonOnly=True)
+
+
+def _of_a_broker(address: str) -> OptionError:
+    return OptionError(
+        f"option 'nameServer' names {address}, which is no name server: it answers as a broker does, and knows no routes",
+        remedy="Give host and port of the name server, 9876 unless it was changed",
+    )
 
 
 def _newest(*kept: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:

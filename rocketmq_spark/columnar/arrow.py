@@ -48,6 +48,13 @@ def content(array: pa.Array) -> tuple[memoryview, npt.NDArray[np.int32]]:
     return memoryview(data) if data is not None else memoryview(b""), offsets(array)
 
 
+def copied(data: memoryview) -> memoryview:
+    """The same bytes in memory of their own: Arrow's, which keeps its pages, where a large ``bytes`` gets new ones each time."""
+    own = pa.allocate_buffer(len(data))
+    np.frombuffer(own, np.uint8)[:] = np.frombuffer(data, np.uint8)
+    return memoryview(own)
+
+
 def fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
     """Rows of equal width as a binary column, without a copy."""
     count, width = rows.shape

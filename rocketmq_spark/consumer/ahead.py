@@ -19,6 +19,7 @@ from rocketmq_spark.consumer import behind
 from rocketmq_spark.consumer.assigned import Ask, Bytes, Part
 from rocketmq_spark.consumer.behind import Bounds, Pace, Place, Stretch
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.failures import start_thread
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,8 @@ class ReadAhead:
 class _Reader:
     """What is read of one broker, on its thread."""
 
-    def __init__(self, thread: threading.Thread, plain: Plain) -> None:
-        self.thread = thread
+    def __init__(self, plain: Plain) -> None:
+        self.thread: threading.Thread | None = None
         self.plain = plain
         self.run: Run | None = None
         self.stretches: Sequence[Stretch] = ()
@@ -102,16 +103,28 @@ class Ahead:
             return set()
         self.taken()
         far = behind.far_behind(self._queues.places, self._clock.now(), self._bounds, plain)
-        for broker_name in far:
+        begun: set[MessageQueue] = set()
+        for broker_name, stretches in far.items():
             reader = self._readers.get(broker_name)
             if reader is None:
-                name = f"rocketmq-ahead-{broker_name}"
-                thread = threading.Thread(target=self._run, args=(broker_name,), name=name, daemon=True)
-                self._readers[broker_name] = _Reader(thread, plain)
-                thread.start()
+                if not self._start(broker_name, plain):
+                    continue
             elif reader.stretches:
                 reader.joined = True
-        return {stretch.ask.queue for stretches in far.values() for stretch in stretches}
+            begun |= {stretch.ask.queue for stretch in stretches}
+        return begun
+
+    def _start(self, broker_name: str, plain: Plain) -> bool:
+        """Whether there is a thread; without one long polls go on."""
+        self._readers[broker_name] = reader = _Reader(plain)
+        run, ended = partial(self._run, broker_name), partial(self._ended, broker_name)
+        try:
+            reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, ended, again=False)
+        except RuntimeError as e:
+            logger.warning("what is far behind on %s is not read ahead: %s", broker_name, e)
+            del self._readers[broker_name]
+            return False
+        return True
 
     def taken(self) -> None:
         """With the condition held. Something was polled, sought or paused: who waits for room may have to do something."""
@@ -128,18 +141,17 @@ class Ahead:
                 if reader.run is not None:
                     reader.run.stop()
         for reader in readers:
-            if reader.thread is not threading.current_thread():
+            if reader.thread is not None and reader.thread is not threading.current_thread():
                 reader.thread.join(wait_s)
 
     def _run(self, broker_name: str) -> None:
-        try:
-            while (reader := self._next(broker_name)) is not None:
-                self._read(reader)
-        except Exception:  # a thread's root
-            logger.exception("reading ahead of %s failed", broker_name)
-        finally:
-            with self._changed:
-                self._end(self._readers.pop(broker_name), CALM_S)
+        while (reader := self._next(broker_name)) is not None:
+            self._read(reader)
+
+    def _ended(self, broker_name: str) -> None:
+        """The thread ends, whatever the reason: its queues are polled, and a later backlog has a thread of its own."""
+        with self._changed:
+            self._end(self._readers.pop(broker_name), CALM_S)
         self.polled()
 
     def _next(self, broker_name: str) -> _Reader | None:

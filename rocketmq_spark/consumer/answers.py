@@ -16,8 +16,9 @@ from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.orderly import Orderly
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalancing import Rebalancing
-from rocketmq_spark.consumer.result import Context, Hold, OrderedContext, Raised
+from rocketmq_spark.consumer.result import Context, Hold, OrderedContext
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.failures import Failure
 from rocketmq_spark.membership import (
     Answer,
     ConsumeDirectly,
@@ -65,7 +66,7 @@ class Answers:
                 logger.info("the members of the group have changed, says %s", address)
                 self._rebalancing.wake()
             case ResetOffsets(topic, offsets):
-                logger.warning("the offsets of %s are reset to %s by %s", topic, offsets, address)
+                logger.info("%s asks to reset offsets of %s", address, topic)  # what is done says who does it
                 self._rebalancing.reset(offsets)
             case OffsetsAsked(topic):
                 with self._held.lock:
@@ -112,7 +113,7 @@ class Answers:
 
     def _consumed(self, message: ReceivedMessage) -> DirectResult:
         began_ms = self._timer.now_ms()
-        queue, messages = message.queue, [message]
+        queue, messages = message.queue, (message,)
         if isinstance(self._consuming, Orderly):
             context = OrderedContext(queue, self._consuming.auto_commit)
             return self._direct(self._consuming.call(messages, context), began_ms, self._consuming.auto_commit)
@@ -120,12 +121,12 @@ class Answers:
 
     def _direct(self, outcome: object, began_ms: int, auto_commit: bool | None) -> DirectResult:
         spent_ms = self._timer.now_ms() - began_ms
-        remark = f"{type(outcome.error).__name__}: {outcome.error}" if isinstance(outcome, Raised) else None
+        remark = str(outcome) if isinstance(outcome, Failure) else None
         return DirectResult(_told(outcome), spent_ms, auto_commit is not None, auto_commit is not False, remark)
 
 
 def _told(outcome: object) -> DirectOutcome:
-    if isinstance(outcome, Raised):
+    if isinstance(outcome, Failure):
         return DirectOutcome.THROW_EXCEPTION
     known = {None: DirectOutcome.SUCCESS, Hold.COMMIT: DirectOutcome.COMMIT, Hold.ROLLBACK: DirectOutcome.ROLLBACK}
     return known.get(outcome, DirectOutcome.LATER) if isinstance(outcome, Hold | None) else DirectOutcome.LATER

@@ -2,7 +2,8 @@
 
 Pure: time and answers are arguments, the caller asks brokers. A queue has three offsets: ``pull_at``, where its next pull
 begins; ``taken``, behind the last message that a poll gave; ``done``, what the caller has finished. What a poll gave is
-finished when the next poll begins, not before: so a message is not lost when no poll follows.
+finished when the next poll begins, not before: so a message is not lost when no poll follows. What a poll took and did not
+come to give (it was interrupted, or a loop over messages was left) comes again first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rocketmq_spark.membership import QueueInfo
 from rocketmq_spark.model import (
@@ -40,6 +42,7 @@ class Part:
     """The messages of answers in a row, ``stored``, with the filter of their requests.
 
     ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` makes messages of bytes, from an offset on.
+    Messages before ``begun`` were given already.
     """
 
     queue: MessageQueue
@@ -48,6 +51,7 @@ class Part:
     stored: Bytes
     decode: Callable[[int, Bytes], Sequence[ReceivedMessage]]
     filter: Filter = NO_FILTER
+    begun: int = 0
 
     @property
     def next_offset(self) -> int:
@@ -56,11 +60,17 @@ class Part:
     @property
     def count(self) -> int:
         """How many offsets it covers: at least as many as it has messages."""
-        return self.next_offset - self.start
+        return self.next_offset - self.first
+
+    @property
+    def first(self) -> int:
+        """Its first offset that was not given."""
+        return max(self.start, self.begun)
 
     def read(self) -> Sequence[ReceivedMessage]:
         """The messages as objects."""
-        return self.decode(self.start, self.stored)
+        messages = self.decode(self.start, self.stored)
+        return [m for m in messages if m.queue_offset >= self.begun] if self.begun > self.start else messages
 
     def cut(self) -> tuple[Part, Part]:
         """The first answer, and the others."""
@@ -70,6 +80,14 @@ class Part:
         return replace(self, ends=self.ends[:1], stored=view[:end]), replace(
             self, start=at, ends=others, stored=view[end:]
         )
+
+
+class _Lent(NamedTuple):
+    """A part that a poll took, with its queue as it was then: a seek meanwhile makes the part worthless."""
+
+    part: Part
+    place: Place
+    token: int
 
 
 class Place:
@@ -102,10 +120,89 @@ class Place:
         self.end: int | None = None
         self.calm_until = 0.0
 
-    def info(self) -> QueueInfo:
-        """As brokers are told."""
-        first, last = (self.taken, self.pull_at - 1) if self.waiting else (None, None)
-        return QueueInfo(self.done, first, last, self.waiting, self.bytes)
+
+class Ready:
+    """Parts of queues in ``places`` that wait to be polled, in the order in which they came, and what a poll took of them.
+
+    What was taken is not given yet: ``give``, ``give_up_to`` or ``take_back`` follow.
+    """
+
+    def __init__(self, places: Mapping[MessageQueue, Place]) -> None:
+        self._places = places
+        self._parts: deque[Part] = deque()
+        self._lent: list[_Lent] = []
+
+    def add(self, part: Part) -> None:
+        place = self._places[part.queue]
+        place.waiting += part.count
+        place.bytes += len(part.stored)
+        self._parts.append(part)
+
+    def keep(self, wanted: Callable[[Part], bool]) -> None:
+        """Forget the others."""
+        self._parts = deque(part for part in self._parts if wanted(part))
+
+    def take(self, most: int = 1) -> list[Part]:
+        """The parts that came first, of queues that are not paused; if it is one only, no more than an answer."""
+        taken: list[Part] = []
+        left: deque[Part] = deque()
+        for part in self._parts:
+            if len(taken) == most or self._places[part.queue].paused:
+                left.append(part)
+            elif most == 1 and len(part.ends) > 1:
+                first, others = part.cut()
+                taken.append(first)
+                left.append(others)
+            else:
+                taken.append(part)
+        lent = [_Lent(part, place := self._places[part.queue], place.token) for part in taken]
+        self._parts, self._lent = left, lent  # in one step, which Ctrl-C does not part
+        for part, place, _ in lent:
+            place.waiting -= part.count
+            place.bytes -= len(part.stored)
+        return taken
+
+    def give(self) -> None:
+        """The caller has what was taken last."""
+        for lent in self._lent:
+            if self._stands(lent):
+                # Where nothing waits any more, what was passed over behind it is done with it.
+                lent.place.taken = lent.part.next_offset if lent.place.waiting else lent.place.pull_at
+        self._lent = []
+
+    def give_up_to(self, next_offset: int) -> None:
+        """The caller has the part that was taken last, alone, up to an offset."""
+        for lent in self._lent:
+            if self._stands(lent):
+                lent.place.taken = next_offset
+
+    def lends(self, part: Part) -> bool:
+        """Whether ``part``, which was taken alone, may be given: it was not taken back, and its queue not sought or paused."""
+        return any(lent.part is part and not lent.place.paused and self._stands(lent) for lent in self._lent)
+
+    def lends_of(self, place: Place) -> bool:
+        """Whether something of a queue was taken and not given yet."""
+        return any(lent.place is place for lent in self._lent)
+
+    def take_back(self) -> None:
+        """What was taken last and not given comes again, before all other."""
+        standing = [lent for lent in self._lent if self._stands(lent)]
+        rest = [replace(lent.part, begun=lent.place.taken) for lent in standing]
+        parts = deque([*(part for part in rest if part.count > 0), *self._parts])
+        self._parts, self._lent = parts, []
+        for queue, place in self._places.items():
+            mine = [part for part in parts if part.queue == queue]
+            place.waiting, place.bytes = sum(part.count for part in mine), sum(len(part.stored) for part in mine)
+        for lent in standing:
+            if not lent.place.waiting:  # a loop gave all of it, and what was passed over behind it is done with it
+                lent.place.taken = lent.place.pull_at
+
+    def firsts(self) -> dict[MessageQueue, int]:
+        """The first offset that waits of each queue of which something does."""
+        return {part.queue: part.first for part in reversed(self._parts)}
+
+    def _stands(self, lent: _Lent) -> bool:
+        return self._places.get(lent.part.queue) is lent.place and lent.place.token == lent.token
 
 
 class Assigned:
@@ -118,7 +215,7 @@ class Assigned:
         self._max_waiting = max_waiting
         self._max_bytes = max_bytes
         self.places: dict[MessageQueue, Place] = {}
-        self._ready: deque[Part] = deque()
+        self.ready = Ready(self.places)
         self._tokens = 0
 
     # --- which queues
@@ -132,7 +229,7 @@ class Assigned:
         left = {q: offset for q, offset in self.to_commit().items() if q in gone}
         for queue in gone:
             del self.places[queue]
-        self._ready = deque(part for part in self._ready if part.queue in self.places)
+        self.ready.keep(lambda part: part.queue in self.places)
         for queue, offset in starts.items():
             if queue not in self.places:
                 assert offset is not None, queue
@@ -153,7 +250,7 @@ class Assigned:
         place.broker_id = MASTER_ID
         place.retry_at = 0.0
         self._renew(place)
-        self._ready = deque(part for part in self._ready if part.queue != queue)
+        self.ready.keep(lambda part: part.queue != queue)
 
     def _renew(self, place: Place) -> None:
         self._tokens += 1
@@ -162,16 +259,25 @@ class Assigned:
 
     # --- pulls
 
-    def due(self, now: float, besides: Collection[MessageQueue] = ()) -> list[Ask]:
-        """The pulls to be made now, one at most for each queue ``besides`` some; from here on they are under way."""
-        asks = []
+    def due(self, now: float, besides: Collection[MessageQueue] = (), asks: list[Ask] | None = None) -> list[Ask]:
+        """The pulls to be made now, one at most for each queue ``besides`` some; added to ``asks`` if that is given.
+
+        From here on they are under way: each is told of, or failed, or ``not_made``. It is in the list before that, for Ctrl-C.
+        """
+        asks = [] if asks is None else asks
         for queue, place in self.places.items():
             if place.asked or place.paused or place.retry_at > now or queue in besides:
                 continue
             if place.waiting < self._max_waiting and place.bytes < self._max_bytes:
-                place.asked = True
                 asks.append(Ask(queue, place.pull_at, place.broker_id, place.token))
+                place.asked = True
         return asks
+
+    def not_made(self, asks: Iterable[Ask]) -> None:
+        """These pulls were not made, or nobody knows: they are due again. Should both be answered, the first answer counts."""
+        for ask in asks:
+            if (place := self._current(ask)) is not None:
+                place.asked = False
 
     def next_retry(self, now: float) -> float | None:
         """When a queue that failed is to be asked again; None when none waits for that."""
@@ -181,15 +287,15 @@ class Assigned:
     def told(self, ask: Ask, answer: PullAnswer, wanted: Filter = NO_FILTER) -> bool:
         """Take an answer; False when nobody wants it any more."""
         place = self._current(ask)
-        if place is None:
+        if place is None or ask.offset != place.pull_at:
             return False
         place.asked = False
         place.broker_id = answer.broker_id
         place.pull_at, place.end = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
             ends = ((answer.next_offset, len(answer.stored)),)
-            self._add(place, Part(ask.queue, ask.offset, ends, answer.stored, lambda *_: answer.read(), wanted))
-        elif not place.waiting and place.taken == ask.offset:
+            self.ready.add(Part(ask.queue, ask.offset, ends, answer.stored, lambda *_: answer.read(), wanted))
+        elif not place.waiting and not self.ready.lends_of(place):
             place.taken = answer.next_offset  # nothing of what was passed over is wanted, or there at all
         return True
 
@@ -214,7 +320,7 @@ class Assigned:
         if place is None:
             return False
         place.pull_at = part.next_offset
-        self._add(place, part)
+        self.ready.add(part)
         return True
 
     def brought(self, ask: Ask, part: Part) -> None:
@@ -227,48 +333,19 @@ class Assigned:
                 place.asked = False
                 place.calm_until = calm_until
 
-    def _add(self, place: Place, part: Part) -> None:
-        place.waiting += part.count
-        place.bytes += len(part.stored)
-        self._ready.append(part)
-
     def _current(self, ask: Ask) -> Place | None:
         place = self.places.get(ask.queue)
         return place if place is not None and place.token == ask.token else None
 
-    # --- messages
-
-    def take(self, most: int = 1) -> list[Part]:
-        """The parts that came first, of queues that are not paused; if it is one only, no more than an answer."""
-        taken: list[Part] = []
-        left: deque[Part] = deque()
-        for part in self._ready:
-            if len(taken) == most or self.places[part.queue].paused:
-                left.append(part)
-            elif most == 1 and len(part.ends) > 1:
-                first, others = part.cut()
-                taken.append(first)
-                left.append(others)
-            else:
-                taken.append(part)
-        self._ready = left
-        for part in taken:
-            place = self.places[part.queue]
-            place.waiting -= part.count
-            place.bytes -= len(part.stored)
-            place.taken = part.next_offset
-        return taken
-
-    def put_back(self, parts: Iterable[Part]) -> None:
-        """What was taken could not be given: it comes again, before all other."""
-        for part in reversed(list(parts)):
-            place = self.places[part.queue]
-            place.waiting += part.count
-            place.bytes += len(part.stored)
-            place.taken = part.start
-            self._ready.appendleft(part)
-
     # --- offsets
+
+    def infos(self) -> dict[MessageQueue, QueueInfo]:
+        """As brokers are told."""
+        firsts = self.ready.firsts()
+        return {
+            q: QueueInfo(p.done, firsts.get(q), p.pull_at - 1 if q in firsts else None, p.waiting, p.bytes)
+            for q, p in self.places.items()
+        }
 
     def finish(self) -> None:
         """All that polls gave is finished: the next one begins, or the caller says so."""

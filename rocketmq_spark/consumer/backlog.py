@@ -100,7 +100,6 @@ class Backlog:
         place = self._current(ask)
         if place is None:
             return False
-        place.pull_at = part.next_offset
         place.coming += part.count
         place.coming_bytes += len(part.stored)
         return True
@@ -110,6 +109,7 @@ class Backlog:
             if (place := self._current(ask)) is not None:
                 place.asked = False
                 place.calm_until = calm_until
+                place.coming = place.coming_bytes = 0  # also what could not be decoded: pulls ask for it again
         self._timer.later(0, self._go_on)  # also where none is left: what came too late for a read is still free
 
     # --- without it
@@ -123,6 +123,7 @@ class Backlog:
                 return
             place.coming -= part.count
             place.coming_bytes -= len(part.stored)
+            place.pull_at = part.next_offset  # no sooner: what is not decoded is to be had again
             now_ms = self._timer.now_ms()
             place.held.last_pull_ms = now_ms
             place.held.put(messages)

@@ -17,16 +17,18 @@ from rocketmq_spark.consumer import expiry
 from rocketmq_spark.consumer.expiry import Call
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.result import Context, Listener, Raised, Verdict, ask, concurrent, once_more, slices
+from rocketmq_spark.consumer.result import Context, Listener, concurrent, once_more, slices
 from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Workers
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
+DROPPED = "dropped: the group is broadcasting"
 
 
 class _Result(NamedTuple):
@@ -57,14 +59,20 @@ class Concurrent:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
-        # Both are changed in single steps of the interpreter, without a lock: see ``_note_results``.
+        # Both are changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its
+        # messages are finished or wait for another one, so that they expire whatever happens on the way.
         self._calls: dict[int, Call] = {}  # by identity
         self._results: deque[_Result] = deque()
         self._noting = threading.Lock()
+        self._closed = False
 
     def ready(self, queue: ProcessQueue) -> bool:
         """A queue may be pulled at any time (``pulling.Consuming``)."""
         return True
+
+    def close(self) -> None:
+        """No listener is called any more."""
+        self._closed = True
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """In parts of ``consumeMessageBatchMaxSize``."""
@@ -72,7 +80,7 @@ class Concurrent:
 
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """What the listener makes of messages that it is asked to consume now."""
-        return ask(self._listener, messages, context)
+        return attempt(self._listener, messages, context)
 
     def unfinished(self) -> list[ReceivedMessage]:
         """What listeners have at this moment."""
@@ -86,40 +94,40 @@ class Concurrent:
                     late = expiry.expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
                 if late is None:
                     break
-                logger.warning(
-                    "the listener has had message %s of %s for too long: it is sent back", late.msg_id, queue.queue
-                )
-                if self._send_back is None or self._send_back(late, expiry.DELAY_LEVEL):
-                    with self._held.lock:
-                        queue.remove([late])
+                text = "the listener has had message %s of %s for too long: it is %s"
+                what = "sent back" if self._send_back is not None else DROPPED
+                logger.warning(text, late.msg_id, queue.queue, what)
+                if not self._took(late, expiry.DELAY_LEVEL):
+                    break  # it would be the next one again; what else waits for this thread goes first
+                with self._held.lock:
+                    queue.remove([late])
 
     def _consume(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        if queue.dropped:
+        if queue.dropped or self._closed:
             return
         context, call = Context(queue.queue), Call(queue, messages, self._timer.now_ms())
         self._calls[id(call)] = call
-        try:
-            outcome = ask(self._listener, messages, context)
-        finally:
-            del self._calls[id(call)]
+        outcome = attempt(self._listener, messages, context)
         if outcome is None and context.ack_index is None:  # nearly always; ``concurrent`` would say the same
             self._finished(call, len(messages), messages)
-        else:
-            self._settle(call, concurrent(outcome, context, len(messages)), outcome)
+            return
+        settled = attempt(self._settle, call, outcome, context)
+        if isinstance(settled, Failure):
+            settled.log(logger, "messages of %s could not be handed back", queue.queue)
+            self._again(call, messages)
 
-    def _settle(self, call: Call, verdict: Verdict, outcome: object) -> None:
+    def _settle(self, call: Call, outcome: object, context: Context) -> None:
         """Those that are not done are handed back to a broker."""
         queue, messages = call.queue, call.messages
+        verdict = concurrent(outcome, context, len(messages))
         if verdict.why:
-            trace = outcome.error if isinstance(outcome, Raised) else None
-            logger.warning("messages of %s come again: %s", queue.queue, verdict.why, exc_info=trace)
-        if queue.dropped:
-            return
-        failed = messages[verdict.done :]
+            trace = outcome.error if isinstance(outcome, Failure) else None
+            logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
+        failed = [] if queue.dropped else messages[verdict.done :]
         left = self._handed_back(queue, failed, verdict.level) if failed else []
         self._finished(call, verdict.done, [message for message in messages if message not in left])
         if left:
-            self._again(queue, left)
+            self._again(call, left)
 
     def _finished(self, call: Call, done: int, finished: Sequence[ReceivedMessage]) -> None:
         self._results.append(_Result(call, done, finished, self._timer.now_ms()))
@@ -143,6 +151,7 @@ class Concurrent:
         """With the lock. Results of a queue that is not ours any more mean nothing."""
         (queue, messages, began_ms), done, held = result.call, result.done, self._held
         if queue.dropped:
+            self._calls.pop(id(result.call), None)
             return
         failed = len(messages) - done
         held.counts["consumed"] += done
@@ -154,21 +163,33 @@ class Concurrent:
             held.changed.notify_all()
         queue.last_consume_ms = result.ended_ms
         held.figures.consumed(queue.queue.topic, done, failed, result.ended_ms - began_ms, result.ended_ms)
+        self._calls.pop(id(result.call), None)
 
-    def _again(self, queue: ProcessQueue, left: Sequence[ReceivedMessage]) -> None:
+    def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
         """Nobody took them, so the listener gets them once more."""
-        again = [once_more(message) for message in left]
+        queue, again = call.queue, [once_more(message) for message in left]
         with self._held.lock:
             for message in again:
                 queue.replace(message)
+            self._calls.pop(id(call), None)
         self._timer.later(AGAIN_S, partial(self.submit, queue, again))
 
     def _handed_back(self, queue: ProcessQueue, failed: Sequence[ReceivedMessage], level: int) -> list[ReceivedMessage]:
         """Those that nobody took."""
         if self._send_back is None:
             for message in failed:
-                logger.warning("message %s failed and is dropped: the group is broadcasting", message.msg_id)
+                logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
             return []
         with self._held.lock:
             here = [message for message in failed if message in queue]  # the others were late and are sent back already
-        return [message for message in here if not self._send_back(message, level)]
+        return [message for message in here if not self._took(message, level)]
+
+    def _took(self, message: ReceivedMessage, level: int) -> bool:
+        """Whether it is a broker's again, or nobody's: where a group is broadcasting, what failed is dropped."""
+        if self._send_back is None:
+            return True
+        taken = attempt(self._send_back, message, level)
+        if isinstance(taken, Failure):
+            taken.log(logger, "message %s could not be handed back", message.msg_id)
+            return False
+        return taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -47,11 +48,11 @@ class Consumer(Closing):
         self._subscriptions = Subscriptions(
             settings.group, settings.retry_topic, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
         )
-        self._lock = threading.Lock()
+        self._turn = threading.RLock()  # to start or to end; not plain, for a signal handler may come above either
+        self._busy = False  # the thread that has the turn starts or ends
         self._running: Running | PopRunning | None = None
         self._over = threading.Event()
-        self._ended = threading.Event()
-        self._closed = False
+        self._closed = self._ended = False
 
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
@@ -79,14 +80,24 @@ class Consumer(Closing):
             OptionError: Nothing is subscribed to, or the consumer was started already.
         """
         self._owner.check(self._closed)
-        with self._lock:
+        with self._turn:
+            self._owner.check(self._closed)
             if not self._subscriptions:
                 raise OptionError("the consumer has no subscription; expected subscribe() before start()")
             if self._running is not None:
                 raise OptionError("the consumer was started already; expected one listener for each consumer")
-            running = self._run_of(listener)
-            running.begin()
-            self._running = running
+            running = self._running = self._run_of(listener)  # noted before it begins: what is interrupted can be ended
+            self._busy = True
+            try:
+                running.begin()
+            except BaseException:  # Ctrl-C, too: the group must not have a member that does nothing
+                running.end(Deadline.after(0))
+                self._running = None
+                raise
+            finally:
+                self._busy = False
+            if self._closed:  # meanwhile, in a signal handler or by a thread that does not wait any more
+                self.stop(0)
 
     def run(self, listener: Listener) -> None:
         """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return."""
@@ -100,21 +111,33 @@ class Consumer(Closing):
 
         Listeners that were called come to their end, offsets are stored, other members get the queues; where a broker does not
         answer, that may take 3 s longer. What was not finished is delivered again, to whoever has its queue then; so are the
-        messages of a listener that calls this itself. A second call waits for the first.
+        messages of a listener that calls this itself. Over remoting no listener is called any more; what a Proxy handed out
+        already listeners still get, in the time given. A second call waits for the first, or continues it where it was
+        interrupted. In a signal handler that comes above ``start`` or ``stop`` it returns at once, and what it interrupted
+        leaves the group.
+
+        Raises:
+            OptionError: ``timeout_s`` is no number; nothing has changed.
         """
         if not self._owner.here:
             return []
-        with self._lock:
-            first, self._closed = not self._closed, True
-            running = self._running
+        wait_s = _wait_s(timeout_s)
+        self._closed = True
         self._over.set()
-        if not first:
-            self._ended.wait(timeout_s)
+        if not self._turn.acquire(timeout=wait_s):
             return []
         try:
-            return [] if running is None else running.end(Deadline.after(timeout_s))
+            if self._running is None or self._ended or self._busy:
+                return []
+            self._busy = True
+            try:
+                unfinished = self._running.end(Deadline.after(wait_s))
+                self._ended = True
+                return unfinished
+            finally:
+                self._busy = False
         finally:
-            self._ended.set()
+            self._turn.release()
 
     def close(self) -> list[ReceivedMessage] | list[PoppedMessage]:
         """As ``stop`` with its usual timeout."""
@@ -129,6 +152,7 @@ class Consumer(Closing):
         topic too: ``pull_ms`` and ``consume_ms``, means of a pull and of a call of the listener (None: there was none),
         ``pulled_per_s``, ``consumed_per_s`` and ``failed_per_s``, and ``failed`` messages of the last hour.
         """
+        self._owner.check(False)
         running = self._running
         if running is None:
             return {**asdict(Stats()), "topics": {}}
@@ -144,6 +168,13 @@ class Consumer(Closing):
     def _changed(self) -> None:
         if self._running is not None:
             self._running.changed()
+
+
+def _wait_s(timeout_s: float) -> float:
+    """How long ``stop`` waits: an endless time is the longest that threads can wait, less what adding it to a clock rounds up."""
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+        raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 30.0")
+    return max(0.0, min(timeout_s, threading.TIMEOUT_MAX - 1))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rocketmq_spark.model import MessageQueue
 
 
 def file_of(folder: Path, client: str, group: str) -> Path:
-    """Where the offsets of a group lie, under a ``client`` that is the same after a restart."""
+    """Where the offsets of a group lie, which is named as on the wire, under a ``client`` that is the same after a restart."""
     return folder / client / group / "offsets.json"
 
 
@@ -61,12 +62,15 @@ class LocalOffsets:
 
 
 def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f"{path.name}.tmp")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # two processes that store at once mix nothing
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from rocketmq_spark.clock import Deadline
@@ -14,6 +15,26 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
+
+
+class StoreTrouble:
+    """Which brokers do not store a group's offsets: one line when one begins to fail, and one when it stores again."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._failing: set[str] = set()
+
+    def note(self, stored: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
+        """Offsets of the queues in ``stored`` were sent to their brokers, with these errors."""
+        for queue, error in errors.items():
+            if queue.broker_name not in self._failing:
+                self._failing.add(queue.broker_name)
+                text = "group %s: offsets of queues of %s cannot be stored, they are sent again: %s"
+                logger.warning(text, self._group, queue.broker_name, error)
+        failed = {queue.broker_name for queue in errors}
+        for broker in sorted(self._failing & {queue.broker_name for queue in stored} - failed):
+            self._failing.discard(broker)
+            logger.warning("group %s: offsets of queues of %s are stored again", self._group, broker)
 
 
 class OffsetStore(Protocol):
@@ -33,23 +54,43 @@ class BrokerOffsets:
         self._port = port
         self._group = group
         self._held = held
+        self._trouble = StoreTrouble(group)
+        self._under_way: set[MessageQueue] = set()  # those of which a commit is
+        self._ended = threading.Condition(held.lock)
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
         return self._port.committed(self._group, queue, deadline)
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
+        """A queue has one commit under way at a time: an offset from before a reset must not come after that of the reset.
+
+        Queues that have one are waited for when the others are stored. Those that have it still at ``deadline`` stay untold.
+        """
         with self._held.lock:
-            offsets = self._held.offsets.untold()
-            if queues is not None:
+            left = set(queues) if queues is not None else self._held.offsets.untold().keys() - self._under_way
+        while offsets := self._begun(left, deadline):
+            told: Mapping[MessageQueue, int] = {}
+            try:
+                errors = self._port.commit(self._group, offsets, deadline)
+                self._trouble.note(offsets, errors)
+                told = {queue: offset for queue, offset in offsets.items() if queue not in errors}
+            finally:
+                with self._held.lock:
+                    self._held.offsets.told(told)
+                    self._under_way -= offsets.keys()
+                    self._ended.notify_all()
+            left -= offsets.keys()
+
+    def _begun(self, queues: Collection[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
+        """What is to be committed now: of those ``queues`` that are free, or come free by ``deadline``."""
+        with self._held.lock:
+            while True:
                 known = self._held.offsets.every()
                 offsets = {queue: known[queue] for queue in queues if queue in known}
-        if not offsets:
-            return
-        errors = self._port.commit(self._group, offsets, deadline)
-        for queue, error in errors.items():
-            logger.warning("offset %d of %s is not stored yet: %s", offsets[queue], queue, error)
-        with self._held.lock:
-            self._held.offsets.told({queue: offset for queue, offset in offsets.items() if queue not in errors})
+                free = {queue: offset for queue, offset in offsets.items() if queue not in self._under_way}
+                if free or not offsets or not self._ended.wait(deadline.remaining()):
+                    self._under_way |= free.keys()
+                    return free
 
 
 class FileOffsets:
@@ -58,11 +99,17 @@ class FileOffsets:
     def __init__(self, file: LocalOffsets, held: Held) -> None:
         self._file = file
         self._held = held
+        self._failing = False
+        self._storing = threading.Lock()
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
         return self._file.load().get(queue)
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
+        with self._storing:
+            self._persist()
+
+    def _persist(self) -> None:
         with self._held.lock:
             changed, offsets = self._held.offsets.untold(), self._held.offsets.every()
         if not changed:
@@ -70,7 +117,12 @@ class FileOffsets:
         try:
             self._file.store({**self._file.load(), **offsets})
         except RocketMQError as e:
-            logger.warning("offsets are not stored yet: %s", e)
+            if not self._failing:
+                logger.warning("offsets are not stored yet: %s", e)
+            self._failing = True
             return
+        if self._failing:
+            self._failing = False
+            logger.warning("offsets are stored again")
         with self._held.lock:
             self._held.offsets.told(offsets)

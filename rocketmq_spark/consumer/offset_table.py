@@ -1,7 +1,7 @@
 """How far each queue is finished here, and what of that brokers are to be told: Java's ``RemoteBrokerOffsetStore``.
 
-Results that end out of order may only raise an offset; who knows better (an orderly commit, a reset) overwrites it. After
-the repair of an illegal offset it is frozen, so that late results of messages before it change nothing until it is forgotten.
+Results that end out of order may only raise an offset; who knows better (an orderly commit, a reset) overwrites it. Java
+freezes the offset of a queue whose illegal one was repaired; here results of a queue that is dropped change nothing anyway.
 
 Pure: the caller holds its lock and does the telling.
 """
@@ -17,7 +17,6 @@ from rocketmq_spark.model import MessageQueue
 @dataclass(slots=True)
 class _Entry:
     value: int
-    frozen: bool = False
     told: int | None = None
 
 
@@ -40,11 +39,6 @@ class OffsetTable:
     def put(self, queue: MessageQueue, offset: int) -> None:
         """Whatever it was before."""
         self._set(queue, offset)
-
-    def freeze(self, queue: MessageQueue, offset: int) -> None:
-        """``offset``, and nothing else until the queue is forgotten."""
-        self._set(queue, offset)
-        self._entries[queue].frozen = True
 
     def forget(self, queue: MessageQueue) -> None:
         """The queue is not ours any more, or its offset is read anew."""
@@ -73,5 +67,5 @@ class OffsetTable:
         entry = self._entries.get(queue)
         if entry is None:
             self._entries[queue] = _Entry(offset)
-        elif not entry.frozen:
+        else:
             entry.value = offset

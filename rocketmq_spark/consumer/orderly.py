@@ -1,7 +1,8 @@
 """Messages to a listener, those of a queue one batch after the other: Java's ``ConsumeMessageOrderlyService``.
 
-In a group that shares its queues the broker's lock says that nobody else has the queue, also while it changes hands. What
-failed is tried again in place, and the queue waits for it.
+In a group that shares its queues the broker's lock says that nobody else has the queue, also while it changes hands. Here a
+queue has one call at a time, whichever process queue it belongs to: after a reset, and after the repair of an offset, the new
+one waits for the listener of the old one. What failed is tried again in place, and the queue waits for it.
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.result import (
+    MIN_SUSPEND_MS,
     Listener,
     OrderedContext,
     OrderedVerdict,
-    Raised,
     Step,
-    ask,
     once_more,
     ordered,
 )
 from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Workers
-from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.failures import Failure, attempt
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,26 @@ logger = logging.getLogger(__name__)
 RELOCK_S, LOCKED_S, REFUSED_S = 0.1, 0.01, 3.0
 FAILED = (Step.AGAIN, Step.ROLLBACK)
 MAX_TURN_MS = 60_000  # then other queues have a thread before this one goes on
+
+
+class _Call(NamedTuple):
+    """A listener has these messages of a queue."""
+
+    queue: ProcessQueue
+    messages: tuple[ReceivedMessage, ...]
+
+
+class _Judged(NamedTuple):
+    """What happens to the messages of a call: ``dead`` are dead letters now, ``left`` are the others.
+
+    ``refused``: no broker took those that are left, after their last attempt.
+    """
+
+    failed: bool
+    verdict: OrderedVerdict
+    left: Sequence[ReceivedMessage]
+    dead: Sequence[ReceivedMessage] = ()
+    refused: bool = False
 
 
 class Orderly:
@@ -52,15 +74,17 @@ class Orderly:
     ) -> None:
         self._listener = listener
         self._settings = settings
+        self._suspend_ms = round(1000 * settings.suspend_time_s)
         self._held = held
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
         self.relock: Callable[[ProcessQueue], bool] | None = None
         self.left: Callable[[], None] = lambda: None
-        self._busy: dict[int, Sequence[ReceivedMessage]] = {}
-        self._running: set[ProcessQueue] = set()  # queues with a task, waiting or under way
-        self._calling: set[ProcessQueue] = set()  # queues whose listener is called at this moment
+        self._tasks: set[ProcessQueue] = set()  # queues with a task, waiting or under way
+        self._calls: dict[MessageQueue, _Call] = {}
+        self._next: dict[MessageQueue, ProcessQueue] = {}  # waits for the call of the process queue before it
+        self._closed = False
 
     def ready(self, queue: ProcessQueue) -> bool:
         """Whether the queue is locked for us (``pulling.Consuming``)."""
@@ -69,15 +93,20 @@ class Orderly:
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """There is something in ``queue``: one task has it until it is empty."""
         with self._held.lock:
-            if queue in self._running:
+            if queue in self._tasks:
                 return
-            self._running.add(queue)
+            self._tasks.add(queue)
         self._again(queue, 0)
+
+    def close(self) -> None:
+        """No listener is called any more."""
+        with self._held.lock:
+            self._closed = True
 
     def unfinished(self) -> list[ReceivedMessage]:
         """What listeners have at this moment."""
         with self._held.lock:
-            return [message for messages in self._busy.values() for message in messages]
+            return [message for call in self._calls.values() for message in call.messages]
 
     @property
     def auto_commit(self) -> bool:
@@ -87,11 +116,12 @@ class Orderly:
     def calling(self, queue: ProcessQueue) -> bool:
         """Whether a listener has messages of the queue. Of a dropped queue it gets no more."""
         with self._held.lock:
-            return queue in self._calling
+            call = self._calls.get(queue.queue)
+            return call is not None and call.queue is queue
 
     def call(self, messages: Sequence[ReceivedMessage], context: OrderedContext) -> object:
         """What the listener makes of messages that it is asked to consume now."""
-        return ask(self._listener, messages, context)
+        return attempt(self._listener, messages, context)
 
     def _again(self, queue: ProcessQueue, in_s: float) -> None:
         work = partial(self._work, queue)
@@ -109,64 +139,97 @@ class Orderly:
             if self._timer.now_ms() - began_ms > MAX_TURN_MS:
                 self._again(queue, LOCKED_S)
                 return
-            messages = self._taken(queue)
-            if not messages:
+            call = self._begun(queue)
+            if call is None:
                 return
-            pause_s = self._consume(queue, messages)
+            pause_s = self._consume(call)
             if pause_s is not None:
                 self._again(queue, pause_s)
                 return
 
     def _lock_again(self, queue: ProcessQueue) -> None:
-        got = not queue.dropped and self.relock is not None and self.relock(queue)
-        self._again(queue, LOCKED_S if got else REFUSED_S)
+        got: bool | Failure = False
+        if not queue.dropped and self.relock is not None:
+            got = attempt(self.relock, queue)
+        if isinstance(got, Failure):
+            logger.warning("whether %s is locked is not known, it is asked again: %s", queue.queue, got)
+        self._again(queue, LOCKED_S if got is True else REFUSED_S)
 
-    def _taken(self, queue: ProcessQueue) -> list[ReceivedMessage]:
-        """The next batch; when there is none, the queue has no task any more."""
+    def _begun(self, queue: ProcessQueue) -> _Call | None:
+        """A call with the next batch. None: there is none, and no task any more; or the queue's last call is not over yet."""
         with self._held.lock:
-            messages = [] if queue.dropped else queue.take(self._settings.consume_batch_max_size)
-            if messages:
-                self._calling.add(queue)
-                self._busy[id(messages)] = messages
-            else:
-                self._running.discard(queue)
-        return messages
+            if self._closed or queue.dropped:
+                self._tasks.discard(queue)
+                return None
+            if queue.queue in self._calls:
+                if (before := self._next.get(queue.queue)) is not None:
+                    self._tasks.discard(before)
+                self._next[queue.queue] = queue
+                return None
+            messages = queue.take(self._settings.consume_batch_max_size)
+            if not messages:
+                self._tasks.discard(queue)
+                return None
+            call = self._calls[queue.queue] = _Call(queue, tuple(messages))
+            return call
 
-    def _consume(self, queue: ProcessQueue, messages: list[ReceivedMessage]) -> float | None:
+    def _consume(self, call: _Call) -> float | None:
         """One batch; gives the pause before the queue goes on, None if it goes on at once."""
+        queue = call.queue
         context, began_ms = OrderedContext(queue.queue, self._settings.auto_commit), self._timer.now_ms()
-        outcome = self.call(messages, context)
+        outcome = self.call(call.messages, context)
         spent_ms = self._timer.now_ms() - began_ms
-        verdict = ordered(outcome, context, round(1000 * self._settings.suspend_time_s))
-        if verdict.why:
-            trace = outcome.error if isinstance(outcome, Raised) else None
-            logger.warning("messages of %s are tried again: %s", queue.queue, verdict.why, exc_info=trace)
-        spent = verdict.step is Step.AGAIN and not queue.dropped and self._given_up(messages)
-        failed = len(messages) if verdict.step in FAILED else 0
+        judged = attempt(self._judged, call, outcome, context)
+        if isinstance(judged, Failure):
+            judged.log(logger, "what becomes of messages of %s is not known, they are tried again", queue.queue)
+            again = OrderedVerdict(Step.AGAIN, max(MIN_SUSPEND_MS, self._suspend_ms))
+            judged = _Judged(True, again, call.messages)
         with self._held.lock:
-            figures, done = self._held.figures, len(messages) - failed
-            figures.consumed(queue.queue.topic, done, failed, spent_ms, self._timer.now_ms())
-            pause_s = self._settled(queue, messages, verdict, spent)
-            self._calling.discard(queue)
-            del self._busy[id(messages)]
+            del self._calls[queue.queue]
+            behind = self._next.pop(queue.queue, None)
+            queue.last_consume_ms = now_ms = self._timer.now_ms()
+            done = 0 if judged.failed else len(call.messages)
+            self._held.counts["failed" if judged.failed else "consumed"] += len(call.messages)
+            self._held.figures.consumed(queue.queue.topic, done, len(call.messages) - done, spent_ms, now_ms)
+            pause_s = self._settled(queue, judged)
+        if behind is not None:
+            self._again(behind, 0)
         if queue.dropped:
             self.left()
         return pause_s
 
-    def _given_up(self, messages: Sequence[ReceivedMessage]) -> bool:
-        """Whether all of them have come often enough, and brokers took them: dead letters."""
+    def _judged(self, call: _Call, outcome: object, context: OrderedContext) -> _Judged:
+        """Dead letters are no longer in the way, as in Java."""
+        verdict = ordered(outcome, context, self._suspend_ms)
+        if verdict.why:
+            trace = outcome.error if isinstance(outcome, Failure) else None
+            logger.warning("messages of %s failed: %s", call.queue.queue, verdict.why, exc_info=trace)
+        failed, messages = verdict.step in FAILED, call.messages
         limit = self._settings.max_reconsume_times
-        if self._send_back is None or any(message.reconsume_times < limit for message in messages):
-            return False
-        return all(self._send_back(message, 0) for message in messages)
+        last = all(message.reconsume_times >= limit for message in messages)  # when all have come often enough
+        if self._send_back is None or verdict.step is not Step.AGAIN or call.queue.dropped or not last:
+            return _Judged(failed, verdict, messages)
+        taken = [self._took(message) for message in messages]
+        left = [message for message, took in zip(messages, taken, strict=True) if not took]
+        dead = [message for message, took in zip(messages, taken, strict=True) if took]
+        if not left:
+            verdict = OrderedVerdict(Step.COMMIT if context.auto_commit else Step.CONTINUE)
+        return _Judged(failed, verdict, left, dead, refused=True)
 
-    def _settled(
-        self, queue: ProcessQueue, messages: Sequence[ReceivedMessage], verdict: OrderedVerdict, spent: bool
-    ) -> float | None:
-        """With the lock: what the verdict does to the queue."""
-        self._held.counts["failed" if verdict.step in FAILED else "consumed"] += len(messages)
-        queue.last_consume_ms = self._timer.now_ms()
-        if verdict.step is Step.COMMIT or spent:
+    def _took(self, message: ReceivedMessage) -> bool:
+        """Whether it is a dead letter. What fails for one must not make a dead letter of the others a second time."""
+        assert self._send_back is not None
+        taken = attempt(self._send_back.dead, message)
+        if isinstance(taken, Failure):
+            taken.log(logger, "message %s could not be made a dead letter", message.msg_id)
+            return False
+        return taken
+
+    def _settled(self, queue: ProcessQueue, judged: _Judged) -> float | None:
+        """With the lock: what the verdict does to the queue. Dead letters stay taken until what comes again is finished."""
+        verdict = judged.verdict
+        queue.bury(judged.dead)
+        if verdict.step is Step.COMMIT:
             offset = queue.commit()
             if offset is not None and not queue.dropped:
                 self._held.offsets.put(queue.queue, offset)
@@ -176,5 +239,5 @@ class Orderly:
         if verdict.step is Step.ROLLBACK:
             queue.rollback()
         else:
-            queue.put_back([once_more(message) for message in messages])
+            queue.put_back([once_more(message) for message in judged.left], alone=judged.refused)
         return verdict.pause_ms / 1000

@@ -10,16 +10,17 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.ahead import Ahead, ReadAhead
 from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
 from rocketmq_spark.consumer.behind import Bounds
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.errors import BrokerBusy, ClosedError, OffsetError, RocketMQError
+from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.errors import BrokerBusy, OffsetError, RocketMQError
 from rocketmq_spark.membership import QueueInfo
-from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
+from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
@@ -29,10 +30,16 @@ class Polls:
     """The queues of one consumer. Thread-safe."""
 
     def __init__(
-        self, member: GroupMember, settings: PullConsumerSettings, clock: Clock, read_ahead: ReadAhead | None = None
+        self,
+        member: GroupMember,
+        settings: PullConsumerSettings,
+        subscriptions: Subscriptions,
+        clock: Clock,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self._member = member
         self._settings = settings
+        self._subscriptions = subscriptions
         self._clock = clock
         self._changed = threading.Condition()
         self._assigned = Assigned(settings.max_waiting, settings.max_bytes)
@@ -43,7 +50,10 @@ class Polls:
             self._ahead.polled = self._pull
         self._error: RocketMQError | None = None
         self._woken = False
-        self.filters: Mapping[str, Filter] = {}
+        # Whether the caller has what was taken last; a loop has it up to an offset. They are set in the instruction before a
+        # poll returns or a loop yields, for Ctrl-C may come between any others, and what was taken is not given by then.
+        self.given = False
+        self._given_up_to: int | None = None
         self.closed = False
 
     # --- queues and positions, as in ``Assigned``
@@ -54,7 +64,7 @@ class Polls:
 
     def assign(self, starts: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, int]:
         with self._changed:
-            left = self._assigned.assign(starts)
+            left = self._assigned.assign({} if self.closed else starts)  # who was closed meanwhile has given all up
         self._pull()
         return left
 
@@ -86,38 +96,42 @@ class Polls:
     def infos(self) -> dict[MessageQueue, QueueInfo]:
         """What there is of each queue now."""
         with self._changed:
-            return {queue: place.info() for queue, place in self._assigned.places.items()}
+            return self._assigned.infos()
+
+    def begin(self) -> None:
+        """A poll begins: what the last one took and did not come to give waits again."""
+        with self._changed:
+            self._settle()
+            self._assigned.ready.take_back()
 
     def finish(self) -> dict[MessageQueue, int]:
         """All that was given is finished; gives what is to be committed of that."""
         with self._changed:
+            self._settle()
             self._assigned.finish()
             return self._assigned.to_commit()
+
+    def _settle(self) -> None:
+        if self._given_up_to is not None:
+            self._assigned.ready.give_up_to(self._given_up_to)
+            self._given_up_to = None
+        if self.given:
+            self._assigned.ready.give()
+            self.given = False
 
     def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
         with self._changed:
             self._assigned.committed(offsets)
 
-    def put_back(self, parts: Iterable[Part]) -> None:
+    def close(self) -> None:
+        """No more pulls."""
         with self._changed:
-            self._assigned.put_back(parts)
-
-    def close(self) -> dict[MessageQueue, int]:
-        """No more pulls; gives what is finished and not committed, the first time."""
-        with self._changed:
-            left = {} if self.closed else self._assigned.to_commit()
             self.closed = True
             self._changed.notify_all()
         if self._ahead is not None:
             self._ahead.close(self._settings.request_timeout_s)
-        return left
-
-    def check_open(self) -> None:
-        if self.closed:
-            raise ClosedError("the consumer is closed")
 
     def _checked(self, queue: MessageQueue) -> MessageQueue:
-        self.check_open()
         if queue not in self._assigned.places:
             raise OffsetError("the queue is not assigned", queue=str(queue), remedy="Assign it first")
         return queue
@@ -141,7 +155,8 @@ class Polls:
                 if self._error is not None:
                     error, self._error = self._error, None
                     raise error
-                if parts := self._assigned.take(most):
+                self._settle()
+                if parts := self._assigned.ready.take(most):
                     if self._ahead is not None:
                         self._ahead.taken()
                     break
@@ -154,39 +169,51 @@ class Polls:
         self._pull()  # the next ones come while these are worked on
         return parts
 
+    def each(self, part: Part) -> Iterator[ReceivedMessage]:
+        """The messages of ``part``, which was taken alone. One that was yielded is given, and a loop that goes on after another
+        poll, or after a seek, gets no more of the part.
+        """
+        for message in part.read():
+            with self._changed:
+                if not self._assigned.ready.lends(part):
+                    return
+            self._given_up_to = message.queue_offset + 1
+            yield message
+        with self._changed:
+            if self._assigned.ready.lends(part):
+                self._assigned.ready.give()
+                self._given_up_to = None
+
     def _pull(self) -> None:
         """Make the pulls that are due."""
-        with self._changed:
-            if self.closed:
-                return
-            besides = self._ahead.begin(self._plain) if self._ahead is not None else ()
-            asks = self._assigned.due(self._clock.now(), besides)
-        for ask in asks:
-            request = PullRequest(
-                self._settings.group,
-                ask.queue,
-                ask.offset,
-                self._settings.pull_batch_size,
-                self.filters.get(ask.queue.topic, NO_FILTER),
-                post_filter=True,
-                suspend_s=self._settings.suspend_s,
-                broker_id=ask.broker_id,
-                decoded=False,
-            )
-            deadline = Deadline.after(self._settings.pull_timeout_s)
-            self._member.pull(request, deadline, functools.partial(self._answered, ask))
+        asks: list[Ask] = []
+        made = 0
+        try:
+            with self._changed:
+                if self.closed:
+                    return
+                besides = self._ahead.begin(self._plain) if self._ahead is not None else ()
+                self._assigned.due(self._clock.now(), besides, asks)
+            for ask in asks:
+                wanted = self._subscriptions.filter(ask.queue.topic)
+                deadline = Deadline.after(self._settings.pull_timeout_s)
+                answered = functools.partial(self._answered, ask, wanted)
+                self._member.pull(_request(self._settings, ask, wanted), deadline, answered)
+                made += 1
+        except BaseException:  # Ctrl-C, too: of a pull that nobody made no answer comes
+            with self._changed:
+                self._assigned.not_made(asks[made:])
+            raise
 
     def _plain(self, queue: MessageQueue) -> bool:
-        return not self.filters.get(queue.topic, NO_FILTER)
+        return not self._subscriptions.filter(queue.topic)
 
-    def _answered(self, ask: Ask, answer: PullAnswer | RocketMQError) -> None:
+    def _answered(self, ask: Ask, wanted: Filter, answer: PullAnswer | RocketMQError) -> None:
+        """The answer to a pull by a filter, which stays that of its messages when another one is set meanwhile."""
         with self._changed:
             if isinstance(answer, RocketMQError):
                 self._failed(ask, answer)
-            elif (
-                self._assigned.told(ask, answer, self.filters.get(ask.queue.topic, NO_FILTER))
-                and answer.status is PullStatus.OFFSET_ILLEGAL
-            ):
+            elif self._assigned.told(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
                 logger.warning("%s has no offset %d: it is read on at %d", ask.queue, ask.offset, answer.next_offset)
             self._changed.notify_all()
         if not isinstance(answer, RocketMQError):
@@ -200,3 +227,17 @@ class Polls:
             logger.info("the pull of %s at %d is tried again: %s", ask.queue, ask.offset, error)
         else:
             self._error = error
+
+
+def _request(settings: PullConsumerSettings, ask: Ask, wanted: Filter) -> PullRequest:
+    return PullRequest(
+        settings.group,
+        ask.queue,
+        ask.offset,
+        settings.pull_batch_size,
+        wanted,
+        post_filter=True,
+        suspend_s=settings.suspend_s,
+        broker_id=ask.broker_id,
+        decoded=False,
+    )

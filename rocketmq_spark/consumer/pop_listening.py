@@ -15,9 +15,10 @@ from typing import Protocol
 from rocketmq_spark.codes import DELAY_LEVELS
 from rocketmq_spark.consumer.in_hand import InHand, Lent
 from rocketmq_spark.consumer.pop_settings import PopSettings
-from rocketmq_spark.consumer.result import Context, Listener, OrderedContext, Raised, Step, ask, concurrent, ordered
+from rocketmq_spark.consumer.result import Context, Listener, OrderedContext, Step, concurrent, ordered
 from rocketmq_spark.consumer.settling import Settling
 from rocketmq_spark.consumer.workers import Workers
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.parsing import positive_duration
 from rocketmq_spark.popped import GroupPolicy
 from rocketmq_spark.ports import PopMember
@@ -58,10 +59,15 @@ class InAnyOrder:
     def _consume(self, lent: Lent) -> None:
         if not self._in_hand.begin(lent, self._timer.now_ms()):
             return
-        message = lent.message
-        context = Context(message.queue)
-        outcome = ask(self._listener, [message], context)
-        verdict = concurrent(outcome, context, 1)
+        context = Context(lent.message.queue)
+        outcome = attempt(self._listener, (lent.message,), context)
+        settled = attempt(self._settle, lent, outcome, context)
+        if isinstance(settled, Failure):
+            _log_unsettled(lent, settled)
+            self._in_hand.end(lent)
+
+    def _settle(self, lent: Lent, outcome: object, context: Context) -> None:
+        message, verdict = lent.message, concurrent(outcome, context, 1)
         if verdict.why:
             _complain(lent, verdict.why, outcome)
         self._in_hand.called(lent, bool(verdict.done), self._timer.now_ms())
@@ -70,7 +76,8 @@ class InAnyOrder:
         elif verdict.level < 0:
             self._settling.dead(lent)
         else:
-            self._settling.later(lent, pause_s(verdict.level, message.delivery_attempt, self._port.policy()))
+            tries, policy = message.delivery_attempt, self._port.policy()
+            self._settling.later(lent, pause_s(verdict.level, tries, policy), tries >= policy.max_attempts)
 
 
 class InOrder:
@@ -122,9 +129,12 @@ class InOrder:
             self._paused.discard(key)
         while (lent := self._first(key)) is not None:
             if not self._in_hand.begin(lent, self._timer.now_ms()):
-                self._take(key)
+                self._drop(key)  # it comes again, and those behind it behind it
                 continue
-            again_s = self._consume(lent)
+            again_s = attempt(self._consume, lent)
+            if isinstance(again_s, Failure):
+                _log_unsettled(lent, again_s)
+                again_s = -1.0
             if again_s is None:
                 self._take(key)
             elif again_s < 0 or not self._pauses(key):
@@ -136,7 +146,7 @@ class InOrder:
     def _consume(self, lent: Lent) -> float | None:
         """None: it is settled. Otherwise the pause before it comes again; less than 0: nobody knows that it is settled."""
         message, context = lent.message, OrderedContext(lent.message.queue)
-        outcome = ask(self._listener, [message], context)
+        outcome = attempt(self._listener, (message,), context)
         verdict = ordered(outcome, context, self._suspend_ms)
         done = verdict.step is Step.COMMIT
         if verdict.why:
@@ -188,5 +198,10 @@ def _line_of(lent: Lent) -> Hashable:
 
 
 def _complain(lent: Lent, why: str, outcome: object) -> None:
-    trace = outcome.error if isinstance(outcome, Raised) else None
-    logger.warning("message %s of %s comes again: %s", lent.message.msg_id, lent.message.queue, why, exc_info=trace)
+    trace = outcome.error if isinstance(outcome, Failure) else None
+    logger.warning("message %s of %s failed: %s", lent.message.msg_id, lent.message.queue, why, exc_info=trace)
+
+
+def _log_unsettled(lent: Lent, failure: Failure) -> None:
+    text = "what became of message %s of %s is not known at the Proxy, it comes again"
+    failure.log(logger, text, lent.message.msg_id, lent.message.queue)

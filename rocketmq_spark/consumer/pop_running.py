@@ -16,7 +16,7 @@ from rocketmq_spark.consumer.running import HANGS_S, STATS_S, TIMEOUT_S, Make
 from rocketmq_spark.consumer.settling import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.settling import Settling
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.membership import TopicFigures
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
@@ -50,12 +50,8 @@ class PopRunning:
 
         Raises ``RocketMQError`` where no Proxy answers, ``OptionError`` where an order is wanted that the group does not keep.
         """
-        try:
-            self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
-            self._check_order()
-        except RocketMQError:
-            self._port.close(Deadline.after(TIMEOUT_S))
-            raise
+        self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
+        self._check_order()
         self._looks.every(LOOK_S, self._look, 0.0)
         self._renewals.every(RENEW_S, self._settling.renew, RENEW_S)
         self._looks.every(STATS_S, self._log_stats, STATS_S)
@@ -66,20 +62,22 @@ class PopRunning:
         self._looks.later(0.0, self._look)
 
     def end(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Finish what is in hand and leave; the messages that listeners still had at ``deadline``."""
-        self._popping.close()
-        self._listening.close()
-        unfinished = self._in_hand.finish(deadline)
-        if unfinished:
-            logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
-        self._workers.close(deadline)
-        for timer in (self._looks, self._renewals):
-            timer.close(HANGS_S)
-        self._settling.close()
-        last_words = Deadline.after(max(TIMEOUT_S, deadline.remaining()))
-        self._port.close(last_words)
-        self._popping.join(last_words)
-        return unfinished
+        """Finish what is in hand and leave; the messages that listeners still had at ``deadline``. May be repeated."""
+        try:
+            self._popping.close()
+            self._listening.close()
+            unfinished = self._in_hand.finish(deadline)
+            if unfinished:
+                logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
+            self._workers.close(deadline)
+            for timer in (self._looks, self._renewals):
+                timer.close(HANGS_S)
+            return unfinished
+        finally:  # where Ctrl-C ends the wait, too
+            self._settling.close()
+            last_words = Deadline.after(max(TIMEOUT_S, deadline.remaining()))
+            self._port.close(last_words)
+            self._popping.join(last_words)
 
     def stats(self) -> Stats:
         return self._in_hand.stats()
@@ -103,6 +101,7 @@ class PopRunning:
             )
 
     def _look(self) -> None:
+        self._workers.start_missing()  # where the system had no threads to give, work waits for them
         self._popping.look(self._subscriptions.all())
 
     def _log_stats(self) -> None:

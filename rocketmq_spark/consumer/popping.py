@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.in_hand import InHand, Lent
 from rocketmq_spark.consumer.pop_settings import MAX_WAIT_S, PopSettings
 from rocketmq_spark.consumer.settling import INVISIBLE_S
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.failures import start_thread
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.timer import Timer
 
@@ -53,8 +55,9 @@ class Popping:
                 if self._closed.is_set():
                     return
                 name = f"rocketmq-{self._settings.group}-pop-{place[0]}-{place[1]}"
-                self._threads[place] = threading.Thread(target=self._run, args=(place,), name=name, daemon=True)
-                self._threads[place].start()
+                ended = partial(self._ended, place)
+                # One that fails is started again by the next look, so that what fails at once is not tried all the time.
+                self._threads[place] = start_thread(name, partial(self._run, place), ended, again=False)
 
     def close(self) -> None:
         """Nothing is handed on from now on. Questions under way end with the port's connections: then ``join``."""
@@ -68,17 +71,17 @@ class Popping:
             thread.join(max(0.0, deadline.remaining()))
 
     def _run(self, place: Place) -> None:
-        try:
-            while not self._over(place):
-                try:
-                    self._turn(place)
-                except RocketMQError as e:
-                    if not self._closed.is_set():
-                        logger.warning("no messages of %s for now: %s", place[0], e)
-                    self._closed.wait(self._settings.error_pause_s)
-        finally:
-            with self._lock:
-                del self._threads[place]
+        while not self._over(place):
+            try:
+                self._turn(place)
+            except RocketMQError as e:
+                if not self._closed.is_set():
+                    logger.warning("no messages of %s for now: %s", place[0], e)
+                self._closed.wait(self._settings.error_pause_s)
+
+    def _ended(self, place: Place) -> None:
+        with self._lock:
+            del self._threads[place]
 
     def _turn(self, place: Place) -> None:
         """Ask once, when there is room."""

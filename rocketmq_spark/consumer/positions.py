@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer.offset_store import StoreTrouble
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import Questions, start_offset
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
+from rocketmq_spark.failures import text_of
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.queues.environment import Own
 
-logger = logging.getLogger(__name__)
+MAX_OFFSET = 2**63 - 1
+
+
+def check_offset(queue: MessageQueue, offset: object) -> None:
+    """Raises ``OffsetError`` for what a user gave and no queue can have."""
+    whole = isinstance(offset, Integral) and not isinstance(offset, bool)
+    if not whole or not 0 <= offset <= MAX_OFFSET:  # type: ignore[operator]
+        raise OffsetError(
+            f"the offset is {text_of(offset)}; expected a whole number from 0 to {MAX_OFFSET}",
+            topic=queue.topic,
+            queue=str(queue),
+        )
 
 
 class Positions:
@@ -23,6 +36,7 @@ class Positions:
         self._member = member
         self._settings = settings
         self._own = Own(settings.environment)
+        self._trouble = StoreTrouble(settings.group)
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The readable queues of a topic, in an environment its own ones."""
@@ -50,6 +64,7 @@ class Positions:
 
     def checked(self, queue: MessageQueue, offset: int) -> int:
         """``offset``, if the queue has it or ends there."""
+        check_offset(queue, offset)
         bounds = self.bounds(queue)
         if bounds.clamp(offset) != offset:
             raise OffsetError(
@@ -66,12 +81,11 @@ class Positions:
         return self._member.committed(self._settings.group, queue, self.soon(), young_at_zero=False)
 
     def store(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Commit; what fails is logged and given."""
+        """Commit; what fails is given, and logged when it begins and when it is over."""
         if not offsets:
             return {}
         failed = self._member.commit(self._settings.group, offsets, self.soon())
-        for queue, error in failed.items():
-            logger.warning("offset %d of %s was not committed: %s", offsets[queue], queue, error)
+        self._trouble.note(offsets, failed)
         return failed
 
     def soon(self) -> Deadline:

@@ -18,22 +18,23 @@ LOCK_EXPIRES_MS = 30_000  # on our side; the broker's lock lives 60 s
 
 
 class QueueLock:
-    """The broker's lock of a queue, as far as this member knows."""
+    """The broker's lock of a queue, as far as this member knows. ``granted_ms`` is when the last one was asked for."""
 
     def __init__(self) -> None:
         self.granted_ms: int | None = None
+        self._lost = False
 
-    def grant(self, now_ms: int) -> None:
-        """The broker gave the queue to this client."""
-        self.granted_ms = now_ms
+    def grant(self, asked_ms: int) -> None:
+        """The broker gave the queue to this client, which asked at ``asked_ms``: the broker's time began no sooner."""
+        self.granted_ms, self._lost = asked_ms, False
 
     def lose(self) -> None:
-        """The broker did not, or the lock was given back."""
-        self.granted_ms = None
+        """The broker did not."""
+        self._lost = True
 
     def held(self, now_ms: int) -> bool:
         """Whether it is ours for sure."""
-        return self.granted_ms is not None and now_ms - self.granted_ms <= LOCK_EXPIRES_MS
+        return self.granted_ms is not None and not self._lost and now_ms - self.granted_ms <= LOCK_EXPIRES_MS
 
 
 class ProcessQueue:
@@ -49,6 +50,8 @@ class ProcessQueue:
         self.bytes = 0
         self._waiting: dict[int, ReceivedMessage] = {}
         self._taken: dict[int, ReceivedMessage] = {}
+        self._dead: set[int] = set()  # of the taken ones those that are dead letters
+        self._alone: set[int] = set()  # those that are taken without others
         self._sorted: deque[int] = deque()
         self._max_put: int | None = None
 
@@ -76,29 +79,47 @@ class ProcessQueue:
         """Up to ``count`` from the front, which are then neither waiting nor finished."""
         taken: list[ReceivedMessage] = []
         while len(taken) < count and (message := self.first()) is not None:
+            if (alone := message.queue_offset in self._alone) and taken:
+                break
             taken.append(self._waiting.pop(message.queue_offset))
             self._taken[message.queue_offset] = message
+            if alone:
+                break
         return taken
 
     def commit(self) -> int | None:
-        """All that were taken are finished; gives the offset after the last of them, None when there are none."""
-        if not self._taken:
+        """All that were taken are finished; gives the offset after the last of them, None when there are none.
+
+        Dead letters behind a message that waits again stay taken until it is finished: the offset must not pass it.
+        """
+        first = self.first()
+        done = [offset for offset in self._taken if first is None or offset < first.queue_offset]
+        if not done:
             return None
-        last = max(self._taken)
-        for message in self._taken.values():
-            self._uncount(message)
-        self._taken.clear()
-        return last + 1
+        for offset in done:
+            self._uncount(self._taken.pop(offset))
+        self._dead.difference_update(done)
+        self._alone.difference_update(done)
+        return max(done) + 1
 
     def rollback(self) -> None:
-        """All that were taken wait again."""
-        self.put_back(list(self._taken.values()))
+        """All that were taken wait again, except dead letters: a broker has them."""
+        self.put_back([message for offset, message in self._taken.items() if offset not in self._dead])
 
-    def put_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Those of the taken ones wait again, as they are told here: their count of attempts may have grown."""
+    def put_back(self, messages: Sequence[ReceivedMessage], alone: bool = False) -> None:
+        """Those of the taken ones wait again, as they are told here: their count of attempts may have grown.
+
+        ``alone``: each is taken without others from now on, so that others do not fail with it.
+        """
         for message in sorted(messages, key=lambda m: m.queue_offset, reverse=True):
             if self._taken.pop(message.queue_offset, None) is not None:
                 self._place(message)
+                if alone:
+                    self._alone.add(message.queue_offset)
+
+    def bury(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Those of the taken ones are dead letters, and never wait again."""
+        self._dead.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
 
     def replace(self, message: ReceivedMessage) -> None:
         """The message of an offset that waits is this one now."""
@@ -136,7 +157,7 @@ class ProcessQueue:
 
     def clear(self) -> None:
         """Forget all messages, as a reset of the offset does."""
-        for part in (self._waiting, self._taken):
+        for part in (self._waiting, self._taken, self._dead, self._alone):
             part.clear()
         self._sorted.clear()
         self.count = self.bytes = 0

@@ -49,8 +49,11 @@ class PullAnswers:
                 logger.info("the members of the group have changed, says %s", address)
                 self._look()
             case ResetOffsets(topic, offsets):
-                logger.warning("the offsets of %s are reset to %s by %s", topic, offsets, address)
-                self._store(self._polls.reset(offsets))
+                done = self._polls.reset(offsets)
+                logger.warning("offsets of %s are reset by %s: %s", topic, address, done)
+                if absent := sorted(offsets.keys() - done.keys()):
+                    logger.warning("this member does not have these queues and did not reset them: %s", absent)
+                self._store(done)
             case OffsetsAsked(topic):
                 infos = self._polls.infos().items()
                 return {queue: info.commit_offset or 0 for queue, info in infos if queue.topic == topic}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rocketmq_spark.consumer.rebalance import Allocate
-from rocketmq_spark.consumer.settings import allocation, group_problems, isolated
+from rocketmq_spark.consumer.settings import OnWire, allocation, group_problems, isolated
 from rocketmq_spark.consumer.start_offset import ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
@@ -40,13 +40,13 @@ class PullConsumerSettings:
     route_refresh_s: float = 30.0
 
     @classmethod
-    def of(cls, options: Options) -> PullConsumerSettings:
-        """Those of a pull consumer with these options."""
+    def of(cls, options: Options, on_wire: OnWire = str) -> PullConsumerSettings:
+        """Those of a pull consumer with these options, whose names stand ``on_wire`` in a namespace or environment."""
         environment, group = isolated(options)
         return cls(
             group=group,
             environment=environment,
-            allocate=allocation(options),
+            allocate=allocation(options, on_wire),
             consume_from=ConsumeFrom.of(options.consume_from_where),
             pull_batch_size=options.pull_batch_size,
             max_waiting=options.pull_threshold_for_queue,

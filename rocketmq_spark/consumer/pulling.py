@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -19,8 +18,9 @@ from rocketmq_spark.consumer.backlog import Backlog
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.subscriptions import TopicFilter
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model import MASTER_ID, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.timer import Timer
 
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 # A broker that has not heard of the group, or of what it subscribes to now, does with the next heartbeat.
 _NOT_TOLD_YET = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
-CLOSE_S = 1.0  # a read of a broker that hangs is not waited for longer
 
 
 class Consuming(Protocol):
@@ -41,14 +40,6 @@ class Consuming(Protocol):
         """These were pulled and lie in ``queue``. Must not block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """What is wanted of a topic, and since when."""
-
-    filter: Filter
-    version_ms: int
-
-
 class Pulling:
     """``subscribed`` tells what is wanted of a topic at this moment; ``repair`` gives up a queue whose offset was wrong."""
 
@@ -58,7 +49,7 @@ class Pulling:
         settings: ConsumerSettings,
         held: Held,
         timer: Timer,
-        subscribed: Callable[[str], Subscribed | None],
+        subscribed: Callable[[str], TopicFilter | None],
         repair: Callable[[ProcessQueue, int], None],
     ) -> None:
         self._port = port
@@ -82,11 +73,11 @@ class Pulling:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
         self._timer.later(in_s, partial(self._pull, queue, offset))
 
-    def close(self) -> None:
-        """No more pulls; answers that come now are thrown away."""
-        self._timer.close()
+    def close(self, wait_s: float) -> None:
+        """No more pulls; answers that come now are thrown away. Reads of a broker that hangs are waited for so long."""
+        self._timer.close(wait_s)
         if self._backlog is not None:
-            self._backlog.close(CLOSE_S)
+            self._backlog.close(wait_s)
 
     def _pull(self, queue: ProcessQueue, offset: int) -> None:
         if queue.dropped:
@@ -113,7 +104,7 @@ class Pulling:
             return self._settings.pull_delay_on_error_s
         return 0.0
 
-    def _request(self, queue: MessageQueue, offset: int, wanted: Subscribed) -> PullRequest:
+    def _request(self, queue: MessageQueue, offset: int, wanted: TopicFilter) -> PullRequest:
         finished = self._held.offsets.get(queue) if self._settings.clustering else None
         return PullRequest(
             group=self._settings.group,
@@ -137,6 +128,9 @@ class Pulling:
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
+            self._replicas.pop(
+                queue.queue, None
+            )  # a slave that it was sent to may be gone: the master says where to ask
             self._complain(queue.queue, offset, answer)
         else:
             self._replicas[queue.queue] = answer.broker_id

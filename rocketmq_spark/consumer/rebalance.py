@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.java_strings import string_order
-from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.environment import queue_order
-from rocketmq_spark.wire.names import retry_topic
 
 WAIT_S = 20.0
 UNBALANCED_WAIT_S = 1.0  # since 5.2.0
@@ -35,7 +35,7 @@ class Share:
     """
 
     queues: frozenset[MessageQueue] | None
-    problem: Exception | None = None
+    problem: Failure | None = None
 
     @property
     def known(self) -> bool:
@@ -56,11 +56,6 @@ class Change:
         return bool(self.drop or self.add)
 
 
-def with_retry_topic(group: str, subscriptions: Mapping[str, Filter], clustering: bool) -> dict[str, Filter]:
-    """What a member subscribes to: of a group that shares its queues also the retry topic, all of it."""
-    return {**subscriptions, **({retry_topic(group): NO_FILTER} if clustering else {})}
-
-
 def broadcasting_share(queues: Collection[MessageQueue] | None) -> Share:
     """Every member has all queues."""
     return KEPT if queues is None else Share(frozenset(queues))
@@ -75,25 +70,23 @@ def clustering_share(
     """
     if queues is None or not members:
         return KEPT
-    try:
-        given = allocate(me, sorted(queues, key=queue_order), sorted(members, key=string_order))
-    except Exception as e:  # noqa: BLE001 - a user's own code may raise anything; the caller logs it
-        return Share(None, e)
-    return Share(frozenset(given))
+    ordered = sorted(queues, key=queue_order), sorted(members, key=string_order)
+    given = attempt(lambda: frozenset(allocate(me, *ordered)))  # a user's own code, perhaps
+    return Share(None, given) if isinstance(given, Failure) else Share(given)
 
 
 def change(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: Share, now_ms: int) -> Change:
     """What leads from the queues of ``topic`` among ``owned`` to ``share``.
 
-    A queue whose pulls have stopped is dropped and added again, which heals it. One that was dropped and could not be given
-    up yet (an orderly listener is busy with it) is dropped again, and added only when it is gone.
+    A queue whose pulls have stopped is dropped and added again, which heals it. So is one that was dropped and could not be
+    given up yet: an orderly listener is busy with it, and as long as it is the queue is not added.
     """
     if share.queues is None:
         return Change()
     mine = {queue: held for queue, held in owned.items() if queue.topic == topic}
     stale = {q for q, held in mine.items() if not held.dropped and now_ms - held.last_pull_ms > PULL_EXPIRES_MS}
     gone = {q for q, held in mine.items() if held.dropped or q not in share.queues}
-    return Change(_sorted(gone | stale), _sorted((share.queues - mine.keys()) | (stale & share.queues)))
+    return Change(_sorted(gone | stale), _sorted(share.queues - (mine.keys() - gone - stale)))
 
 
 def strangers(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:

@@ -23,6 +23,7 @@ from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import OptionError, RocketMQError, ServerFault
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.queues.environment import Own
@@ -31,7 +32,7 @@ from rocketmq_spark.timer import Timer
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-REFUSED_S = 0.5  # until the next run when a lock was refused, or a listener did not let go
+BUSY_S = 0.5  # until the next run when a listener did not let go of a queue
 
 T = TypeVar("T")
 
@@ -73,14 +74,18 @@ class Rebalancing:
             due_ms = max(now_ms + 1000 * in_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
             if due_ms >= self._due_ms:
                 return
-            self._due_ms = due_ms
             self._timer.later((due_ms - now_ms) / 1000, partial(self._turn, due_ms))
+            self._due_ms = due_ms  # not before: without a thread nothing is due, and the next one tries again
 
-    def close(self, deadline: Deadline) -> None:
-        """No more runs; one under way is waited for until ``deadline``, and adds nothing after ``Ownership.leave``."""
+    def stop(self) -> None:
+        """No more runs."""
         with self._lock:
             self._closed = True
-        self._timer.close(deadline.remaining())
+
+    def close(self, wait_s: float) -> None:
+        """No more runs; one under way is waited for so long, and adds nothing after ``Ownership.leave``."""
+        self.stop()
+        self._timer.close(wait_s)
 
     def repair(self, queue: ProcessQueue, offset: int) -> None:
         """Put an illegal offset right, on this thread (``Pulling`` must not wait)."""
@@ -96,15 +101,13 @@ class Rebalancing:
         self._ownership.drop(rebalance.strangers(self._known(), topics.keys()))
         balanced, changed, self._unheard = True, False, False
         for topic in topics:
-            try:
-                fine, moved = self._topic(topic)
-            except Exception:  # of one topic; the others must not suffer
-                logger.exception("topic %s could not be rebalanced", topic)
-                fine, moved = False, False
+            done = attempt(self._topic, topic)
+            if isinstance(done, Failure):  # of one topic; the others must not suffer
+                done.log(logger, "topic %s could not be rebalanced", topic)
+                done = False, False
+            fine, moved = done
             balanced &= fine
             changed |= moved
-        if changed:
-            self._subscriptions.touch()
         if changed or self._unheard:
             self._port.heartbeat(Deadline.after(TIMEOUT_S))
         return balanced
@@ -133,15 +136,15 @@ class Rebalancing:
         """Whether the topic is as it should be, and whether anything moved."""
         share = self._share(topic)
         if share.problem is not None:
-            logger.warning("queues of %s stay where they are: the strategy says %r", topic, share.problem)
+            logger.warning("queues of %s stay where they are: the strategy says %s", topic, share.problem)
         found = rebalance.change(self._known(), topic, share, self._timer.now_ms())
-        let_go = self._ownership.drop(found.drop)
-        added, refused = self._ownership.add(found.add)
-        if not let_go or refused:
-            self.wake(REFUSED_S)
-        if found.drop or added:
-            self._moved(topic, found.drop, added)
-        return rebalance.is_balanced(self._known(), topic, share), bool(found.drop or added)
+        gone = self._ownership.drop(found.drop)
+        added = self._ownership.add(found.add)
+        if len(gone) < len(found.drop):
+            self.wake(BUSY_S)
+        if gone or added:
+            self._moved(topic, gone, added)
+        return rebalance.is_balanced(self._known(), topic, share), bool(gone or added)
 
     def _share(self, topic: str) -> rebalance.Share:
         deadline = Deadline.after(TIMEOUT_S)
@@ -180,6 +183,7 @@ class Rebalancing:
             return dict(self._held.queues)
 
     def _moved(self, topic: str, dropped: Sequence[MessageQueue], added: Sequence[MessageQueue]) -> None:
+        self._subscriptions.touch(topic)
         with self._held.lock:
             count = sum(queue.topic == topic for queue in self._held.queues)
             self._held.counts["rebalances"] += 1

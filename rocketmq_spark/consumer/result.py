@@ -7,24 +7,21 @@ Mirrors ``ConsumeMessageConcurrentlyService.processConsumeResult`` and ``Consume
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.failures import Failure, text_of
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 MIN_SUSPEND_MS, MAX_SUSPEND_MS = 10, 30_000
+MAX_LEVEL = (1 << 31) - 1  # brokers take their highest level for what is above it
 
 
 # Gets messages (``ReceivedMessage``, from a Proxy ``PoppedMessage``) and a ``Context`` or ``OrderedContext``.
 Listener = Callable[[Sequence[Any], Any], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """A listener raised ``error`` instead of returning."""
-
-    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +30,23 @@ class Retry:
 
     level: int = 0
 
+    def __post_init__(self) -> None:
+        _check_level(self.level)
+
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
     """Not done, and the queue waits; None: as long as the consumer's setting says."""
 
-    ms: int | None = None
+    ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if (
+            self.ms is not None
+            and not _is_whole(self.ms)
+            and not (isinstance(self.ms, float) and not math.isnan(self.ms))
+        ):
+            raise OptionError(f"suspend is asked for {text_of(self.ms)} ms; expected a number of milliseconds, or None")
 
 
 class Hold(enum.Enum):
@@ -48,19 +56,40 @@ class Hold(enum.Enum):
     ROLLBACK = "ROLLBACK"
 
 
-@dataclass(slots=True)
 class Context:
-    """Goes with the messages to a concurrent listener.
+    """Goes with the messages to a concurrent listener. Values that cannot be meant raise ``OptionError`` where they are set.
 
     Args:
         queue: Where the messages lie.
-        ack_index: The index of the last message that is done, where a listener that returns None did only some; -1: none.
-        delay_level: At which level those that are not done come again; see ``retry``.
     """
 
-    queue: MessageQueue
-    ack_index: int | None = None
-    delay_level: int = 0
+    __slots__ = ("_ack_index", "_delay_level", "queue")
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self._ack_index: int | None = None
+        self._delay_level = 0
+
+    @property
+    def ack_index(self) -> int | None:
+        """The index of the last message that is done, where a listener that returns None did only some; -1: none."""
+        return self._ack_index
+
+    @ack_index.setter
+    def ack_index(self, index: int | None) -> None:
+        if index is not None and not _is_whole(index):
+            raise OptionError(f"ack_index is {text_of(index)}; expected the index of a message, -1 or None")
+        self._ack_index = index
+
+    @property
+    def delay_level(self) -> int:
+        """At which level those that are not done come again; see ``retry``."""
+        return self._delay_level
+
+    @delay_level.setter
+    def delay_level(self, level: int) -> None:
+        _check_level(level)
+        self._delay_level = level
 
     def retry(self, level: int = 0) -> Retry:
         """To be returned: none of the messages is done.
@@ -82,7 +111,7 @@ class OrderedContext:
     queue: MessageQueue
     auto_commit: bool = True
 
-    def suspend(self, ms: int | None = None) -> Suspend:
+    def suspend(self, ms: float | None = None) -> Suspend:
         """To be returned: not done. The same messages come again after ``ms`` (10 to 30000), the consumer's setting for None."""
         return Suspend(ms)
 
@@ -106,16 +135,8 @@ class Verdict(NamedTuple):
     why: str | None = None
 
 
-def ask(listener: Listener, messages: Sequence[Any], context: Context | OrderedContext) -> object:
-    """What the listener returns, or ``Raised``."""
-    try:
-        return listener(messages, context)
-    except Exception as e:  # noqa: BLE001 - a listener may raise anything; it is told with the verdict
-        return Raised(e)
-
-
 def concurrent(outcome: object, context: Context, size: int) -> Verdict:
-    """What the outcome of ``size`` messages means: their return value, or ``Raised``."""
+    """What the outcome of ``size`` messages means: their return value, or ``Failure``."""
     if outcome is None:
         last = size - 1 if context.ack_index is None else context.ack_index
         return Verdict(max(0, min(last + 1, size)), context.delay_level)
@@ -165,16 +186,27 @@ def once_more(message: ReceivedMessage) -> ReceivedMessage:
     return replace(message, reconsume_times=message.reconsume_times + 1)
 
 
-def slices(messages: Sequence[ReceivedMessage], size: int) -> list[Sequence[ReceivedMessage]]:
-    """Consecutive parts of at most ``size``, as listeners get them."""
-    return [messages[i : i + size] for i in range(0, len(messages), size)]
+def slices(messages: Sequence[ReceivedMessage], size: int) -> list[tuple[ReceivedMessage, ...]]:
+    """Consecutive parts of at most ``size``, as listeners get them: they cannot take a message out."""
+    return [tuple(messages[i : i + size]) for i in range(0, len(messages), size)]
 
 
-def _clamped(ms: int) -> int:
-    return min(max(ms, MIN_SUSPEND_MS), MAX_SUSPEND_MS)
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_level(level: object) -> None:
+    if not _is_whole(level) or not -1 <= level <= MAX_LEVEL:  # type: ignore[operator]
+        raise OptionError(
+            f"the delay level is {text_of(level)}; expected -1 for a dead letter, 0 for later each time, or a level of the broker"
+        )
+
+
+def _clamped(ms: float) -> int:
+    return round(min(max(ms, MIN_SUSPEND_MS), MAX_SUSPEND_MS))
 
 
 def _complaint(outcome: object, expected: str) -> str:
-    if isinstance(outcome, Raised):
-        return f"the listener raised {type(outcome.error).__name__}: {outcome.error}"
-    return f"the listener returned {outcome!r}; expected {expected}"
+    if isinstance(outcome, Failure):
+        return f"the listener raised {outcome}"
+    return f"the listener returned {text_of(outcome)}; expected {expected}"

@@ -112,22 +112,35 @@ class Running:
             self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
 
     def end(self, deadline: Deadline) -> list[ReceivedMessage]:
-        """Leave the group; the messages that listeners still had at ``deadline``. Last words may take ``TIMEOUT_S`` longer."""
-        self._pulling.close()
-        self.rebalancing.close(deadline)
-        if not self._workers.close(deadline):
-            logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
-        unfinished = self._consuming.unfinished()
-        last_words = Deadline.after(max(TIMEOUT_S, deadline.remaining()))
-        for timer in (self._upkeep, self._locks):
-            timer.close(min(HANGS_S, last_words.remaining()))
-        self._ownership.leave(last_words)
-        if self._leave is not None:
-            self._leave(last_words)
-        return unfinished
+        """Leave the group; the messages that listeners still had at ``deadline``. Last words may take ``TIMEOUT_S`` longer.
+
+        Nothing begins any more from the first moment on. Listeners have the time; a broker that hangs costs them none of it.
+        Where Ctrl-C ends the wait, the group is left all the same; what Ctrl-C kept from being done, another call does.
+        """
+        try:
+            self._consuming.close()
+            self.rebalancing.stop()
+            self._pulling.close(min(HANGS_S, deadline.remaining()))
+            if not self._workers.close(deadline):
+                logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
+            return self._consuming.unfinished()
+        finally:
+            self._say_last_words(Deadline.after(max(TIMEOUT_S, deadline.remaining())))
+
+    def _say_last_words(self, deadline: Deadline) -> None:
+        hanging = deadline.within(HANGS_S)
+        try:
+            for close in (self.rebalancing.close, self._upkeep.close, self._locks.close):
+                close(hanging.remaining())
+            self._ownership.leave(deadline)
+        finally:
+            if self._leave is not None:
+                self._leave(deadline)
+                self._leave = None  # not before: an interrupted one is repeated
 
     def changed(self) -> None:
-        """The subscriptions are other ones."""
+        """The subscriptions are other ones; brokers hear of it now, for they refuse pulls by a filter that is new to them."""
+        self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.wake()
 
     def stats(self) -> Stats:
@@ -157,12 +170,14 @@ class Running:
         if settings.clustering:
             return BrokerOffsets(self._port, settings.group, self.held)
         client = f"{platform.node()}@{INSTANCE_NAME}"
-        return FileOffsets(LocalOffsets(file_of(settings.offsets_folder, client, settings.group)), self.held)
+        file = file_of(settings.offsets_folder, client, settings.wire_group or settings.group)
+        return FileOffsets(LocalOffsets(file), self.held)
 
     def _membership(self) -> Membership:
+        each = self._subscriptions.each()
         return Membership(
-            self._subscriptions.all(),
-            self._subscriptions.version_ms,
+            {topic: one.filter for topic, one in each.items()},
+            {topic: one.version_ms for topic, one in each.items()},
             message_model="CLUSTERING" if self._settings.clustering else "BROADCASTING",
             consume_from_where=self._settings.consume_from.where.value,
         )
@@ -181,6 +196,7 @@ class Running:
                 logger.info("topic %s is not known yet: %s", topic, e)
 
     def _persist(self) -> None:
+        self._workers.start_missing()  # where the system had no threads to give, work waits for them
         self._store.persist(Deadline.after(TIMEOUT_S))
 
     def _look_at_others(self) -> None:

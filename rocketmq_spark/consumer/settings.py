@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ MAX_RECONSUME_TIMES = 16
 ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # for ever
 
 _Range = tuple[str, float, float, float]
+OnWire = Callable[[str], str]  # a topic or group as brokers know it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +29,11 @@ class ConsumerSettings:
     """What a consumer is told once. ``max_tries`` None: 16 repetitions of a failed message, endless ones where ``ordered``.
 
     ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic instead of each queue. ``offsets_folder`` is
-    where a broadcasting member keeps its offsets.
+    where a broadcasting member keeps its offsets, under ``wire_group``: groups of one name in two namespaces are two.
     """
 
     group: str
+    wire_group: str | None = None
     environment: Environment | None = None
     clustering: bool = True
     ordered: bool = False
@@ -57,8 +59,8 @@ class ConsumerSettings:
     offsets_folder: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
 
     @classmethod
-    def of(cls, options: Options) -> ConsumerSettings:
-        """Those of a consumer with these options."""
+    def of(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
+        """Those of a consumer with these options, whose names stand ``on_wire`` in a namespace or environment."""
         folder = options.local_offsets_dir
         environment, group = isolated(options)
         return cls(
@@ -68,7 +70,8 @@ class ConsumerSettings:
             ordered=options.ordered,
             auto_commit=options.auto_commit,
             consume_from=ConsumeFrom.of(options.consume_from_where),
-            allocate=allocation(options),
+            allocate=allocation(options, on_wire),
+            wire_group=on_wire(group),
             threads=options.consume_thread_min,
             consume_batch_max_size=options.consume_message_batch_max_size,
             pull_batch_size=options.pull_batch_size,
@@ -142,7 +145,7 @@ def isolated(options: Options) -> tuple[Environment | None, str]:
     return environment, environment.group(options.group)
 
 
-def allocation(options: Options) -> Allocate:
+def allocation(options: Options, on_wire: OnWire = str) -> Allocate:
     """The strategy of the options, with what it needs of them. An environment's queues are shared by its own members."""
     strategy, rooms = options.allocation_strategy, options.machine_rooms
     name = strategy.lower() if isinstance(strategy, str) else None
@@ -156,5 +159,7 @@ def allocation(options: Options) -> Allocate:
             "or one of averagely, averagelyByCircle, consistentHash, config, machineRoom, environment"
         )
     config: dict[str, Any] = {"allocationConfig": options.allocation_config, "machineRooms": rooms or None}
+    if name == "consistenthash":
+        config["onWire"] = on_wire
     known = {name: value for name, value in config.items() if value is not None}
     return partial(allocate, strategy, **known)

@@ -15,6 +15,7 @@ from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.timer import Timer
+from rocketmq_spark.wire.names import dlq_topic
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,25 @@ class Settling:
 
     def dead(self, lent: Lent) -> bool:
         """It goes to the dead letters; whether the Proxy knows."""
-        return self._settle(lent, self._port.forward_to_dlq, "given up")
+        told = self._settle(lent, self._port.forward_to_dlq, "given up")
+        return told and self._log_dead(lent)
 
-    def later(self, lent: Lent, pause_s: float) -> bool:
-        """It is handed out again after so long; whether the Proxy knows."""
+    def later(self, lent: Lent, pause_s: float, last: bool = False) -> bool:
+        """It is handed out again after so long, or is a dead letter then if this was its ``last`` attempt; whether the Proxy
+        knows.
+        """
 
         def change(message: PoppedMessage, deadline: Deadline) -> None:
             self._port.change_invisible(message, pause_s, deadline)
 
-        return self._settle(lent, change, "sent back", True)
+        told = self._settle(lent, change, "sent back", True)
+        return told and (not last or self._log_dead(lent))
+
+    def _log_dead(self, lent: Lent) -> bool:
+        message, topic = lent.message, dlq_topic(self._settings.group)
+        text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
+        logger.warning(text, message.msg_id, message.queue, topic, message.delivery_attempt)
+        return True
 
     def renew(self) -> None:
         """More time for what is in hand, but for what a listener has had for too long."""

@@ -45,7 +45,7 @@ class SimpleConsumer(Closing):
         self._lock = threading.Lock()
         self._filters: dict[str, Filter] = {}
         self._turn = 0
-        self._closed = False
+        self._closed = self._left = False
 
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive of ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
@@ -80,8 +80,8 @@ class SimpleConsumer(Closing):
             RouteNotFound: There is no such topic.
         """
         self._owner.check(self._closed)
-        if not 1 <= max_messages <= MAX_MESSAGES:
-            raise OptionError(f"max_messages is {max_messages}; expected 1 to {MAX_MESSAGES}")
+        if not isinstance(max_messages, int) or not 1 <= max_messages <= MAX_MESSAGES:
+            raise OptionError(f"max_messages is {max_messages!r}; expected a whole number from 1 to {MAX_MESSAGES}")
         if not self._filters:
             raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
         invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
@@ -115,10 +115,10 @@ class SimpleConsumer(Closing):
 
     def close(self) -> None:
         """Leave the group. What was received and not acknowledged is handed out again when its time is over."""
-        with self._lock:
-            first, self._closed = not self._closed, True
-        if first and self._owner.here:
+        self._closed = True
+        if not self._left and self._owner.here:
             self._member.close(Deadline.after(_END_S))
+            self._left = True  # not before: an interrupted one is repeated
 
     def _ask(self, verb: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)
@@ -132,6 +132,8 @@ class SimpleConsumer(Closing):
 def _seconds(name: str, value: str | float) -> float:
     try:
         return duration(text(f"{round(value * 1000)}ms" if isinstance(value, int | float) else value))
+    except OverflowError:
+        raise OptionError(f"{name} is {value!r}; expected seconds that end") from None
     except ValueError as e:
         raise OptionError(f"{name} is {value!r}; expected {e}") from e
 

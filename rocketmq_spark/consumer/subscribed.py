@@ -6,13 +6,13 @@ It joins the group with its first topic.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.rebalance import Share, clustering_share, wait_s
+from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import Filter, MessageQueue
@@ -26,39 +26,51 @@ HEARTBEAT_S = 30.0
 class Subscribed:
     """The group's other side."""
 
-    def __init__(self, member: GroupMember, settings: PullConsumerSettings, positions: Positions, clock: Clock) -> None:
+    def __init__(
+        self,
+        member: GroupMember,
+        settings: PullConsumerSettings,
+        subscriptions: Subscriptions,
+        positions: Positions,
+        clock: Clock,
+    ) -> None:
         self._member = member
         self._settings = settings
+        self._subscriptions = subscriptions
         self._positions = positions
         self._clock = clock
-        self._filters: dict[str, Filter] = {}
-        self._version_ms = 0
         self._leave: Callable[[Deadline], None] | None = None
         self._due_at = 0.0
         self.balanced = False
 
     @property
     def topics(self) -> Collection[str]:
-        return self._filters.keys()
-
-    def filter_of(self, topic: str) -> Filter | None:
-        return self._filters.get(topic)
+        return self._subscriptions.each().keys()
 
     def set(self, topic: str, wanted: Filter | None, asked: Asked) -> None:
-        """Subscribe, or not any more; brokers hear of it at once, and may ask from then on."""
-        self._filters = {name: one for name, one in self._filters.items() if name != topic}
+        """Subscribe, or not any more; brokers hear of it at once, and may ask from then on.
+
+        Raises what the question for the queues raises, or that the group has a member, and then nothing has changed.
+        """
         if wanted is not None:
-            self._positions.queues(topic)  # a topic that is not there is told now
-            self._filters = {**self._filters, topic: wanted}
-        self._version_ms = time.time_ns() // 1_000_000
+            self._positions.queues(topic)
         if self._leave is None:
             self._leave = self._member.join(self._settings.group, self.membership, asked, HEARTBEAT_S)
+        if wanted is not None:
+            self._subscriptions.add(topic, wanted)
+        else:
+            self._subscriptions.remove(topic)
         self._member.heartbeat(self._positions.soon())
         self._due_at = 0.0
 
     def membership(self) -> Membership:
         """What brokers are told of it."""
-        return Membership(self._filters, self._version_ms, "CONSUME_ACTIVELY")
+        each = self._subscriptions.each()
+        return Membership(
+            {topic: one.filter for topic, one in each.items()},
+            {topic: one.version_ms for topic, one in each.items()},
+            "CONSUME_ACTIVELY",
+        )
 
     def changed(self) -> None:
         """Something is not as it was: the next look is due."""
@@ -74,11 +86,10 @@ class Subscribed:
         What cannot be found out changes nothing; a queue without a start is left for the next look, in a second.
         """
         self.balanced = True
-        self._due_at = self._clock.now() + wait_s(
-            True
-        )  # before anything is asked: a change that is told meanwhile counts
+        # Before anything is asked: a change that is told meanwhile counts.
+        self._due_at = self._clock.now() + wait_s(True)
         found: dict[MessageQueue, int | None] = {}
-        for topic in self._filters:
+        for topic in self.topics:
             share = self._share(topic)
             mine = {queue for queue in owned if queue.topic == topic}
             for queue in sorted(mine if share.queues is None else share.queues):
@@ -107,6 +118,6 @@ class Subscribed:
 
     def leave(self) -> None:
         """Tell brokers, so that the others take over."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave(self._positions.soon())
+        if self._leave is not None:
+            self._leave(self._positions.soon())
+            self._leave = None  # not before: an interrupted one is repeated

@@ -1,15 +1,14 @@
-"""What a consumer wants of which topics, and since when."""
+"""What a consumer wants of which topics, and since when: the one copy, of which heartbeats, pulls and rebalances read."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from rocketmq_spark.consumer.pulling import Subscribed
-from rocketmq_spark.consumer.rebalance import with_retry_topic
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.wire.names import topic_problem
+from rocketmq_spark.wire.names import retry_topic, topic_problem
 from rocketmq_spark.wire.subscription import parse_subscription
 
 
@@ -26,42 +25,65 @@ def filter_of(tags: str | None, sql: str | None) -> Filter:
     return Filter(tags) if tags else NO_FILTER
 
 
+@dataclass(frozen=True, slots=True)
+class TopicFilter:
+    """What is wanted of one topic. A broker refuses pulls of a later version than it has heard of in a heartbeat."""
+
+    filter: Filter
+    version_ms: int
+
+
 class Subscriptions:
-    """Of one consumer. Each change has a later version than the one before, by which brokers know the newest."""
+    """Of one consumer. Each change of a topic has a later version than all before it, and concerns no other topic.
+
+    With ``clustering`` the group's retry topic is among the topics, all of it.
+    """
 
     def __init__(self, group: str, clustering: bool, wall_ms: Callable[[], int]) -> None:
-        self._group = group
-        self._clustering = clustering
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
-        self._filters: dict[str, Filter] = {}
-        self.version_ms = wall_ms()
+        self._version_ms = wall_ms()
+        self._retry = {retry_topic(group): TopicFilter(NO_FILTER, self._version_ms)} if clustering else {}
+        self._topics: dict[str, TopicFilter] = {}
 
     def add(self, topic: str, wanted: Filter) -> None:
         """Raises ``OptionError`` for what is no name of a topic."""
         if problem := topic_problem(topic):
             raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
         with self._lock:
-            self._filters = {**self._filters, topic: wanted}
-        self.touch()
+            self._topics = {**self._topics, topic: TopicFilter(wanted, self._later())}
 
     def remove(self, topic: str) -> None:
         with self._lock:
-            self._filters = {known: wanted for known, wanted in self._filters.items() if known != topic}
-        self.touch()
+            self._topics = {known: each for known, each in self._topics.items() if known != topic}
 
-    def touch(self) -> None:
-        """The same subscriptions, but a new version: queues have changed."""
+    def touch(self, topic: str) -> None:
+        """The same subscription in a new version: queues of the topic have changed."""
         with self._lock:
-            self.version_ms = max(self.version_ms + 1, self._wall_ms())
+            for topics in (self._topics, self._retry):
+                if topic in topics:
+                    topics[topic] = TopicFilter(topics[topic].filter, self._later())
+
+    def each(self) -> Mapping[str, TopicFilter]:
+        """With the retry topic where there is one."""
+        with self._lock:
+            return {**self._topics, **self._retry}
 
     def all(self) -> dict[str, Filter]:
-        """With the retry topic where there is one."""
-        return with_retry_topic(self._group, self._filters, self._clustering)
+        """The filters of ``each``."""
+        return {topic: each.filter for topic, each in self.each().items()}
 
-    def get(self, topic: str) -> Subscribed | None:
-        wanted = self.all().get(topic)
-        return None if wanted is None else Subscribed(wanted, self.version_ms)
+    def get(self, topic: str) -> TopicFilter | None:
+        return self._topics.get(topic) or self._retry.get(topic)
+
+    def filter(self, topic: str) -> Filter:
+        """All of a topic that is not subscribed to: its queues are assigned by hand."""
+        known = self._topics.get(topic)
+        return NO_FILTER if known is None else known.filter
 
     def __bool__(self) -> bool:
-        return bool(self._filters)
+        return bool(self._topics)
+
+    def _later(self) -> int:
+        self._version_ms = max(self._version_ms + 1, self._wall_ms())
+        return self._version_ms

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.assigned import Part
@@ -42,19 +42,25 @@ class Upkeep:
         self._shared = shared
         self._clock = clock
         self._timer = timer
-        self._looking = threading.Lock()
+        self._turns = threading.Lock()
+        self._turn_of: int | None = None  # a thread; it means nothing while the lock is free, where Ctrl-C left it
+        self._storing = threading.RLock()  # not plain: a signal handler may come above a commit
+        self._busy = False  # the thread that has it commits or closes
+        self._closes = False  # when that is done
+        self._left: dict[MessageQueue, int] = {}  # of queues that were given up at the end, not stored yet
         self._following = False
         self._next_commit = clock.now() + settings.auto_commit_interval_s
         self._next_refresh = clock.now() + settings.route_refresh_s
 
     def begin(self, timeout_s: float) -> Deadline:
-        """A poll begins: what the last one gave is finished."""
-        self._polls.check_open()
+        """A poll begins: what the last one gave is finished, and what it did not come to give waits again."""
         deadline = Deadline.after(timeout_s)
-        finished, now = self._polls.finish(), self._clock.now()
+        self._polls.begin()
+        self._polls.finish()
+        now = self._clock.now()
         if self._settings.auto_commit and now >= self._next_commit:
             self._next_commit = now + self._settings.auto_commit_interval_s
-            self.store(finished)
+            self.store_finished()
         if now >= self._next_refresh:
             self._next_refresh = now + self._settings.route_refresh_s
             for topic in sorted({queue.topic for queue in self._polls.queues()}):
@@ -93,12 +99,9 @@ class Upkeep:
         self._timer.later(0, self.look)
 
     def look(self) -> None:
-        """Have the queues that are ours now, if that is due and nobody else is at it."""
-        if self._shared.topics and not self._shared.wait_s() and self._looking.acquire(blocking=False):
-            try:
-                self._rebalance()
-            finally:
-                self._looking.release()
+        """Have the queues that are ours now, if that is due and nobody is at it."""
+        if self._shared.topics and not self._shared.wait_s() and not self._turns.locked():
+            self.rebalance()
 
     def have(self, starts: Mapping[MessageQueue, int | None]) -> None:
         """Read these queues, as in ``Assigned.assign``; what is finished of those that go is committed."""
@@ -107,13 +110,39 @@ class Upkeep:
             self.store(left)
 
     def rebalance(self) -> None:
-        """Have the queues that are ours now, at once."""
-        with self._looking:
-            self._rebalance()
+        """Have the queues that are ours now, at once: one thread at a time, and not within a rebalance.
+
+        Wherever Ctrl-C comes, a ``with`` statement releases its lock.
+        """
+        if self._turns.locked() and self._turn_of == threading.get_ident():
+            return
+        with self._turns:
+            self._turn_of = threading.get_ident()
+            try:
+                self._rebalance()
+            finally:
+                self._turn_of = None
 
     def close(self) -> None:
-        """Follow the group no more."""
+        """Follow the group no more, give all queues up, commit what is finished if option 'autoCommit' says so, and leave.
+
+        In a signal handler above a commit, that commit does this when it ends: its request must not come to the broker after
+        the last one. An interrupted close may be repeated.
+        """
+        with self._storing:
+            if self._busy:
+                self._closes = True
+                return
         self._timer.close()
+        with self._storing:
+            self._busy = True
+            try:
+                self._store_left()
+            finally:
+                try:
+                    self._shared.leave()
+                finally:
+                    self._busy = False
 
     def _rebalance(self) -> None:
         if self._polls.closed:
@@ -124,8 +153,37 @@ class Upkeep:
             logger.info("group %s: %d queues are ours now, before %d", self._settings.group, len(found), len(owned))
             self.have(found)
 
+    def store_finished(self) -> dict[MessageQueue, RocketMQError]:
+        """Commit what is finished, as it is when the commits before this one are through."""
+        return self._commit(self._polls.finish)
+
     def store(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Commit; what could not be stored is logged, given, and tried again by the next commit of what is finished."""
+        """Commit; what could not be stored is logged, given, and tried again by the next commit of what is finished.
+
+        One commit at a time: an offset that was taken before a reset must not reach the broker after the one of the reset.
+        """
+        return self._commit(lambda: offsets)
+
+    def _commit(self, offsets: Callable[[], Mapping[MessageQueue, int]]) -> dict[MessageQueue, RocketMQError]:
+        try:
+            with self._storing:
+                below, self._busy = self._busy, True
+                try:
+                    return self._stored(offsets())
+                finally:
+                    self._busy = below
+        finally:
+            if self._closes:
+                self.close()
+
+    def _store_left(self) -> None:
+        """Commit what is finished: as it is now, after a reset that came while the consumer ended."""
+        self._left |= self._polls.assign({})
+        if self._settings.auto_commit:
+            self._stored(self._left)
+        self._left = {}
+
+    def _stored(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         failed = self._positions.store(offsets)
         self._polls.committed({queue: offset for queue, offset in offsets.items() if queue not in failed})
         return failed

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.failures import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ Work = Callable[[], None]
 
 
 class Workers:
-    """``count`` threads, started with the first work."""
+    """``count`` threads, started with the first work. What a piece of work raises is logged."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
@@ -34,22 +35,40 @@ class Workers:
         self._waking = False  # a wake is under way: whoever gets it looks at the line after this is False again
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._lacking = False
         self._closed = False
 
     def submit(self, *work: Work) -> None:
         """Have each done in turn; never after ``close``."""
         if self._closed:
             return
-        if not self._threads:
-            self._start()
         self._line.extend(work)
+        if len(self._threads) < self._count:
+            self.start_missing()
         self._wake()
+
+    def start_missing(self) -> None:
+        """Start the threads that are not there yet, unless there is nothing to do.
+
+        Where the system gives none, those that run do the work, or it waits for the next call of this.
+        """
+        if not self._line:
+            return
+        with self._lock:
+            try:
+                while len(self._threads) < self._count and not self._closed:
+                    self._threads.append(start_thread(f"{self._name}-{len(self._threads)}", self._run))
+            except RuntimeError as e:
+                if not self._lacking:
+                    text = "%d of %d threads of %s run, and no more can be started: %s"
+                    logger.warning(text, len(self._threads), self._count, self._name, e)
+                self._lacking = True
 
     def close(self, deadline: Deadline) -> bool:
         """Drop what was not begun, and say whether what was begun ended by ``deadline``."""
         with self._lock:
             self._closed = True
-            threads = self._threads
+            threads = list(self._threads)
         for _ in threads:
             self._wakes.put(None)
         me = threading.current_thread()
@@ -57,16 +76,6 @@ class Workers:
             if thread is not me:
                 thread.join(deadline.remaining())
         return not any(thread.is_alive() for thread in threads if thread is not me)
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._threads or self._closed:
-                return
-            self._threads = [
-                threading.Thread(target=self._run, name=f"{self._name}-{i}", daemon=True) for i in range(self._count)
-            ]
-            for thread in self._threads:
-                thread.start()
 
     def _wake(self) -> None:
         if not self._waking:
@@ -83,7 +92,4 @@ class Workers:
                 continue
             if self._line:
                 self._wake()
-            try:
-                work()
-            except Exception:  # a thread's root: the next work must be done all the same
-                logger.exception("work of %s failed", self._name)
+            work()

@@ -345,8 +345,9 @@ def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.ND
         if past.any():
             raise Malformed(int(cursors[past.argmax()]), "the last message of the answer is cut off")
         cursors, active, stops = following[going_on], active[going_on], stops[going_on]
-    table = np.full((len(begins), len(steps)), -1, np.int64)
-    for i, (step, rows) in enumerate(zip(steps, rows_of, strict=True)):
-        table[rows, i] = step
-    present = table >= 0
-    return table[present], present.sum(axis=1)
+    if not steps:
+        return np.empty(0, np.int64), np.zeros(len(begins), np.intp)
+    rows = np.concatenate(rows_of)
+    # Numbers of 16 bits are sorted in linear time.
+    order = np.argsort(rows.astype(np.uint16) if len(begins) <= 1 << 16 else rows, kind="stable")
+    return np.concatenate(steps)[order], np.bincount(rows, minlength=len(begins))

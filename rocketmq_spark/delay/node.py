@@ -11,9 +11,10 @@ from pathlib import Path
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.delay import waiting
-from rocketmq_spark.delay.release import DEAD_TOPIC
+from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Names, Tools
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.settings import owner_of
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
@@ -29,12 +30,16 @@ def wall_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node works: its folder, the topic of envelopes, and that of what is none. ``now_ms`` is its clock."""
+    """Where a node works: its folder, the topic of envelopes, and that of what is none; ``now_ms`` is its clock.
+
+    ``topics`` are patterns of where it may deliver.
+    """
 
     folder: Path
     topic: str = INNER_TOPIC
     dead_topic: str = DEAD_TOPIC
     now_ms: Callable[[], int] = wall_ms
+    topics: tuple[str, ...] = ALL_TOPICS
     dead: bool = False  # try again what was given up
 
 
@@ -45,9 +50,9 @@ def open_node(place: Place, **options: object) -> DelayService:
     settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
     for topic in (place.topic, place.dead_topic):
         session.ensure_topic(parsed, topic)
-    store = Store(place.folder)
+    store = Store(place.folder, due_of=waiting.first_due_ms)
     try:
-        store.belong(f"the delay service, group {parsed.group!r}")
+        store.belong(owner_of(parsed, f"the delay service, group {parsed.group!r}"))
         if place.dead:
             store.revive(place.now_ms())
         reader = session.PullConsumer(**{**given, "auto_commit": False, "consume_from_where": "earliest"})
@@ -59,7 +64,7 @@ def open_node(place: Place, **options: object) -> DelayService:
     except BaseException:
         store.close()
         raise
-    trade = waiting.trade(settings, place.dead_topic, MAX_OUT)
+    trade = waiting.trade(settings, place.dead_topic, MAX_OUT, place.topics)
     open_spool = partial(session.resending, store, session.sender(parsed), settings, place.now_ms, trade)
     tools = Tools(place.now_ms, partial(session.kept_ms, parsed), session.committer(parsed).create_group)
     return DelayService(reader, session.member(parsed), Names(parsed.group), store, open_spool, tools)

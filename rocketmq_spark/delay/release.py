@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from rocketmq_spark import codes
-from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.wire.envelope import CANCEL, DIGEST_END, DUE_AT, KIND_AT, MAGIC, QUEUE, VERSION, digest, unpack
-from rocketmq_spark.wire.properties import decode_properties
+from rocketmq_spark.errors import DecodeError, MessageRefused
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire.envelope import (
+    CANCEL,
+    DIGEST_END,
+    DUE_AT,
+    KIND_AT,
+    MAGIC,
+    QUEUE,
+    VERSION,
+    Opened,
+    digest,
+    unpack,
+)
+from rocketmq_spark.wire.names import is_user_topic, topic_problem
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 # Where bodies go that are no envelopes: they must neither stop the others nor get lost.
 DEAD_TOPIC = "dmq_dead_topic"
+EMPTY = b"(empty)"  # brokers take no empty body
 PROBLEM = "delayProblem"
 _BEGIN = MAGIC + bytes([VERSION])
 _NOT_THE_USERS = codes.RESERVED_PROPERTIES | {QUEUE}
+# What an original keeps of RocketMQ's own properties: the others would have a broker do what only its node may ask for.
+_KEPT = {
+    codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY, codes.Property.WAIT, codes.Property.SHARDING_KEY,
+}  # fmt: skip
+_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
+_MAX_QUEUE = 1_000_000
+_REASON_CHARS = 500
+ALL_TOPICS = ("*",)
 SCHEMA = (
     "topic string, body binary, tags string, keys string, flag int, shardingKey string, "
     "properties map<string,string>, msgId string"
@@ -37,13 +60,60 @@ class Released(NamedTuple):
     msg_id: str
 
 
-def released(data: bytes, dead_topic: str = DEAD_TOPIC) -> Released:
+class Original(NamedTuple):
+    """The properties that the message of an envelope may keep, also as they are stored, and the queue that was chosen."""
+
+    properties: dict[str, str]
+    stored: str
+    queue: MessageQueue | None
+
+
+def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
+    """What of an envelope is delivered. Raises ``DecodeError`` for what no producer could have sent.
+
+    Whoever may write envelopes would else have the node write where it is not meant to: ``topics`` are patterns, as of a
+    shell, of where it may; system topics, retries and dead letters of groups are never among them.
+    """
+    problem = topic_problem(opened.topic)
+    if problem is None and not is_user_topic(opened.topic):
+        problem = f"topic {opened.topic} takes no messages of users"
+    if problem is None and not any(fnmatchcase(opened.topic, pattern) for pattern in topics):
+        problem = f"topic {opened.topic} is none of those that messages may be delivered to: {', '.join(topics)}"
+    if problem is None and not opened.body:
+        problem = "the message in the envelope has no body"
+    found = decode_properties(opened.properties)
+    kept = {name: value for name, value in found.items() if name in _KEPT or name not in _NOT_THE_USERS}
+    stored = ""
+    if problem is None:
+        try:
+            stored = encode_properties(kept, _MAX_PROPERTIES)
+        except MessageRefused as e:
+            problem = e.message
+    if problem is not None:
+        raise DecodeError(f"what this envelope holds is not delivered: {problem[:_REASON_CHARS]}")
+    return Original(kept, stored, _chosen(opened.topic, found.get(QUEUE, "")))
+
+
+def _chosen(topic: str, text: str) -> MessageQueue | None:
+    """The queue that its sender chose; None for none, and for what is no queue."""
+    broker_name, _, number = text.rpartition(":")
+    if broker_name and number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < _MAX_QUEUE:
+        return MessageQueue(topic, broker_name, int(number))
+    return None
+
+
+def reason(error: DecodeError) -> dict[str, str]:
+    """The property of a dead letter that says why it is one."""
+    return {PROBLEM: str(error).replace("\x01", "?").replace("\x02", "?")[: 2 * _REASON_CHARS]}
+
+
+def released(data: bytes, dead_topic: str = DEAD_TOPIC, topics: Collection[str] = ALL_TOPICS) -> Released:
     """The original of an envelope; what is none goes as it is to ``dead_topic``, with the reason as a property."""
     try:
         envelope = unpack(data)
+        found = original(envelope, topics).properties
     except DecodeError as e:
-        return Released(dead_topic, data, None, None, 0, None, {PROBLEM: str(e)}, _digest(data))
-    found = decode_properties(envelope.properties)
+        return Released(dead_topic, data or EMPTY, None, None, 0, None, reason(e), _digest(data))
     return Released(
         envelope.topic,
         envelope.body,

@@ -68,7 +68,7 @@ class Tools:
 
     now_ms: Callable[[], int]
     kept_ms: Callable[[str], int | None]
-    make_group: Callable[[str], None]
+    make_group: Callable[[str, Sequence[str]], None]
 
 
 class DelayService:
@@ -94,6 +94,7 @@ class DelayService:
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
         self._gained: dict[MessageQueue, Deadline | None] = {}
+        self._damages = store.damages
         self._next_tell = Deadline(0.0)
         self._told_all = True
         self._joined = False
@@ -116,6 +117,10 @@ class DelayService:
 
     def turn(self) -> None:
         """One step: take over and give up queues, read and store what comes, say how far it is."""
+        if self._damages != self._store.damages:
+            # What it lost lies in the topic still: it is read from the oldest that is not done on.
+            self._damages = self._store.damages
+            self._seen.clear()
         polled, known = self._poll(), set(self._seen)
         self._own(set(self._reader.assignment()))
         # What came of a queue before it was begun comes again, from where it begins.
@@ -270,7 +275,9 @@ class DelayService:
         then, and never too much.
         """
         first = self._store.places(waiting.IDENTITY)
-        done_ms = max(0, waiting.due_of(first[0]) - 1) if first else self._now_ms()
+        # Never later than now: what comes next may be due before all that waits.
+        now_ms = self._now_ms()
+        done_ms = min(now_ms, max(0, waiting.due_of(first[0]) - 1)) if first else now_ms
         news: dict[MessageQueue, Progress] = {}
         for queue in queues:
             seen = self._seen[queue]
@@ -282,7 +289,8 @@ class DelayService:
             )  # all is done: since when, nobody asks
             if now != seen.told and not nothing_new:
                 news[queue] = now
-        if not news:
+        # What a damaged store lost is not done: the next turn reads it.
+        if not news or self._damages != self._store.damages:
             return True
         all_told = self._commit(news)
         for queue, now in news.items():
@@ -297,8 +305,8 @@ class DelayService:
         for number, group in enumerate(self._names.all):
             offsets = {queue: progress[number] for queue, progress in news.items()}
             errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
-            if any(isinstance(error, GroupNotFound) for error in errors.values()):  # on a broker that is new
-                self._tools.make_group(group)
+            if new := sorted({queue.broker_name for queue, e in errors.items() if isinstance(e, GroupNotFound)}):
+                self._tools.make_group(group, new)
                 errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
             for queue in errors:
                 del news[queue]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pyspark.sql import DataFrame, Row
@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from rocketmq_spark.delay.release import DEAD_TOPIC, SCHEMA, Released, is_cancel, once, released
+from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, SCHEMA, Released, is_cancel, once, released
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
@@ -27,14 +27,17 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _PROTOBUF = (6, 33, 5)
 # Spark makes one record batch of all that timers of one task give in one micro-batch.
 _MAX_ROWS = 50_000
+# The last whole second that Spark's timers can have.
+_LAST_MS = ((1 << 63) - 1) // 1000 * 1000
 _NAMES = tuple(part.split()[0] for part in SCHEMA.split(", "))
 
 
-def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
+def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collection[str] = ALL_TOPICS) -> DataFrame:
     """Messages of ``dmq_inner_topic`` in, their originals out when they are due: a streaming DataFrame for the sink.
 
     Its columns are the sink's ``topic, body, tags, keys, flag, shardingKey, properties`` and ``msgId``, the id that the
-    original's sender gave it, for the sink's option ``messageId``. No message comes early; how late one comes is up to two
+    original's sender gave it, for the sink's option ``messageId``. ``topics`` are patterns, as of a shell, of where they may go:
+    system topics, retries and dead letters never. No message comes early; how late one comes is up to two
     micro-batches and the rest of its second. What is no envelope goes to ``dead_topic`` with the reason as property
     ``delayProblem``. An envelope that is read again while its original waits counts once, and ``Producer.recall`` takes one
     back that waits. To any queue of its topic: not to the one that its sender may have chosen.
@@ -50,6 +53,7 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
     whole = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
+    due_ms = sf.least(due_ms, sf.lit(_LAST_MS))
     # What takes a message back must meet it.
     which = sf.when(whole, sf.substring("body", DIGEST_AT + 1, DIGEST_END - DIGEST_AT)).otherwise(sf.col("body"))
     return (
@@ -64,7 +68,7 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC) -> DataFrame:
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )
         .groupBy("shard", "second")
-        .transformWithState(_Waiting(dead_topic), SCHEMA, "Append", "ProcessingTime")
+        .transformWithState(_Waiting(dead_topic, tuple(topics)), SCHEMA, "Append", "ProcessingTime")
     )
 
 
@@ -79,8 +83,9 @@ def _ticks(messages: DataFrame) -> DataFrame:
 class _Waiting(StatefulProcessor):
     """The envelopes of one shard and second. Parameters have the names by which Spark gives them."""
 
-    def __init__(self, dead_topic: str) -> None:
+    def __init__(self, dead_topic: str, topics: tuple[str, ...] = ALL_TOPICS) -> None:
         self._dead_topic = dead_topic
+        self._topics = topics
         self._batch: Any = None
         self._given = 0
 
@@ -127,7 +132,7 @@ class _Waiting(StatefulProcessor):
         pass
 
     def _rows(self, bodies: list[bytes]) -> Iterator[Row]:
-        return (_row(released(body, self._dead_topic)) for body in once(bodies))
+        return (_row(released(body, self._dead_topic, self._topics)) for body in once(bodies))
 
 
 def _row(message: Released) -> Row:

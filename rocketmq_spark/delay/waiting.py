@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from rocketmq_spark.codes import Property
-from rocketmq_spark.delay.release import PROBLEM
+from rocketmq_spark.delay import release
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Message, MessageQueue, SpooledSend
 from rocketmq_spark.producer.encoding import Prepared, single_request
@@ -16,15 +17,14 @@ from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.sends import broker_target, topic_target
 from rocketmq_spark.spool.spool import Trade
-from rocketmq_spark.wire.envelope import CANCEL, QUEUE, Opened, digest, unpack
-from rocketmq_spark.wire.properties import decode_properties, encode_properties
+from rocketmq_spark.wire.envelope import CANCEL, Opened, digest, unpack
+from rocketmq_spark.wire.properties import encode_properties
 
 KIND = "delayed"
 # The space of marks by due time and id, so that its first place is the earliest that is not done.
 IDENTITY = b"id"
 _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
-_ID = f"{Property.UNIQ_KEY}\x01"
 _LAST_MS = (1 << 63) - 1
 
 
@@ -56,53 +56,50 @@ def due_of(identity: bytes) -> int:
     return due_ms
 
 
+def first_due_ms(record: Record) -> int | None:
+    """When a record was due at first, of which a damaged store knows no more: its identity says it."""
+    return next((due_of(place) for space, place in record.marks if space == IDENTITY), None)
+
+
 def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arrival:
     """An envelope that lies at ``offset``. What is none is due at once, to go to the dead letters."""
     due_ms, identity, target = 0, digest(body), ""
-    try:
+    with contextlib.suppress(DecodeError):
         opened = unpack(body)
-    except DecodeError:
-        pass
-    else:
-        due_ms, identity = min(max(0, opened.due_ms), _LAST_MS), opened.identity[_DUE.size :]
+        found_ms = min(max(0, opened.due_ms), _LAST_MS)
         if opened.kind == CANCEL:
-            return Arrival(None, due_ms, (IDENTITY, _DUE.pack(due_ms) + identity))
-        chosen = _chosen(opened)
+            return Arrival(None, found_ms, (IDENTITY, _DUE.pack(found_ms) + opened.identity[_DUE.size :]))
+        chosen = release.original(opened).queue
+        due_ms, identity = found_ms, opened.identity[_DUE.size :]
         target = topic_target(opened.topic) if chosen is None else broker_target(chosen)
     marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
     return Arrival(Record(KIND, body, now_ms, target, marks=marks), due_ms)
 
 
-def trade(settings: ProducerSettings, dead_topic: str, max_out: int) -> Trade:
+def trade(
+    settings: ProducerSettings, dead_topic: str, max_out: int, topics: Collection[str] = release.ALL_TOPICS
+) -> Trade:
     """How a spool sends such records. Nothing of them failed before they were due, so the steps count from the first try."""
-    return Trade({KIND: sending(settings, dead_topic)}, max_out, Schedule((0, *STEPS_S)))
+    return Trade({KIND: sending(settings, dead_topic, topics)}, max_out, Schedule((0, *STEPS_S)))
 
 
-def sending(settings: ProducerSettings, dead_topic: str) -> Callable[[Record], SpooledSend]:
-    """What makes the original of a record, as its sender would have sent it; of what is no envelope a dead letter."""
+def sending(
+    settings: ProducerSettings, dead_topic: str, topics: Collection[str] = release.ALL_TOPICS
+) -> Callable[[Record], SpooledSend]:
+    """What makes the original of a record, as its sender would have sent it; of what may not be sent a dead letter."""
 
     def send_of(record: Record) -> SpooledSend:
-        body = record.payload
+        data = record.payload
         try:
-            opened = unpack(body)
+            opened = unpack(data)
+            properties, text, queue = release.original(opened, topics)
         except DecodeError as e:
-            opened = Opened(dead_topic, 0, b"", record.stored_ms, 0, "", body, 0)
-            found = {Property.UNIQ_KEY: digest(body).hex().upper(), PROBLEM: str(e)}
-            opened = opened._replace(properties=encode_properties(found))
-        queue, text = _chosen(opened), opened.properties
-        if QUEUE in text:
-            text = encode_properties({k: v for k, v in decode_properties(text).items() if k != QUEUE})
-        msg_id = text.partition(_ID)[2].partition("\x02")[0]
+            opened, queue = Opened(dead_topic, 0, b"", record.stored_ms, 0, "", data or release.EMPTY, 0), None
+            properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **release.reason(e)}
+            text = encode_properties(properties)
+        msg_id = properties.get(Property.UNIQ_KEY, "")
         message = Message(opened.topic, opened.body, flag=opened.flag)
         request = single_request(Prepared(message, msg_id, text, False), settings, opened.born_ms)
         return SpooledSend(opened.topic, request, queue, (msg_id,))
 
     return send_of
-
-
-def _chosen(opened: Opened) -> MessageQueue | None:
-    """The queue that its sender chose."""
-    if QUEUE not in opened.properties:
-        return None
-    broker_name, _, number = decode_properties(opened.properties).get(QUEUE, "").rpartition(":")
-    return MessageQueue(opened.topic, broker_name, int(number)) if broker_name and number.isdecimal() else None

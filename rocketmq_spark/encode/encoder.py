@@ -54,13 +54,17 @@ class Encoded:
         return Encoded(self.items.slice(start, end - start))
 
     def chunks(self, max_bytes: int) -> Iterator[Chunk]:
-        """Cut into batches of at most ``max_bytes``; a larger single item makes a batch of its own."""
+        """Cut into batches of at most ``max_bytes``; a larger single item makes a batch of its own.
+
+        One that is less than half of the buffer is a copy: who waits for a queue keeps its bytes, and not all the others.
+        """
         data, offsets = arrow.content(self.items)
         start, rows = 0, len(self)
         while start < rows:
             limit = int(offsets[start]) + max_bytes
             end = max(start + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
-            yield Chunk(data[int(offsets[start]) : int(offsets[end])], end - start)
+            body = data[int(offsets[start]) : int(offsets[end])]
+            yield Chunk(body if 2 * len(body) >= len(data) else arrow.copied(body), end - start)
             start = end
 
 

@@ -21,6 +21,7 @@ ROW_ID = "SPARK_ROW_ID"
 MESSAGE_ID = "messageid"
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
+_BLANK = codes.KEY_SEPARATOR.encode()
 _KEY_LIST = pa.list_(pa.string())
 _PLAIN = (
     ("tags", codes.Property.TAGS),
@@ -35,6 +36,7 @@ def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRow
         if column in columns:
             _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
     if "keys" in columns:
+        _check_keys(batch.column(columns["keys"]), bad_rows, columns["keys"])
         _add(pieces, codes.Property.KEYS, keys_of(batch.column(columns["keys"])), bad_rows, columns["keys"])
     if "priority" in columns:
         _add_priorities(pieces, batch.column(columns["priority"]), bad_rows, columns["priority"])
@@ -54,6 +56,7 @@ def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str]
     delayed = np.zeros(len(batch), np.int64)
     for name, values in numbers.items():
         bad_rows.add(values < 0, f"{columns[name]} is negative")
+        bad_rows.add(values > codes.LONGEST_DELAY_MS, f"{columns[name]} is more than {codes.LONGEST_DELAY_MS}")
         delayed += values != 0
     bad_rows.add(delayed > 1, f"more than one of {', '.join(columns[n] for n in numbers)} delays the row")
     if not delayed.any():
@@ -114,6 +117,20 @@ def _add_row_ids(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> N
     if filled is not None:
         bad_rows.add(~filled, f"{name} is null or empty, which identifies no row")
     _add(pieces, ROW_ID, values, bad_rows, name)
+
+
+def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
+    """Brokers, tools and readers split what is stored at blanks, so that an element with one would be several keys."""
+    column = arrow.plain(column)
+    if not pa.types.is_list(column.type):
+        return
+    keys = arrow.as_bytes(column.flatten())
+    split = arrow.rows_with(keys, _BLANK)
+    if len(split):
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
+        for entry, row in zip(split.tolist(), np.searchsorted(ends, split, side="right"), strict=True):
+            key = keys[entry].as_py().decode("utf-8", "replace")
+            bad_rows.rows(np.array([row]), f"{name} has the key {key!r}, and RocketMQ splits keys at blanks")
 
 
 def keys_of(column: Any) -> pa.Array:

@@ -65,6 +65,7 @@ _REMEDIES: dict[int, str] = {
 _TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 _LARGE = "larger than max"
+_ENDED = "Socket closed"
 
 
 def refused(status: Any, addr: str, topic: str | None = None) -> RocketMQError:
@@ -109,6 +110,10 @@ def broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
         case "UNAVAILABLE" | "CANCELLED":
             remedy = "See whether the Proxy runs and its gRPC port is reachable from here"
             remedy += "" if tls else "; if it wants TLS, set option 'tls'"
+            if _ENDED in details:  # by whoever takes the first bytes of HTTP/2 for the length of a frame
+                remedy += (
+                    ". The port of a broker or name server ends connections so: expected the Proxy's for gRPC, 8081"
+                )
             return ConnectionLost("no connection to the Proxy", addr, remark=details, remedy=remedy)
         case "RESOURCE_EXHAUSTED" if _LARGE in details:
             return LocalProtocolError("a message larger than gRPC takes", addr, remark=details)

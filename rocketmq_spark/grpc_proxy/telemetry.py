@@ -14,6 +14,7 @@ from typing import Any
 
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
+from rocketmq_spark.failures import Failure, attempt, start_thread
 from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.channel import Channel
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, Code
@@ -38,8 +39,7 @@ class Telemetry:
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"rocketmq-telemetry-{channel.address}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(f"rocketmq-telemetry-{channel.address}", self._run)
 
     def tell(self) -> None:
         """The settings have changed."""
@@ -74,11 +74,7 @@ class Telemetry:
     def _run(self) -> None:
         pauses = backoff(0.1, 5.0)
         while not self._closed.is_set():
-            try:
-                self._stream()
-                error: RocketMQError = ConnectionLost("the Proxy ended the stream", self._channel.address)
-            except RocketMQError as e:
-                error = e
+            error = self._end_of(attempt(self._stream))
             with self._changed:
                 if self._error is None:  # it has worked since the last one
                     pauses = backoff(0.1, 5.0)
@@ -87,6 +83,15 @@ class Telemetry:
             if not self._closed.is_set():
                 logger.info("the Proxy at %s lost touch: %s", self._channel.address, error)
             self._closed.wait(next(pauses))
+
+    def _end_of(self, stream: Failure | None) -> RocketMQError:
+        """Why a stream ended."""
+        if stream is None:
+            return ConnectionLost("the Proxy ended the stream", self._channel.address)
+        if isinstance(stream.error, RocketMQError):
+            return stream.error
+        stream.log(logger, "the stream of the Proxy at %s failed", self._channel.address)
+        return ConnectionLost(f"the stream failed: {stream}", self._channel.address)
 
     def _stream(self) -> None:
         """One stream, from its beginning to its end; settings first."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from rocketmq_spark.client.admin import Admin, batch_attributes
+from rocketmq_spark.client.admin import Admin, batch_attributes, shown_queues
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
 from rocketmq_spark.errors import LocalBrokerError
@@ -70,7 +70,7 @@ class LocalBroker(Closing):
         heap_mb: int = 192,
         jvm: Sequence[str] = (),
         quiet: bool = False,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = 180.0,
     ) -> None:
         if brokers < 1 or slaves < 0 or name_servers < 1:
             raise LocalBrokerError(
@@ -205,8 +205,9 @@ class LocalBroker(Closing):
         broker: str | None = None,
         attributes: Mapping[str, str] | None = None,
         batch: bool = False,
+        resize: bool = False,
     ) -> None:
-        """Create or change a topic; returns when the name server shows it.
+        """Create a topic; returns when the name server shows it. One that is there with as many queues stays as it is.
 
         Args:
             name: The topic.
@@ -214,12 +215,24 @@ class LocalBroker(Closing):
             broker: Only there; else on all running ones.
             attributes: Attributes of the topic, such as ``{"message.type": "FIFO"}``.
             batch: A batch topic, which stores batches whole: the attribute ``queue.type=BatchCQ``.
+            resize: Change the number of queues of a topic that is there. With fewer nobody reads what lies in the others.
         """
         attributes = batch_attributes(attributes) if batch else attributes
-        where = [broker] if broker else [name for name in self.brokers if self.pid(name)]
-        self.admin.create_topic(name, queues or self.queues, where, attributes=attributes)
+        queues, where = queues or self.queues, [broker] if broker else [name for name in self.brokers if self.pid(name)]
+        there = self.admin.queues_of(name, where)
+        others = [broker for broker, data in there.items() if {data.read_queues, data.write_queues} != {queues}]
+        if others and not resize:
+            raise LocalBrokerError(
+                f"Topic {name} is there with {shown_queues(there)}; expected {queues}",
+                remedy="Create it with as many, or change that with resize=True: with fewer nobody reads what lies in the others",
+            )
+        new = [broker for broker in where if broker not in there]
+        if others:
+            self.admin.resize_topic(name, queues, others)
+        if new:
+            self.admin.create_topic(name, queues, new, attributes=attributes)
         for spec in self._specs:
-            if spec.broker_id > 0 and spec.broker_name in where and self.pid(spec.name):
+            if spec.broker_id > 0 and spec.broker_name in {*new, *others} and self.pid(spec.name):
                 _running(self).registration.copy_topic(name, spec.broker_name, _running(self).server(spec.name))
 
     def kill(self, broker: str) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import Admin, put_topic
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker.process import Server
 from rocketmq_spark.localbroker.servers import BrokerSpec
@@ -59,18 +58,7 @@ class Registration:
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
         """Make a slave serve a topic now: by itself it asks its master once a minute."""
         known = self.admin.topic_config(topic, broker_name)
-        command = rpc.UPDATE_AND_CREATE_TOPIC.request(
-            topic=topic,
-            defaultTopic=AUTO_CREATE_TOPIC,
-            readQueueNums=known.read_queues,
-            writeQueueNums=known.write_queues,
-            perm=known.perm,
-            topicFilterType=known.filter_type,
-            topicSysFlag=known.sys_flag,
-            order=known.order,
-            attributes=",".join(f"+{k}={v}" for k, v in known.attributes.items()) or None,
-        )
-        self._calls.ask(slave.address, command)
+        self._calls.ask(slave.address, put_topic(topic, broker_name, known))
 
     def _nudge(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from rocketmq_spark import codes, process
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, Batch, Entry, Key
@@ -149,10 +150,9 @@ class Batcher:
             for entry, own in zip(batch.entries, _shares(outcome, len(batch.entries)), strict=True):
                 kept.setdefault(entry.promise.pending, []).append((entry.promise, own))
             for pending, promises in kept.items():
-                try:
-                    pending.keep(promises)
-                except Exception:  # one sender's trouble must not keep the others from their results
-                    logger.exception("results could not be handed over")
+                handed = attempt(pending.keep, promises)
+                if isinstance(handed, Failure):  # one sender's trouble must not keep the others from their results
+                    handed.log(logger, "results could not be handed over")
 
         return done
 

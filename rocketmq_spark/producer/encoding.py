@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from rocketmq_spark import codes
-from rocketmq_spark.codes import Property, SysFlag
+from rocketmq_spark.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, Batch, key_words
@@ -162,16 +162,20 @@ def _level(value: object) -> dict[str, str]:
 
 def _delay(value: object) -> dict[str, str]:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds < 0:
-        raise MessageRefused(f"delay {value!r}: expected seconds or a timedelta, not negative")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= LONGEST_DELAY_MS / 1000:
+        raise MessageRefused(
+            f"delay {value!r}: expected seconds or a timedelta, not negative nor more than {LONGEST_DELAY_MS // 1000}"
+        )
     return {Property.TIMER_DELAY_MS: str(round(seconds * 1000))} if seconds else {}
 
 
 def _deliver_at(value: object) -> dict[str, str]:
     if isinstance(value, datetime):
         value = round(value.timestamp() * 1000)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise MessageRefused(f"deliver_at {value!r}: expected a datetime or epoch milliseconds")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LONGEST_DELAY_MS:
+        raise MessageRefused(
+            f"deliver_at {value!r}: expected a datetime or epoch milliseconds, no more than {LONGEST_DELAY_MS}"
+        )
     return {Property.TIMER_DELIVER_MS: str(value)}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,6 @@ class Hooks:
 
     def _call(self, hooks: Sequence[Hook], context: SendContext) -> None:
         for hook in hooks:
-            try:
-                hook(context)
-            except Exception:  # a user's code may raise anything
-                logger.exception("a send hook failed")
+            called = attempt(hook, context)
+            if isinstance(called, Failure):
+                called.log(logger, "a send hook failed")

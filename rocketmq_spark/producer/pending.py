@@ -15,6 +15,7 @@ from typing import Any
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.timer import Timer
@@ -117,7 +118,9 @@ class Pending:
             with self.lock:
                 awaited = [each for each in kept if not each[0].keep(each[1])]
             for promise, outcome in awaited:
-                promise.tell(outcome)
+                failed = attempt(promise.tell, outcome)
+                if isinstance(failed, Failure):  # Python's futures let through what is no Exception
+                    failed.log(logger, "a callback of a future failed")
             if called := [(promise.callback, outcome) for promise, outcome in kept if promise.callback is not None]:
                 self._callbacks.later(0, functools.partial(_call_each, called))
         finally:
@@ -145,7 +148,6 @@ class Pending:
 
 def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
     for callback, outcome in called:
-        try:
-            callback(outcome)
-        except Exception:  # a user's code: it must not cost the others their outcomes
-            logger.exception("a callback failed")
+        failed = attempt(callback, outcome)
+        if isinstance(failed, Failure):  # a user's code: it must not cost the others their outcomes
+            failed.log(logger, "a callback failed")

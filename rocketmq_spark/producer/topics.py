@@ -10,16 +10,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from rocketmq_spark import codes
+from rocketmq_spark import codes, process
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 logger = logging.getLogger(__name__)
 
 REST_S = 0.5
+
+_OWNED = "queues of environments"
+
+
+def owned(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
+    """The queues of an environment that counts positions, by topic: whatever sends to this cluster in this process has the
+    same, and has them whatever a route says later, for when a broker leaves it, others have their places.
+    """
+    found: dict[str, tuple[MessageQueue, ...]] = process.once(_OWNED, (sender, environment), dict)
+    return found
 
 
 class Topics:
@@ -101,6 +113,8 @@ class Topics:
             known = self._known.get(topic)
             if not self._settings.auto_create_topics or (known is not None and topic not in self._unmade):
                 raise  # one that had a route must not be made a second time on other brokers
+            if self._counts(topic):
+                raise  # the template's queues are others, and so is the one at a position among them
             created = self._template(topic, deadline)
             if not created:
                 raise
@@ -108,6 +122,11 @@ class Topics:
             return known[0] if known is not None and known[0] == created else created
         self._unmade.discard(topic)
         return queues
+
+    def _counts(self, topic: str) -> bool:
+        """Whether the queues of the environment are those at its position among all."""
+        environment = self._settings.environment
+        return environment is not None and environment.by_position and topic != INNER_TOPIC
 
     def _template(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
         try:
@@ -121,17 +140,19 @@ class Topics:
         known = self._known.get(topic)
         if known is not None and known[0] is queues:
             return known[1]
-        environment = self._settings.environment
-        mine = queues
-        if environment is not None:
-            before = known[1] if known is not None else ()
-            mine = tuple(environment.publish(self._readable(topic, deadline), queues, before))
+        mine = self._owned(topic, queues, deadline)
         self._known[topic] = (queues, mine)
         return mine
 
-    def _readable(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """What an environment's readers count its position in; nothing of a topic that is yet to be made."""
-        try:
-            return self._sender.all_queues(topic, deadline)
-        except RouteNotFound:
-            return ()
+    def _owned(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
+        """Those of the environment. What it owns by position is decided once, when the topic is there."""
+        environment = self._settings.environment
+        if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
+            return queues
+        kept = owned(self._sender, environment) if environment.by_position else {}
+        if topic in kept:
+            return kept[topic]
+        # What its readers choose from; a topic that is yet to be made will have the template's queues.
+        readable = queues if topic in self._unmade else self._sender.all_queues(topic, deadline)
+        mine = tuple(environment.publish(readable, queues))
+        return kept.setdefault(topic, mine)

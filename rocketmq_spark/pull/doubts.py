@@ -24,6 +24,10 @@ class Doubts:
             hole for hole in holes if not self._trials.suspect((pieces[hole.piece].number, hole.start), now, believe)
         ]
 
+    def forget(self) -> None:
+        """The next answers come from elsewhere: no answer so far counts."""
+        self._trials.forget()
+
     def again(self, pieces: Sequence[Piece], doubted: Sequence[Hole], now: float) -> Iterator[tuple[Piece, float]]:
         """The answers with holes, each once, and when to ask for them again."""
         for i, hole in {hole.piece: hole for hole in reversed(doubted)}.items():

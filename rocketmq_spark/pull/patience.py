@@ -1,8 +1,12 @@
-"""How long one read waits for a broker: for its next word, for a new connection, and for something to be read at all."""
+"""How long one read waits for a broker: for its next word, for a new connection, and for something to be read at all.
+
+A read that waits says so: at once when something failed, and every ten seconds.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import CallTimeout, RocketMQError
@@ -15,6 +19,7 @@ SILENCE_S = 20.0
 # A receipt ends by then, so that what became due meanwhile is looked after.
 _LONGEST_WAIT_S = 1.0
 _SHORTEST_WAIT_S = 0.001
+_TOLD_EVERY_S = 10.0
 
 
 class Patience:
@@ -25,17 +30,22 @@ class Patience:
         self._clock = clock
         self._trouble = Trouble()
         self._pauses = clock.pauses()
-        self._heard_at = self._ends_at = 0.0
+        self._heard_at = self._begun_at = 0.0
+        self._told_at: float | None = None
         self._refusal: str | None = None
         self.renew()
 
     def renew(self) -> None:
         """Begin anew: something was read, or the caller took its time."""
-        self._heard_at = self._clock.now()
-        self._ends_at = self._heard_at + self._read_deadline_s
+        self._heard_at = self._begun_at = self._clock.now()
 
     def hope(self) -> None:
         """The broker gives something: errors and pauses begin anew, too."""
+        if self._told_at is not None:
+            waited_s = self._clock.now() - self._begun_at
+            long = waited_s >= _TOLD_EVERY_S
+            logger.log(logging.WARNING if long else logging.INFO, "the read goes on after %.0f s", waited_s)
+            self._told_at = None
         self.renew()
         self._trouble.clear()
         self._pauses = self._clock.pauses()
@@ -54,7 +64,7 @@ class Patience:
         return self._clock.now() - self._heard_at > SILENCE_S
 
     def left(self) -> float:
-        return max(0.0, self._ends_at - self._clock.now())
+        return max(0.0, self._begun_at + self._read_deadline_s - self._clock.now())
 
     def deadline(self, max_s: float | None = None) -> Deadline:
         """By when a connection must stand."""
@@ -65,22 +75,37 @@ class Patience:
         wait = min(_LONGEST_WAIT_S, self.left())
         return wait if due is None else min(wait, max(_SHORTEST_WAIT_S, due - self._clock.now()))
 
-    def pause(self, error: RocketMQError) -> None:
-        """Sleep before the next connection is tried.
+    def pause(self, error: RocketMQError, place: Callable[[], str]) -> None:
+        """Sleep before the next connection is tried; ``place`` says what is waited for.
 
         Raises ``error`` when no waiting heals it; when patience is over, what went wrong first.
         """
-        self._trouble.note(error, self._clock.now())
-        if not error.retriable or self.left() <= 0:
+        over = self.left() <= 0
+        self._trouble.note(error, self._clock.now(), cut_short=over)
+        if not error.retriable or over:
             self._trouble.give_up(error, self._clock.now())
-        logger.info("pulls are sent again: %s", error)
+        if self._told_at is None:
+            self._tell(place, str(error))
+        self.tell(place)
         self._clock.sleep(min(next(self._pauses), self.left()))
 
-    def timeout(self, address: str, queue: str) -> CallTimeout:
-        return CallTimeout(
-            f"no message came within {self._read_deadline_s:g} s",
-            address,
-            queue=queue,
-            remark=self._refusal,
-            remedy="Look at the broker, or raise option 'readDeadline'",
+    def tell(self, place: Callable[[], str]) -> None:
+        """Say that the read waits, and for what, where it has waited for long and that was not said a moment ago."""
+        since = self._begun_at if self._told_at is None else self._told_at
+        if self._clock.now() - since >= _TOLD_EVERY_S:
+            last = self._trouble.last
+            self._tell(place, str(last) if last is not None else self._refusal or "it does not answer")
+
+    def _tell(self, place: Callable[[], str], why: str) -> None:
+        self._told_at = self._clock.now()
+        waited_s = self._told_at - self._begun_at
+        logger.warning(
+            "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",
+            place(),
+            waited_s,
+            self._read_deadline_s,
+            why,
         )
+
+    def timeout(self, address: str) -> CallTimeout:
+        return CallTimeout(f"no message came within {self._read_deadline_s:g} s", address, remark=self._refusal)

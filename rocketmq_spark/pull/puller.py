@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.ports import PullSource
 from rocketmq_spark.pull.pacing import PullSettings
@@ -14,6 +16,8 @@ from rocketmq_spark.pull.verdict import OnLoss
 from rocketmq_spark.remoting.bulk import Keys, PullTemplate
 from rocketmq_spark.remoting.pool import Dialling
 from rocketmq_spark.wire import rpc
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,34 @@ class Puller:
         return self.source.compacted(queue)
 
     def batched(self, queue: MessageQueue) -> bool:
-        """Whether brokers know nothing of a queue's single messages."""
-        return self.source.batched(queue)
+        """Whether brokers know nothing of a queue's single messages. While nobody says it, it may be so: a read waits longer
+        for its broker than this question does.
+        """
+        try:
+            return self.source.batched(queue)
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            logger.info("what kind of topic %s is of is not known now: %s", queue, e)
+            return True
+
+    def at_brokers(self, queue: MessageQueue, filtered: Filter) -> Filter:
+        """What brokers are to filter a queue by; what they cannot is left to who decodes, which knows tags only.
+
+        So while nobody says what kind of topic it is, an expression is told all the same. Raises ``OptionError`` for one that
+        is known to be of a batch topic.
+        """
+        if not filtered or filtered.kind == NO_FILTER.kind:
+            return NO_FILTER if filtered and self.batched(queue) else filtered
+        try:
+            batched = self.source.batched(queue)
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            return filtered
+        if batched:
+            raise of_batch_topic(filtered, queue.topic)
+        return filtered
 
     def reader(
         self,
@@ -70,3 +100,11 @@ class Puller:
         keys = self.source.keys()
         assert keys is not None
         return keys
+
+
+def of_batch_topic(sql: Filter, topic: str) -> OptionError:
+    """The error for an expression about messages that brokers store many at a time."""
+    return OptionError(
+        f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, of whose messages brokers know no properties",
+        remedy="Filter with option 'tags', or in Spark",
+    )

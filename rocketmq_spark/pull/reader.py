@@ -60,6 +60,7 @@ class RangeReader:
         self._hints = Hints(on_hint)
         self._patience = Patience(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
+        self._address: str | None = None
         self._stopped = False
         self.requests = Requests(templates)
 
@@ -72,7 +73,11 @@ class RangeReader:
                     self._step()
                 except RocketMQError as e:
                     self._drop_stream()
-                    self._patience.pause(e)
+                    queue = self._ranges[self._missing.frontier()[0]].queue
+                    e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)
+                    if e.retriable:
+                        e.remedy = e.remedy or f"Start broker {queue.broker_name}, or raise option 'readDeadline'"
+                    self._patience.pause(e, self._place)
                     continue
                 # What is given back of the last answers is missing again.
                 yield from self._deliver()
@@ -107,13 +112,25 @@ class RangeReader:
         if self._stream is None:
             self._stream = self._connect(self._patience.deadline())
         stream = self._stream
+        if stream.address != self._address:  # what another replica lacked does not count any more
+            self._address = stream.address
+            self._trials.forget()
+            self._doubts.forget()
         self._missing.unpark(self._clock.now())
         self._issue(stream)
         if not stream.full:
             self._receive(stream)
-        if self._missing and self._patience.left() <= 0:
-            queue = self._ranges[self._missing.frontier()[0]].queue
-            raise self._patience.timeout(stream.address, str(queue))
+        if not self._missing:
+            return
+        self._patience.tell(self._place)
+        if self._patience.left() <= 0:
+            raise self._patience.timeout(stream.address)
+
+    def _place(self) -> str:
+        """What is read next."""
+        number, offset = self._missing.frontier()
+        queue = self._ranges[number].queue
+        return f"broker {queue.broker_name}: {queue} from offset {offset} on"
 
     def _issue(self, stream: BulkStream) -> None:
         if self._hints.moving:  # what is under way is awaited first
@@ -232,8 +249,9 @@ class RangeReader:
                 self._suspect(slot, until, cause)
 
     def _suspect(self, slot: Slot, until: int | None, cause: Cause) -> None:
-        outlasted = self._trials.suspect(slot[:2], self._clock.now())
-        if self._hints.doubt():
+        doubted = self._hints.doubt()
+        outlasted = self._trials.suspect(slot[:2], self._clock.now(), believe=not doubted)
+        if doubted:
             self._again(slot)
             return
         # What comes before it in the same range has the first word, so that a loss is told once and as a whole.

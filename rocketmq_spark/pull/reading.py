@@ -24,9 +24,8 @@ def read(
 ) -> Reading:
     """A read of ``ranges``, all of one broker and in their order; ``known`` is the address that the plan knew.
 
-    ``on_loss`` is told of offsets that cannot be read any more; it may raise. Of batch topics brokers filter no single
-    messages, only batches by the batch's own tags: there ``filtered`` is left to who decodes, and so ranges of such topics
-    and of others are not read together.
+    ``on_loss`` is told of offsets that cannot be read any more; it may raise. ``filtered`` is what brokers filter by, for all
+    queues alike: ``Puller.at_brokers``. Of batch topics they filter no single messages, only batches by the batch's own tags.
     """
     return Reading(puller, ranges, on_loss, filtered, known)
 
@@ -39,8 +38,6 @@ class Reading:
     ) -> None:
         self.queues = [r.queue for r in ranges]
         self._compacted = puller.compacted
-        if filtered and puller.batched(ranges[0].queue):
-            filtered = NO_FILTER
         self._heads: Heads | None = None
         self._edge: Edge | None = None
         if filtered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 # Range number and offset.
@@ -17,8 +18,7 @@ class Trial:
 
     def suspected(self, now: float) -> float:
         """For how long it has looked like loss."""
-        if self.suspected_at is None:
-            self.suspected_at = now
+        self.suspected_at = now if self.suspected_at is None else min(self.suspected_at, now)
         return now - self.suspected_at
 
 
@@ -36,6 +36,12 @@ class Trials:
         if not believe:
             trial.suspected_at = None
         return trial.suspected(now) >= self._grace_s
+
+    def forget(self) -> None:
+        """The next answers come from elsewhere: what looks like loss still does, but no answer so far counts."""
+        for trial in self.by_place.values():
+            if trial.suspected_at is not None:
+                trial.suspected_at = math.inf
 
     @property
     def suspicious(self) -> bool:

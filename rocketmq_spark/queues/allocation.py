@@ -31,7 +31,7 @@ Strategy = Callable[[Queues, list[str], Config], Share]
 # What ``**config`` may hold; each strategy takes what concerns it.
 CONFIG_NAMES = (
     "allocationConfig", "machineRooms", "virtualNodes", "hash", "inner", "room", "partitionRooms", "environment",
-    "environments", "environmentOf",
+    "environments", "environmentOf", "onWire",
 )  # fmt: skip
 
 
@@ -134,14 +134,18 @@ def _positions(consumers: list[str]) -> dict[str, int]:
 
 
 def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Share:
-    """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places a consumer and an optional ``hash``."""
+    """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places a consumer and an optional ``hash``.
+
+    Java hashes the topic as brokers know it, with its namespace: ``onWire`` makes that of the user's name.
+    """
     nodes = config.get("virtualNodes", 10)
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0:
         raise OptionError(f"illegal virtualNodeCnt :{nodes}: expected a whole number of at least 0")
-    ring = Ring(consumers, nodes, config.get("hash") or md5_hash)
+    ring, on_wire = Ring(consumers, nodes, config.get("hash") or md5_hash), config.get("onWire") or str
     shares: dict[str | None, Queues] = {}
     for queue in queues:
-        shares.setdefault(ring.owner(queue_key(queue)), []).append(queue)
+        key = queue_key(queue._replace(topic=on_wire(queue.topic)))
+        shares.setdefault(ring.owner(key), []).append(queue)
     return lambda consumer: shares.get(consumer, [])
 
 

@@ -105,20 +105,18 @@ class Environment:
             queues_owned += mine
         return queues_owned
 
-    def publish(
-        self,
-        readable: Iterable[MessageQueue],
-        writable: Iterable[MessageQueue],
-        kept: Collection[MessageQueue] = (),
-    ) -> list[MessageQueue]:
+    def publish(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
         """The environment's queues that take messages now.
 
-        Positions are those among all queues of the topic, so that a broker without a master, which is missing from
-        ``writable``, does not shift the environment onto queues of another; such a topic is an error instead. So is one
-        whose broker left the route, for who names the queues that it published to before: ``kept``.
+        Positions are those among all queues that are read, as its readers count them, so that a broker without a master,
+        which is missing from ``writable``, does not shift the environment onto queues of another; such a topic is an error
+        instead.
         """
         open_now = set(writable)
-        mine = sorted({*self.owned({*readable, *open_now}, kept), *(kept if self.by_position else ())})
+        mine = self.owned(set(readable))
+        if not mine:
+            closed = ", ".join(map(str, sorted(open_now, key=queue_order)))
+            raise OptionError(f"environment {self.name!r} owns none of {closed or 'no queues'}, for nobody reads them")
         found = [queue for queue in mine if queue in open_now]
         for topic in sorted({queue.topic for queue in mine} - {queue.topic for queue in found}):
             closed = ", ".join(str(queue) for queue in mine if queue.topic == topic)
@@ -191,6 +189,21 @@ class Choice(Protocol):
     def environments(self) -> str | None: ...
     @property
     def environment_source(self) -> str: ...
+
+
+def by_position(choice: Choice) -> bool:
+    """Whether these options name an environment by a number alone, whose queues depend on which others there are."""
+    return choice.environment is not None and choice.environments is None and choice.environment_mode == "queues"
+
+
+def position_problem(choice: Choice, why: str) -> str:
+    """What is wrong with a number alone where, as ``why`` says, nobody remembers what it counted."""
+    sample = json.dumps({choice.environment: {"broker-a": [0]}})
+    return (
+        f"{choice.environment_source} is {choice.environment!r} without option 'environments', so it counts the queues that a "
+        f"topic has at the moment, and {why}: while a broker is away that would be another environment's queue. Set option "
+        f"'environments' to the number of environments, or to their queues, such as {sample}"
+    )
 
 
 def environment_of(choice: Choice) -> Environment | None:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from rocketmq_spark.errors import OptionError, RocketMQError, SelectorError
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.java_hash import java_hash
@@ -201,13 +202,11 @@ def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
 
 def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
     """A user's own selector, given a copy of the list; its errors are wrapped and its answer is checked."""
-    offered = list(queues)
-    try:
-        chosen = selector(offered, message, arg)
-    except RocketMQError:
-        raise
-    except Exception as e:  # a user's code may raise anything
-        raise SelectorError(f"select message queue threw exception: {type(e).__name__}: {e}") from e
+    chosen = attempt(selector, list(queues), message, arg)
+    if isinstance(chosen, Failure):
+        if isinstance(chosen.error, RocketMQError):
+            raise chosen.error
+        raise SelectorError(f"select message queue threw exception: {chosen}") from chosen.error
     if chosen is None:
         raise SelectorError(f"select message queue return null: {_shown(selector)} chose no queue")
     if not isinstance(chosen, MessageQueue) or chosen not in queues:

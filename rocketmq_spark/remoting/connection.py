@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Flag
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.remoting.channel import TICK_S, Channel
 from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
 from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of
@@ -95,10 +96,9 @@ class _Waiter:
         self.opaque = -1
 
     def tell(self, result: Command | RocketMQError) -> None:
-        try:
-            self.done(result)
-        except Exception:  # somebody else's code: it must not cost the other waiters their answers
-            logger.exception("the receiver of an answer failed")
+        outcome = attempt(self.done, result)
+        if isinstance(outcome, Failure):  # somebody else's code: it must not cost the other waiters their answers
+            outcome.log(logger, "the receiver of an answer failed")
 
 
 class _Reader(threading.Thread):
@@ -246,7 +246,7 @@ class Connection:
         except RemoteProtocolError as e:
             e.addr = self.address
             self._fail(e)
-        except Exception as e:  # a thread's root: the waiters must hear of it
+        except BaseException as e:
             logger.exception("the reader of %s failed", self.address)
             self._fail(ConnectionLost(f"the reader failed: {e!r}", self.address), e)
         finally:
@@ -271,11 +271,15 @@ class Connection:
 
     def _answer(self, asked: Asked) -> None:
         request = ServerRequest(self.address, asked.command, self._reply, asked.reply)
-        try:
+
+        def hand_on() -> None:
             if self._on_request is None or not self._on_request(request):
                 request.refuse()
-        except Exception:  # somebody else's code, see ``_Waiter.tell``
-            logger.exception("the request %s of %s could not be handled", asked.command.code, self.address)
+
+        outcome = attempt(hand_on)
+        if isinstance(outcome, Failure):  # somebody else's code, see ``_Waiter.tell``
+            text = "the request %s of %s could not be handled"
+            outcome.log(logger, text, asked.command.code, self.address)
 
     def _reply(self, reply: Command) -> None:
         with self._lock:

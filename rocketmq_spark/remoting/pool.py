@@ -100,6 +100,12 @@ class Pool:
             slot = self._slots.get(address)
             return slot is not None and slot.live is not None
 
+    def attempts(self, address: str) -> int:
+        """How often a connection to the address was made, or could not be made, so far: another number, another connection."""
+        with self._lock:
+            slot = self._slots.get(address)
+            return slot.attempts if slot is not None else 0
+
     def retire(self, address: str, connection: Connection) -> None:
         """Give ``connection`` to nobody any more; it is closed when its last answer is there."""
         with self._lock:
@@ -121,6 +127,7 @@ class Pool:
             slot.rests = slot.rests or backoff(FIRST_REST_S, LONGEST_REST_S)
             slot.rest_until = time.monotonic() + next(slot.rests)
             raise
+        slot.attempts += 1
         slot.rests, slot.rest_until, slot.failure = None, 0.0, None
         with self._lock:
             if not self._closed:

@@ -11,13 +11,15 @@ from pyspark.sql.types import StructType
 from rocketmq_spark import process, session, transport
 from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.long_delays import Timers, no_timers
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import passing
-from rocketmq_spark.queues.environment import check_chosen
+from rocketmq_spark.producer.topics import Topics, owned
+from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.sink import columns
 from rocketmq_spark.spool.settings import problems as spool_problems
@@ -28,8 +30,17 @@ GROUP = "rocketmq_spark_sink"
 # One attempt of a batch; a broker that swallows requests is left after this and another one tried.
 ATTEMPT_S = 10.0
 _ATTEMPTS = 6
+# What a request takes beside its bytes, roughly: Python's objects. Small ones that wait for a queue are bounded by their number.
+_REQUEST_BYTES = 1 << 10
 
 _ASKED, _CHECKED = "brokers asked for timers", "topics checked"
+
+# Why nobody remembers what an environment by its number counted.
+_OF_STREAMS = (
+    "Spark makes the writer of a stream anew for each micro-batch, in processes that come and go (foreach_batch_writer keeps "
+    "what it counted)"
+)
+_OF_COLUMNS = "each task learns from column 'topic' by itself which topics there are"
 
 
 def settings(options: Options) -> ProducerSettings:
@@ -44,16 +55,21 @@ def settings(options: Options) -> ProducerSettings:
         queues_stay_shut=True,
         max_in_flight=None,
         max_in_flight_per_broker=options.max_in_flight,
-        max_async_messages=None,
+        max_async_messages=(options.total_batch_max_bytes or 0) // _REQUEST_BYTES,
         max_async_bytes=options.total_batch_max_bytes or 0,
     )
 
 
-def check(options: Options, schema: StructType) -> dict[str, str]:
-    """The DataFrame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker."""
+def check(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
+    """The DataFrame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker.
+
+    ``stream``: Spark makes the writer again for each micro-batch.
+    """
     selector = options.queue_selector if "queue_selector" in options.given else None
     by_role, problems = columns.look(schema, options.topic, selector, options.message_id)
     problems += _option_problems(options)
+    if by_position(options) and (stream or options.topic is None):
+        problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
     if "priority" in by_role and options.transport != transport.GRPC:
         problems.append(
             f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
@@ -206,6 +222,21 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return
     checked[key] = True
+
+
+def positions(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
+    """The queues of an environment by its number alone, by topic, which tasks must be told: each would count what is there
+    when it starts. Nothing for other layouts. Waits for who can say it, up to the send timeout.
+    """
+    if options.topic is None or not by_position(options):
+        return {}
+    how, sender = settings(options), session.sender(options)
+    assert how.environment is not None
+    kept = owned(sender, how.environment)
+    if options.topic not in kept:
+        deadline = Deadline.after(options.send_timeout)
+        Topics(sender, how).awaited(options.topic, deadline, deadline.pause)
+    return {options.topic: kept[options.topic]}
 
 
 def _check_now(sender: Sender, topic: str, within_s: float) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.sink import checks
 from rocketmq_spark.sink.report import AtBroker, Written
@@ -66,7 +67,7 @@ def _write(df: DataFrame, options: Options, what: str, once: bool) -> Written:
     checks.check_brokers(options, names, once)
     _warn_of_speculation(df)
     # Not a lambda, whose own module Spark would have to send: workers import this one.
-    send = functools.partial(_send, options, names)
+    send = functools.partial(_send, options, names, checks.positions(options))
     written = Written()
     for row in _map_in_arrow(df, send).collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
@@ -88,8 +89,13 @@ def _map_in_arrow(df: DataFrame, send: Callable[..., Any]) -> DataFrame:
         ) from e
 
 
-def _send(options: Options, names: dict[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    done = write_task(options, names, batches)
+def _send(
+    options: Options,
+    names: dict[str, str],
+    positions: dict[str, tuple[MessageQueue, ...]],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    done = write_task(options, names, positions, batches)
     values: dict[str, Any] = {name: [getattr(done, name)] for name in _COUNTS}
     brokers = json.dumps({name: asdict(part) for name, part in done.brokers.items()})
     arrays = [pa.array(values[name], pa.int64()) for name in _COUNTS]

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import queue as queues
+import types
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.spooling import passing
+from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.sink import checks, routing
 from rocketmq_spark.sink.report import Tally, Written, told
 from rocketmq_spark.sink.whole import Whole
@@ -53,14 +55,22 @@ def _faults(options: Options) -> FaultTable:
 
 
 class TaskWriter:
-    """Sends the rows of one task."""
+    """Sends the rows of one task. ``positions`` are what the driver counted of an environment (``checks.positions``)."""
 
-    def __init__(self, options: Options, names: Mapping[str, str], partition: int | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        names: Mapping[str, str],
+        partition: int | None = None,
+        positions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+    ) -> None:
         self._options = options
         self._names = dict(names)
         self._partition = partition
         self._sender = session.sender(options)
         self._settings = checks.settings(options)
+        if self._settings.environment is not None:
+            owned(self._sender, self._settings.environment).update(positions)
         self._spool = session.worker_spool(options, self._settings)
         self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
         self._topics = self._engine.topics

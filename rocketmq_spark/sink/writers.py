@@ -13,6 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.sink import checks
 from rocketmq_spark.sink.report import Written, total
@@ -26,11 +27,12 @@ class _Writer:
 
     def __init__(self, options: Options, schema: StructType, stream: bool) -> None:
         self.options = options
-        self.names = checks.check(options, schema)
+        self.names = checks.check(options, schema, stream)
         checks.check_brokers(options, self.names, once=stream)
+        self.positions = checks.positions(options)
 
     def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_task(self.options, self.names, iterator)
+        return write_task(self.options, self.names, self.positions, iterator)
 
     def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
         written = total(messages)
@@ -38,7 +40,12 @@ class _Writer:
         return written
 
 
-def write_task(options: Options, names: dict[str, str], iterator: Iterator[pa.RecordBatch]) -> Written:
+def write_task(
+    options: Options,
+    names: dict[str, str],
+    positions: dict[str, tuple[MessageQueue, ...]],
+    iterator: Iterator[pa.RecordBatch],
+) -> Written:
     """Send the rows of the task that calls this. A later attempt says that rows may be in the topic twice.
 
     Spark tells no writer whether ``spark.speculation`` is on, but a second attempt beside a running one is numbered like
@@ -53,7 +60,7 @@ def write_task(options: Options, names: dict[str, str], iterator: Iterator[pa.Re
             task.attemptNumber(),
             partition,
         )
-    return TaskWriter(options, names, partition).write(iterator)
+    return TaskWriter(options, names, partition, positions).write(iterator)
 
 
 class RocketMQWriter(DataSourceArrowWriter):

@@ -15,13 +15,14 @@ from dataclasses import replace
 from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import (
+    BrokerNotFound,
     NotSupported,
     OptionError,
     RocketMQError,
     RouteNotFound,
     TopicNotFound,
 )
-from rocketmq_spark.model import MessageQueue, TopicRoute
+from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.queues.environment import environment_of
@@ -29,7 +30,9 @@ from rocketmq_spark.retry import Retry, Trouble
 from rocketmq_spark.source import allocation, filters
 from rocketmq_spark.source.decisions import View
 from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source.recreation import share
 from rocketmq_spark.source.starting_offsets import listed
+from rocketmq_spark.source.unread import Unread
 
 logger = logging.getLogger(__name__)
 
@@ -78,21 +81,28 @@ class Catalog:
         self._said: set[tuple[object, ...]] = set()
         self._doubt = False
         self._routes_due = 0.0
+        self._unread = Unread(lambda: self.offsets, options.request_timeout, self.waits)
 
     def expect(self, begin: Offsets) -> None:
         """What positions know: a topic of theirs that is missing was there, and may be known to be deleted.
 
-        An environment given by its number goes on with the queues that it had; positions of another one are refused.
+        An environment given by its number goes on with the queues that it had; positions of another query are refused.
         """
         if begin is self._expected:
             return
-        filters.check_environment(self._options, begin)
+        filters.check_checkpoint(self._options, begin)
         self._expected = begin
         had: dict[str, set[str]] = {}
         for queue in begin.positions:
             had.setdefault(queue.topic, set()).add(queue.broker_name)
         self._had = had
-        self._owned |= {q for q, number in begin.environment.items() if str(number) == self._options.environment}
+        # What was counted before positions were there, in an outage perhaps, may be another environment's.
+        known = {queue.topic for queue in begin.environment}
+        owned = {queue for queue in self._owned if queue.topic not in known}
+        mine = environment_of(self._options)  # whose number may be written in other ways: "01"
+        owned |= {q for q, number in begin.environment.items() if mine is not None and number == mine.number}
+        if owned != self._owned:
+            self._owned, self._swept_at = owned, 0.0
 
     def knew(self, topic: str | None) -> bool:
         """Whether a topic was there: there are positions of it, or it had a route."""
@@ -132,6 +142,10 @@ class Catalog:
             except RouteNotFound as e:
                 if e.topic is None:
                     raise
+                if self._options.subscribe_pattern is not None and e.topic not in self._had:
+                    self._matched = (0.0, ())
+                    if e.topic not in self.topics():
+                        continue  # it was deleted since topics were listed: nobody's loss
                 if deadline.expired:
                     # It has all that is known, and a traceback of Spark is long enough.
                     raise self.routes.missing_topic(e) from None
@@ -175,7 +189,7 @@ class Catalog:
             self.trouble.clear()
             self._said.clear()
         # Time spent on who does not answer says nothing about how long asking takes.
-        took_s = time.monotonic() - begun if quiet and not self.offsets.late else 0.0
+        took_s = time.monotonic() - begun if quiet and not view.silent else 0.0
         return self._note(replace(view, deleted=frozenset(deleted)), took_s)
 
     def _routed(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
@@ -195,6 +209,8 @@ class Catalog:
                 if self._is_deleted(topic):
                     deleted.add(topic)
                     self._owned = {queue for queue in self._owned if queue.topic != topic}
+                elif topic in self.known_routes:  # a name server that has restarted knows nothing for a while
+                    routes[topic] = self.known_routes[topic]
             except RocketMQError as e:
                 self.waits(e)
                 age = float("inf")
@@ -237,22 +253,27 @@ class Catalog:
         self._doubt = True
 
     def _is_deleted(self, topic: str) -> bool:
-        """Whether all brokers that had the topic are up, and so know what they say.
+        """Whether all brokers that had the topic are up and do not know it, nor does the name server.
 
-        Asked again after that: a broker may have come up between the two questions, with its topics.
+        That is asked again after it named them: a broker may have come up between the two questions, with its topics. And
+        they are asked themselves: one that registers its topics in portions (``enableSplitRegistration``) is listed by a name
+        server that has restarted before all of its topics are.
         """
         known = self.known_routes.get(topic)
         try:
             cluster = self.routes.cluster()
         except RocketMQError:
             return False
-        had = set(known.brokers) if known is not None else self._had.get(topic) or set(cluster)
+        # Also those that the last route did not name: they were away then, and may know it.
+        had = {*(known.brokers if known is not None else ()), *self._had.get(topic, ())} or set(cluster)
         if not had or not all(name in cluster and cluster[name].master for name in had):
+            return False
+        if not all(_is_at(self.routes, name, cluster) for name in had):
             return False
         try:
             self.routes.fetch(topic)
         except RouteNotFound:
-            return True
+            return _forgotten(self.offsets, topic, had, Deadline.after(self._options.request_timeout))
         except RocketMQError:
             return False
         return False
@@ -269,23 +290,30 @@ class Catalog:
 
         def note(error: RocketMQError, queue: MessageQueue) -> None:
             # A slave may not have heard of a topic yet; of a topic that its master does not know nothing is left.
-            if isinstance(error, TopicNotFound) and routes[queue.topic].brokers[queue.broker_name].master:
-                forgotten[queue.topic, queue.broker_name] = error
-            elif tolerant:
+            if isinstance(error, TopicNotFound) and routes[queue.topic].brokers[queue.broker_name].own_master:
+                if share(queue) in self._view.forgotten or _is_where_we_ask(self.routes, queue.broker_name):
+                    forgotten[share(queue)] = error
+                    return
+                error = _elsewhere(error, queue.broker_name)
+            if tolerant:
                 self.waits(error)
             else:
+                error.topic, error.queue = error.topic or queue.topic, error.queue or str(queue)
                 raise error
 
+        connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in wanted}}
         bounds = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
         brokers = (data for route in routes.values() for data in route.brokers.values())
-        orphans = frozenset(data.broker_name for data in brokers if not data.master)
+        orphans = frozenset(data.broker_name for data in brokers if not data.own_master)
         left = {queue.topic for queue in bounds}
         for (topic, broker_name), error in forgotten.items():
             if topic not in left and topic not in self._had and not tolerant:
                 raise error
             if (topic, broker_name) not in self._view.forgotten:
                 logger.info("broker %s does not know topic %s, though the name server says so", broker_name, topic)
-        return View(bounds, forgotten=frozenset(forgotten), orphans=orphans)
+        silent = frozenset[str]() if grace_s is None else self.offsets.late
+        gone = frozenset(forgotten)
+        return View(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
 
     def _covered(self, queues: list[MessageQueue], may_lack: Container[str]) -> list[MessageQueue]:
         """Without the queues of other environments, and without those that the strategy gives to nobody."""
@@ -299,18 +327,7 @@ class Catalog:
 
     def hidden(self, queues: Iterable[MessageQueue], view: View) -> dict[MessageQueue, int]:
         """Queues that their living broker does not read any more, with the end that it still knows."""
-        gone = [
-            queue
-            for queue in queues
-            if queue not in view.bounds and filters.is_hidden(self.known_routes.get(queue.topic), queue)
-        ]
-        if not gone:
-            return {}
-        try:
-            return self.offsets.max_offsets(gone, Deadline.after(self._options.request_timeout))
-        except RocketMQError as e:
-            self.waits(e)
-            return {}
+        return self._unread.ends(queues, view, self.known_routes)
 
     def _note(self, view: View, took_s: float = 0.0) -> View:
         quiet = view.bounds == self._view.bounds
@@ -319,6 +336,44 @@ class Catalog:
         self._swept_at, self._took_s = time.monotonic(), took_s
         self._view = view
         return view
+
+
+def _is_where_we_ask(routes: RouteReader, broker_name: str) -> bool:
+    """Whether the address that is asked for a broker is its own, by the list of all: addresses may change hands."""
+    try:
+        return _is_at(routes, broker_name, routes.cluster())
+    except NotSupported:  # a Proxy, whose address is everybody's
+        return True
+    except RocketMQError:
+        return False
+
+
+def _is_at(routes: RouteReader, broker_name: str, cluster: Mapping[str, BrokerData]) -> bool:
+    try:
+        address = routes.address(broker_name)
+    except BrokerNotFound:  # the last route that names it has no master of it
+        return False
+    return [name for name, data in cluster.items() if data.master == address] == [broker_name]
+
+
+def _elsewhere(error: RocketMQError, broker_name: str) -> BrokerNotFound:
+    """For what is said at an address that may be another broker's by now."""
+    return BrokerNotFound(
+        f"broker {broker_name!r} may have left its address, where somebody says: {error}", error.addr, topic=error.topic
+    )
+
+
+def _forgotten(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
+    """Whether all of these brokers say that they do not know the topic."""
+    asked = [MessageQueue(topic, name, 0) for name in brokers]
+    unknown = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        if isinstance(error, TopicNotFound):
+            unknown.add(queue)
+
+    offsets.bounds(asked, deadline, note)
+    return unknown == {*asked}
 
 
 def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ when the batch is done. Spark keeps the last hundred (``spark.sql.streaming.minB
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rocketmq_spark.errors import OffsetError
@@ -32,6 +32,11 @@ class Batch(NamedTuple):
     def positions(self) -> dict[MessageQueue, int]:
         """Of all sources; of a queue that two of them read, that of the one that is behind."""
         return merged(offsets.positions for offsets in self.sources.values())
+
+    @property
+    def reads(self) -> list[Mapping[str, object]]:
+        """What the sources read beside topics: their namespaces, environments and filters."""
+        return [offsets.reads for offsets in self.sources.values()]
 
 
 class Read(NamedTuple):
@@ -83,6 +88,17 @@ def begun_batches(folder: Folder) -> set[int]:
             f"{folder.name} is no checkpoint: it has no folder 'offsets'", remedy="Name a checkpointLocation"
         )
     return set(numbers(folder, "offsets"))
+
+
+def under_way(folder: Folder) -> Read | None:
+    """The batch that was begun and is not done, with what it reads: it runs, or is read again at the next start."""
+    begun = begun_batches(folder)
+    number = max(begun, default=None)
+    if number is None or number in numbers(folder, "commits"):
+        return None
+    batch = read(folder, number)
+    before = read(folder, number - 1) if number - 1 in begun else None
+    return Read(batch, *_ranges(before, batch), None)
 
 
 def read(folder: Folder, number: int) -> Batch:

@@ -6,13 +6,15 @@ Spark's checkpoint stays the truth. What is committed is the next offset to read
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from rocketmq_spark import session
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
+from rocketmq_spark.source import filters
 from rocketmq_spark.source.offsets import Positions
 
 logger = logging.getLogger(__name__)
@@ -35,14 +37,16 @@ class GroupOffsets:
         self._refused: dict[MessageQueue, int] = {}
         self._again_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
+        self._troubled = False
         self._greeted = False
         self._rivalled = False
         self._look_at = 0.0
 
-    def commit(self, positions: Positions) -> None:
+    def commit(self, positions: Positions, reads: Mapping[str, object] = MappingProxyType({})) -> None:
         """Store ``positions`` where they differ from what was stored. Brokers that do not answer are asked again later.
 
-        A broker that hangs does not hold up who asks.
+        ``reads`` is that of the offsets they are of: those of another cluster are left. A broker that hangs does not hold
+        up who asks.
         """
         if "group" not in self._options.given:
             return
@@ -50,7 +54,7 @@ class GroupOffsets:
         changed = {q: o for q, o in positions.items() if self._committed.get(q) != o and waiting.get(q) != o}
         if self._greeted and not changed:
             return
-        routed = self._routed(changed)
+        routed = self._routed(changed, reads)
         if not self._greeted:
             self._greeted = True
             self._look_for_members(positions)
@@ -60,7 +64,7 @@ class GroupOffsets:
             if not error.retriable:
                 raise error
         self._committed.update({q: offset for q, offset in routed.items() if q not in failed})
-        self._note(changed, failed)
+        self._note(positions, changed, failed)
 
     def _stored(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
         group, within_s = self._options.group, self._options.request_timeout
@@ -68,27 +72,36 @@ class GroupOffsets:
         failed = committer.commit_each(group, offsets, Deadline.after(within_s), GRACE_S)
         unknown = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
         if unknown:
-            self._create_group()
+            try:
+                self._create_group(sorted({queue.broker_name for queue in unknown}))
+            except RocketMQError as e:
+                if not e.retriable:
+                    raise
+                return {**failed, **dict.fromkeys(unknown, e)}
             again = committer.commit_each(group, unknown, Deadline.after(within_s), GRACE_S)
             failed = {**{q: error for q, error in failed.items() if q not in unknown}, **again}
         return failed
 
-    def _note(self, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]) -> None:
-        """One line when a broker begins to refuse, one when it has everything."""
-        before, self._refused = self._refused, {q: o for q, o in changed.items() if self._committed.get(q) != o}
-        if failed and not before:
+    def _note(self, positions: Positions, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]) -> None:
+        """One line when a broker begins to refuse, one when everything is stored: what waits was not sent this time."""
+        sent = {**self._refused, **changed}
+        self._refused = {q: o for q, o in sent.items() if q in positions and self._committed.get(q) != o}
+        if failed and not self._troubled:
+            self._troubled = True
             error = next(iter(failed.values()))
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
-        if before and not self._refused:
-            logger.warning("the offsets of group %s are committed again", self._options.group)
-            self._pause_s = _FIRST_PAUSE_S
-        if self._refused:
+        if not self._refused:
+            if self._troubled:
+                logger.warning("the offsets of group %s are committed again", self._options.group)
+            self._troubled, self._pause_s = False, _FIRST_PAUSE_S
+        if self._refused.keys() & changed.keys():
             self._again_at = self._now() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _look_for_rivals(self, offsets: Positions) -> None:
         """Somebody else who stores offsets of the group: another query, most likely, in turns with this one."""
-        mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
+        # Not where the answer to an earlier commit is missing: which of both the broker has is not known.
+        mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed and q not in self._refused}
         if self._rivalled or not mine or self._now() < self._look_at:
             return
         self._look_at = self._now() + _LOOK_S
@@ -98,7 +111,8 @@ class GroupOffsets:
             committed = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
             return  # whoever does not answer is not worth a wait
-        if committed is not None and committed != mine[queue]:
+        # The source and a GroupOffsetListener store the same offsets, whichever comes first.
+        if committed is not None and committed not in (mine[queue], offsets[queue]):
             self._rivalled = True
             logger.warning(
                 "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
@@ -109,22 +123,26 @@ class GroupOffsets:
                 committed,
             )
 
-    def _routed(self, positions: Positions) -> dict[MessageQueue, int]:
-        """Those whose topic exists; a listener may be the first in its process to ask for it."""
+    def _routed(self, positions: Positions, reads: Mapping[str, object]) -> dict[MessageQueue, int]:
+        """Those whose topic exists, in their cluster; a listener may be the first in its process to ask for it."""
         known, routes = set(), session.routes(self._options)
         for topic in sorted({queue.topic for queue in positions}):
             try:
-                routes.get(topic)
+                route = routes.get(topic)
             except RocketMQError as e:
                 logger.info("the offsets of topic %s are not committed now: %s", topic, e)
+                continue
+            if others := filters.are_others(reads, filters.clusters_of([route])):
+                logger.info("topic %s is of cluster %s: its offsets are not committed", topic, ", ".join(others))
             else:
                 known.add(topic)
         return {queue: offset for queue, offset in positions.items() if queue.topic in known}
 
-    def _create_group(self) -> None:
+    def _create_group(self, brokers: Sequence[str]) -> None:
+        """On those that lack it: elsewhere it has an operator's settings."""
         group, committer = self._options.group, session.committer(self._options)
         try:
-            committer.create_group(group)
+            committer.create_group(group, brokers)
         except (AccessDenied, NotSupported) as e:
             denied = isinstance(e, AccessDenied)
             raise GroupNotFound(

@@ -21,7 +21,8 @@ Loss = tuple[OffsetRange, Cause]
 class View:
     """The queues of a moment, topics that are known to be deleted, and brokers that only have slaves now.
 
-    ``forgotten`` are topics with the brokers that do not know them any more, although others do.
+    ``forgotten`` are topics with the brokers that do not know them any more, although others do. ``silent`` brokers have
+    not answered for a moment: their bounds are of before. ``connections`` to brokers are those before they were asked.
 
     A slave may lack what its master has: its bounds say what can be read there, and nothing of what is lost.
     """
@@ -30,6 +31,8 @@ class View:
     deleted: frozenset[str] = frozenset()
     forgotten: frozenset[tuple[str, str]] = frozenset()
     orphans: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
+    connections: Mapping[str, object] = field(default_factory=dict)
 
     def lacks(self, queue: MessageQueue) -> bool:
         """Whether the queue's topic was deleted, everywhere or on its broker."""
@@ -48,7 +51,7 @@ def subscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
     if not topics or all(queue.topic in topics for queue in begin.positions):
         return begin
     kept = {queue: position for queue, position in begin.positions.items() if queue.topic in topics}
-    return Offsets(kept, {}, {q: mark for q, mark in begin.marks.items() if q in kept}, begin.filter)
+    return Offsets(kept, {}, {q: mark for q, mark in begin.marks.items() if q in kept}, begin.reads)
 
 
 def trusted(begin: Offsets, view: View) -> View:
@@ -72,6 +75,13 @@ def _goes_on(queue: MessageQueue, bounds: QueueBounds, begin: Offsets) -> bool:
     if not bounds.min_offset <= position <= bounds.max_offset:
         return False
     return position == bounds.max_offset or bounds.last_update_ms >= begin.marks.get(queue, 0)
+
+
+def heard(view: View) -> View:
+    """Without queues of brokers that keep silent: what is planned of them would hold up the batch, and with it the others."""
+    if not view.silent:
+        return view
+    return replace(view, bounds={q: bounds for q, bounds in view.bounds.items() if q.broker_name not in view.silent})
 
 
 def awaited(begin: Offsets, view: View, frozen: Positions | None) -> list[MessageQueue]:
@@ -105,7 +115,9 @@ def moved(
     """
     back = planner.went_back(begin.positions, view.bounds)
     restart = {part.queue: view.bounds[part.queue].min_offset for part in back}
-    losses = [(part, Cause.WENT_BACK) for part in back]
+    # Also what the run was to read behind the position.
+    until = {part.queue: max(part.end, (frozen or {}).get(part.queue, 0)) for part in back}
+    losses = [(OffsetRange(part.queue, part.start, until[part.queue]), Cause.WENT_BACK) for part in back]
     losses += [(part, Cause.WENT_BACK) for part in shrunk(begin, view, frozen)]
     for queue in remade:
         losses.append((_nothing_at(begin, queue), Cause.WENT_BACK))
@@ -118,8 +130,9 @@ def moved(
         return begin, losses
     begins = {**restart, **unread}
     positions = {q: position for q, position in begin.positions.items() if not view.lacks(q)} | begins
-    marks = {queue: mark for queue, mark in begin.marks.items() if queue not in restart and queue in positions}
-    return Offsets(positions, begins, marks, begin.filter), losses
+    # What lies unread before a position that was moved is younger than the mark.
+    marks = {queue: mark for queue, mark in begin.marks.items() if queue not in begins and queue in positions}
+    return Offsets(positions, begins, marks, begin.reads), losses
 
 
 def _nothing_at(begin: Offsets, queue: MessageQueue) -> OffsetRange:
@@ -137,10 +150,10 @@ def shrunk(begin: Offsets, view: View, frozen: Positions | None) -> list[OffsetR
     ]
 
 
-def lowered(begin: Offsets, view: View, frozen: Positions | None) -> Positions | None:
-    """The ends of a run without what was lost of them, so that it is told once."""
-    parts = shrunk(begin, view, frozen)
-    return {**(frozen or {}), **{part.queue: part.start for part in parts}} if parts else frozen
+def lowered(view: View, frozen: Positions) -> Positions:
+    """The ends of a run without what is not there any more, so that its loss is told once."""
+    bounds = view.of_masters()
+    return {queue: min(end, bounds[queue].max_offset) if queue in bounds else end for queue, end in frozen.items()}
 
 
 def ends(view: View, frozen: Positions | None) -> dict[MessageQueue, int]:
@@ -156,7 +169,7 @@ def completed(begin: Offsets, after: Offsets, end: Offsets, view: View, initial:
     whole = Offsets(end.positions, start)
     if initial is not None and begin == initial:
         whole = planner.first_batch(initial, whole)
-    return replace(whole, marks=planner.marks(whole.positions, after.marks, view.bounds))
+    return replace(whole, marks=planner.marks(whole.positions, after, view.bounds))
 
 
 def readable(ranges: Sequence[OffsetRange], view: View) -> tuple[list[OffsetRange], list[Loss]]:
@@ -170,9 +183,18 @@ def readable(ranges: Sequence[OffsetRange], view: View) -> tuple[list[OffsetRang
     return planner.without(ranges, [*truncated, *deleted]), losses
 
 
+def logged(ranges: Sequence[OffsetRange], end: Offsets, view: View) -> Offsets:
+    """Where the ranges of a batch end that was planned in an earlier run, with the marks of its plan."""
+    return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, marks=end.marks)
+
+
 def of_same_topics(
-    ranges: Sequence[OffsetRange], remade: Collection[MessageQueue]
+    ranges: Sequence[OffsetRange], view: View, remade: Collection[MessageQueue]
 ) -> tuple[list[OffsetRange], list[Loss]]:
-    """Without the ranges of topics that were made again while the query was down: their offsets mean other messages."""
-    kept = [r for r in ranges if r.queue not in remade]
-    return kept, [(r, Cause.WENT_BACK) for r in ranges if r.queue in remade]
+    """Without the ranges of queues that went back while the query was down: their offsets mean other messages.
+
+    A queue that ends before its range is read from its start by the next batch, so nothing of it is read here.
+    """
+    bounds = view.of_masters()
+    lost = {r.queue for r in ranges if r.queue in remade or (r.queue in bounds and bounds[r.queue].max_offset < r.end)}
+    return [r for r in ranges if r.queue not in lost], [(r, Cause.WENT_BACK) for r in ranges if r.queue in lost]

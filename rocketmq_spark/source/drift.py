@@ -20,10 +20,16 @@ class State(enum.Enum):
     MADE_AGAIN = "made again"
     GONE = "gone"
     AWAY = "not told"
+    UNREGISTERED = "not registered"
 
     @property
     def lossless(self) -> bool:
         return self in (State.READ, State.BEHIND, State.NEW)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its broker is waited for, and nobody knows of a loss."""
+        return self in (State.AWAY, State.UNREGISTERED)
 
 
 class Drift(NamedTuple):
@@ -41,22 +47,25 @@ def drift(
     bounds: Mapping[MessageQueue, QueueBounds],
     made_again: Collection[MessageQueue] = (),
     away: Collection[str] = (),
+    unregistered: Collection[str] = (),
 ) -> list[Drift]:
     """Every queue of either side. ``made_again`` are queues whose topic was deleted and created since; ``away`` are brokers that
-    did not answer.
+    did not answer, ``unregistered`` those that no name server knows now.
     """
     found = []
     for queue in sorted({*positions, *bounds}):
         position, bound = positions.get(queue), bounds.get(queue)
-        found.append(Drift(queue, position, bound, *_state(queue, position, bound, queue in made_again, away)))
+        if bound is None:
+            state = State.AWAY if queue.broker_name in away else State.GONE
+            found.append(
+                Drift(queue, position, None, State.UNREGISTERED if queue.broker_name in unregistered else state)
+            )
+        else:
+            found.append(Drift(queue, position, bound, *_state(position, bound, queue in made_again)))
     return found
 
 
-def _state(
-    queue: MessageQueue, position: int | None, bound: QueueBounds | None, made_again: bool, away: Collection[str]
-) -> tuple[State, int | None]:
-    if bound is None:
-        return (State.AWAY, None) if queue.broker_name in away else (State.GONE, None)
+def _state(position: int | None, bound: QueueBounds, made_again: bool) -> tuple[State, int | None]:
     if position is None:
         return State.NEW, bound.max_offset - bound.min_offset
     if made_again:

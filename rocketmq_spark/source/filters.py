@@ -7,20 +7,24 @@ before the first pull.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
-from rocketmq_spark.errors import BrokerError, OptionError, RouteNotFound
+from rocketmq_spark.errors import BrokerError, CheckpointMismatch, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
-from rocketmq_spark.queues.environment import environment_of
+from rocketmq_spark.pull.puller import of_batch_topic
+from rocketmq_spark.queues.environment import Environment, environment_of
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.starting_offsets import listed
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.subscription import parse_subscription
+
+logger = logging.getLogger(__name__)
 
 _SPECIAL = (RETRY_PREFIX, DLQ_PREFIX)
 
@@ -73,10 +77,7 @@ def validate(
                 remedy="Connect to the brokers, or filter with option 'tags'",
             )
         if batched(queue):
-            raise OptionError(
-                f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, of whose messages brokers know no properties",
-                remedy="Filter with option 'tags', or in Spark",
-            )
+            raise of_batch_topic(sql, topic)
         try:
             offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
         except BrokerError as e:
@@ -95,13 +96,20 @@ def validate(
             ) from e
 
 
-def recorded(options: Options) -> dict[str, object]:
-    """The filter as it stands in offsets, so that a changed one is noticed; empty without a filter."""
-    record: dict[str, object] = {}
+def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
+    """What is read beside topics, as it stands in offsets: the namespace, and the clusters, environment and filter if there
+    are any.
+    """
+    record: dict[str, object] = {"namespace": options.namespace or ""}
+    if clusters:
+        record["clusters"] = list(clusters)
     if options.environment is not None:
         record["environment"] = options.environment
         if options.environment_mode != "queues":
             record["environmentMode"] = options.environment_mode
+        layout = _layout_of(environment_of(options))
+        if layout is not None:
+            record["environments"] = layout
     if options.tags not in (None, "*"):
         record["tags"] = options.tags
     if options.sql is not None:
@@ -109,19 +117,124 @@ def recorded(options: Options) -> dict[str, object]:
     return record
 
 
-def check_environment(options: Options, begin: Offsets) -> None:
-    """That positions are of the environment of the options: else a forgotten variable would leave queues unread, or read
-    those of others. Raises ``OptionError``."""
-    was, now = (
-        tuple(found[name] for name in ("environment", "environmentMode") if name in found)
-        for found in (begin.filter, recorded(options))
-    )
-    if was == now or not begin.positions or (not was and _fits(options, begin)):
+def clusters_of(routes: Iterable[TopicRoute]) -> list[str]:
+    """The clusters of all brokers of topics."""
+    return sorted({data.cluster for route in routes for data in route.brokers.values() if data.cluster})
+
+
+def filter_of(record: Mapping[str, object]) -> dict[str, object]:
+    """The filter alone, which may change between runs."""
+    return {name: record[name] for name in ("sql", "tags") if name in record}
+
+
+def check_checkpoint(options: Options, begin: Offsets) -> None:
+    """That positions are of what the options read: else a forgotten variable would leave queues unread, or read others from
+    positions that mean nothing there. Raises ``CheckpointMismatch``.
+    """
+    if not begin.positions:
         return
-    raise OptionError(
-        f"the checkpoint is of {_environment(was)}, and this query of {_environment(now)}",
-        remedy="Start it with option 'environment' (or variable ROCKETMQ_ENVIRONMENT) as before, or with a new checkpoint",
+    was, now = begin.reads, recorded(options)
+    pairs = []
+    if was.get("namespace", now["namespace"]) != now["namespace"]:
+        pairs.append((_namespace(was), _namespace(now), "option 'namespace'"))
+    of, mine = _environment_of(was), _environment_of(now)
+    if of != mine and (of or not _fits(options, begin)):
+        pairs.append((_environment(of), _environment(mine), "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)"))
+    elif was.get("environments") != now.get("environments") and not _grew(options, begin):
+        pairs.append((_owning(was), _owning(now), "option 'environments'"))
+    if pairs:
+        before, here, names = (" and ".join(words) for words in zip(*pairs, strict=True))
+        raise CheckpointMismatch(
+            f"the checkpoint is of {before}, and this query of {here}",
+            remedy=f"Start it with {names} as before, or with a new checkpointLocation",
+        )
+    topics = sorted({queue.topic for queue in begin.positions})
+    if options.fail_on_data_loss == "fail" and not any(is_read(options, topic) for topic in topics):
+        raise CheckpointMismatch(
+            f"the checkpoint is of {_named(topics)}, and this query of {_subscribed(options)}",
+            remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too; "
+            "option 'failOnDataLoss' as 'warn' leaves these and reads the others from their minimum",
+        )
+
+
+def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) -> None:
+    """That positions are of a cluster that is read: elsewhere topics of the same names have other messages.
+
+    Raises ``CheckpointMismatch``, or warns where ``failOnDataLoss`` lets the query go on.
+    """
+    if not (was := are_others(begin.reads, clusters)):
+        return
+    text = f"the checkpoint is of cluster {', '.join(map(str, was))}, and this query of cluster {', '.join(clusters)}"
+    if options.fail_on_data_loss != "fail":
+        logger.warning("%s: positions are those of other messages", text)
+        return
+    raise CheckpointMismatch(
+        text,
+        remedy="Start it with option 'nameServer' as before, or with a new checkpointLocation; option 'failOnDataLoss' as "
+        "'warn' takes the positions as they are, for a cluster that was renamed",
     )
+
+
+def are_others(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
+    """The clusters that positions are of by what they ``reads``, if none of them is one of ``clusters``."""
+    was = reads.get("clusters")
+    return was if isinstance(was, list) and clusters and not {*was} & {*clusters} else []
+
+
+def is_elsewhere(options: Options, of: Offsets) -> bool:
+    """Whether positions are of another namespace or environment than the options read: of other queues of those names."""
+    was, now = of.reads, recorded(options)
+    return was.get("namespace", now["namespace"]) != now["namespace"] or _environment_of(was) != _environment_of(now)
+
+
+def is_read(options: Options, topic: str) -> bool:
+    """Whether the options mean a topic by its name."""
+    if options.assign:
+        return any(queue.topic == topic for queue in options.assign)
+    if options.subscribe_pattern is None:
+        return topic in options.subscribe
+    return bool(with_known(options, (), [topic]))
+
+
+def _subscribed(options: Options) -> str:
+    if options.subscribe_pattern is not None:
+        return f"topics that match {options.subscribe_pattern!r}"
+    return _named(sorted({queue.topic for queue in options.assign} if options.assign else options.subscribe))
+
+
+def _named(topics: Sequence[str]) -> str:
+    more = f" and {len(topics) - 10} more" if len(topics) > 10 else ""
+    return f"topic{'s' if len(topics) > 1 else ''} {', '.join(topics[:10])}{more}"
+
+
+def _namespace(record: Mapping[str, object]) -> str:
+    return f"namespace {record['namespace']!r}" if record["namespace"] else "no namespace"
+
+
+def _environment_of(record: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(record[name] for name in ("environment", "environmentMode") if name in record)
+
+
+def _layout_of(environment: Environment | None) -> object:
+    """What its own queues follow from beside its number: the count, or its queues. Those of others may change."""
+    if environment is None or environment.listed is None:
+        return environment and environment.count
+    return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed)]
+
+
+def _owning(record: Mapping[str, object]) -> str:
+    layout = record.get("environments")
+    if isinstance(layout, Sequence):
+        return f"environment {record['environment']!r} with the queues {', '.join(map(str, layout))}"
+    return f"environment {record['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
+
+
+def _grew(options: Options, begin: Offsets) -> bool:
+    """Whether positions that do not say how many environments there were are those of this one."""
+    mine = environment_of(options)
+    if "environments" in begin.reads or mine is None or mine.by_position:
+        return False
+    return _owns_all(mine, begin)
 
 
 def _fits(options: Options, begin: Offsets) -> bool:
@@ -131,8 +244,42 @@ def _fits(options: Options, begin: Offsets) -> bool:
         return False
     if begin.environment:
         return set(begin.environment.values()) == {mine.number}
-    queues = {q for q in begin.positions if not q.topic.startswith(_SPECIAL)}
-    return not mine.by_position and set(mine.owned(queues, may_lack={q.topic for q in queues})) == queues
+    if mine.by_position:
+        return _may_be_older(begin)  # ``check_owned`` compares the queues, as soon as it is known which they are
+    return _owns_all(mine, begin)
+
+
+def _owns_all(mine: Environment, begin: Offsets) -> bool:
+    """Whether an environment owns all queues that there are positions of."""
+    queues = _of_users(begin.positions)
+    return set(mine.owned(queues, may_lack={q.topic for q in queues})) == queues
+
+
+def _may_be_older(begin: Offsets) -> bool:
+    """Whether offsets may be of a version that did not write environments down."""
+    return not begin.environment and "namespace" not in begin.reads and "environment" not in begin.reads
+
+
+def _of_users(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+    return {queue for queue in queues if not queue.topic.startswith(_SPECIAL)}
+
+
+def check_owned(options: Options, begin: Offsets, owned: Collection[MessageQueue]) -> None:
+    """That positions which say nothing of an environment are those of the queues that this one owns by its number, ``owned``.
+
+    Raises ``CheckpointMismatch``.
+    """
+    mine = environment_of(options)
+    if mine is None or not mine.by_position or not begin.positions or not _may_be_older(begin):
+        return
+    queues, topics = _of_users(begin.positions), {queue.topic for queue in begin.positions}
+    expected = {queue for queue in _of_users(owned) if queue.topic in topics}
+    if queues != expected:
+        raise CheckpointMismatch(
+            f"the checkpoint says nothing of an environment and is of {listed(queues)}; this query of environment "
+            f"{options.environment!r} reads {listed(expected) or 'none of these topics'}",
+            remedy="Start it as before, or with a new checkpointLocation; or start the broker that is away",
+        )
 
 
 def _environment(named: tuple[object, ...]) -> str:
@@ -188,7 +335,7 @@ def _on_its_broker(route: TopicRoute | None, queue: MessageQueue) -> QueueData |
 
 
 def is_hidden(route: TopicRoute | None, queue: MessageQueue) -> bool:
-    """Whether its broker does not read the queue any more."""
+    """Whether the queue is none that its broker reads, as the route says."""
     data = _on_its_broker(route, queue)
     return data is not None and queue.queue_id >= data.read_queues
 
@@ -201,7 +348,7 @@ def why_absent(route: TopicRoute | None, queue: MessageQueue) -> str:
     if not data.perm & Perm.READ:
         return "no read permission"
     if is_hidden(route, queue):
-        return "its broker does not read it any more"
-    if not route.brokers[queue.broker_name].master:
+        return "the route says that its broker does not read it any more"
+    if not route.brokers[queue.broker_name].own_master:
         return "its master is down, and the slave lacks messages"
     return "its broker does not answer, or the options do not choose it"

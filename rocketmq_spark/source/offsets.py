@@ -10,7 +10,9 @@ under keys of its own:
   made again although it has grown past the old position.
 * ``environment``: the queues of a topic that an environment given by its number owns, with the number. A broker that is
   away would else shift it onto queues of another.
-* ``filter``: the filter that made the positions, its environment too, so that a changed one is noticed.
+* ``reads``: what the positions are of, beside the names of topics: clusters, namespace, environment and filter, so that a
+  checkpoint of another query is recognised. Offsets without a ``namespace`` or ``clusters`` there are older and of any; older
+  ones call it ``filter``.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Offsets:
     positions: Positions
     start: Positions = field(default_factory=dict)
     marks: Positions = field(default_factory=dict)
-    filter: Mapping[str, Any] = field(default_factory=dict)
+    reads: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[MessageQueue, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -45,10 +47,10 @@ class Offsets:
         log_entry: dict[str, Any] = {}
         if self.environment:
             log_entry["environment"] = _nested(self.environment)
-        if self.filter:
-            log_entry["filter"] = json.loads(json.dumps(self.filter, sort_keys=True))
         if self.marks:
             log_entry["marks"] = _nested(self.marks)
+        if self.reads:
+            log_entry["reads"] = json.loads(json.dumps(self.reads, sort_keys=True))
         if self.start:
             log_entry["start"] = _nested(self.start)
         log_entry["topics"] = _nested(self.positions)
@@ -66,20 +68,23 @@ class Offsets:
         if not isinstance(logged, Mapping) or not isinstance(logged.get("topics"), Mapping):
             raise OffsetError('an offset must be a JSON object with "topics"', remedy=_REMEDY)
         version = logged.get("v", VERSION)
-        if not isinstance(version, int) or version > VERSION:
+        if type(version) is not int or not 1 <= version <= VERSION:
+            newer = type(version) is int and version > VERSION
             raise OffsetError(
-                f"the offset has version {version!r}, this package reads versions up to {VERSION}",
-                remedy="The checkpoint was written by a newer rocketmq-spark: upgrade this one",
+                f"the offset has version {version!r}; this package reads version {VERSION}",
+                remedy="The checkpoint was written by a newer rocketmq-spark: upgrade this one" if newer else _REMEDY,
             )
         return cls(
             _flat(logged["topics"]),
             _flat(logged.get("start") or {}),
             _flat(logged.get("marks") or {}),
-            logged.get("filter") or {},
+            dict(_items(logged.get("reads", logged.get("filter")) or {}, "reads")),
             _flat(logged.get("environment") or {}),
         )
 
 
+# As it is written: "00" would be another name of a queue that has one.
+_QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
 
@@ -96,7 +101,7 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
         for broker, queues in _items(brokers, topic):
             for queue_id, offset in _items(queues, f"{topic}/{broker}"):
                 if (
-                    not re.fullmatch("[0-9]+", queue_id)
+                    not _QUEUE_ID.fullmatch(queue_id)
                     or not isinstance(offset, int)
                     or isinstance(offset, bool)
                     or offset < 0

@@ -13,6 +13,8 @@ from rocketmq_spark.source.offsets import Bounds, Offsets, Positions
 
 # A sample says a fifth; the rest is what earlier ones said.
 _LEARNING = 0.2
+# What a message may have at most as brokers are delivered (maxMessageSize): taken for its size while there is no sample.
+LARGEST_BYTES = 4 << 20
 SAMPLED_QUEUES = 4
 
 
@@ -96,14 +98,24 @@ def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list
     return [r for r in cut if r.size > 0]
 
 
-def marks(positions: Positions, known: Positions, bounds: Bounds) -> dict[MessageQueue, int]:
-    """The newest store time seen of every queue that was read at all; see ``offsets``."""
+def marks(positions: Positions, before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
+    """The newest store time seen of every queue that was read at all; see ``offsets``.
+
+    A mark that was known ``before`` serves on while nothing was read behind it that is still there. Messages that were
+    may be younger: where nobody tells how young, a mark would take them for another topic's. At the end of a queue the
+    last message that was read is its newest one, also when a clock was put back.
+    """
     marked = {}
     for queue, position in positions.items():
-        newest = bounds[queue].last_update_ms if queue in bounds else 0
-        mark = max(known.get(queue, 0), newest)
-        if position > 0 and mark > 0:
-            marked[queue] = mark
+        known = before.marks.get(queue, 0)
+        if queue in bounds:
+            newest, first = bounds[queue].last_update_ms, bounds[queue].min_offset
+            stays = (
+                position < bounds[queue].max_offset if newest > 0 else position in (before.positions.get(queue), first)
+            )
+            known = max(newest, known if stays else 0)
+        if position > 0 and known > 0:
+            marked[queue] = known
     return marked
 
 
@@ -133,7 +145,7 @@ class Admission:
     ) -> int | None:
         """The most offsets of this batch, None without a limit, 0 to wait for more.
 
-        ``sample`` gives bytes and number of some messages that wait in a queue.
+        ``sample`` gives bytes of some messages that wait in a queue, and how many offsets they take.
         """
         total = sum(waiting.values())
         if not total:
@@ -148,8 +160,13 @@ class Admission:
         if wanted.max_bytes is None:
             return wanted.max_offsets
         self._learn(waiting, sample)
-        fitting = max(1, int(wanted.max_bytes / self._message_bytes)) if self._message_bytes else wanted.max_offsets
-        return fitting if wanted.max_offsets is None or fitting is None else min(wanted.max_offsets, fitting)
+        fitting = max(1, int(wanted.max_bytes / (self._message_bytes or LARGEST_BYTES)))
+        return fitting if wanted.max_offsets is None else min(wanted.max_offsets, fitting)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether there was no sample yet by which bytes could be made offsets."""
+        return not self._message_bytes
 
     def _learn(self, waiting: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]) -> None:
         largest = sorted(waiting, key=lambda queue: -waiting[queue])[:SAMPLED_QUEUES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,9 +21,30 @@ def progress(query: StreamingQuery) -> dict[str, Any] | None:
     not counted; ``losses``: by cause, ``ranges`` and ``offsets`` that the driver went on without in this run. Beside these
     ``batchId``, ``timestamp``, ``rows``, ``batchMs`` and ``sinkRows``, and ``sources``: the same for each rocketmq source.
     None is what is not known, such as ``behindMs`` while messages are read that were there before the run.
+
+    All this is of the end of the last batch, ``ageMs`` ago. ``underWay`` is whether the next one is being executed now: where
+    it stays so and ``ageMs`` grows, the batch is large, or waits for a broker.
     """
     last = query.lastProgress
-    return None if last is None else of_progress(json.loads(last.json))
+    if last is None:
+        return None
+    told = json.loads(last.json)
+    return {**of_progress(told), "underWay": _executes(query.status), "ageMs": _age_ms(told, datetime.now(UTC))}
+
+
+def _executes(status: Mapping[str, Any]) -> bool:
+    """Between batches, while offsets are asked for, triggers are active, too."""
+    return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")
+
+
+def _age_ms(told: Mapping[str, Any], now: datetime) -> int | None:
+    """How long ago the trigger ended that Spark tells of: it gives when that began, and how long it took."""
+    try:
+        begun = datetime.fromisoformat(told["timestamp"])
+        took = timedelta(milliseconds=told["durationMs"]["triggerExecution"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return max(0, round((now - begun - took) / timedelta(milliseconds=1)))
 
 
 def of_progress(told: Mapping[str, Any]) -> dict[str, Any]:

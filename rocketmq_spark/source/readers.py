@@ -22,11 +22,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from rocketmq_spark import runner, session
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.decode.schema import Column
 from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.source import allocation, decisions, loss, planner, pushdown, starting_offsets, tasks
 from rocketmq_spark.source.catalog import Catalog, check_filter, planning_deadline
 from rocketmq_spark.source.offsets import Bounds, Offsets, Positions
@@ -61,10 +61,9 @@ class RocketMQReader(DataSourceReader):
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
-            ranges = patiently(
-                catalog, lambda: _pruned(planned, predicates, catalog, bounds, planning_deadline(options))
-            )
-        return list(tasks.partitions(catalog.routes, allocation.tasks(options, bounds, ranges)))
+            ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, bounds, options))
+        others = tasks.differing(options, catalog.routes, catalog.offsets, ranges)
+        return list(tasks.partitions(catalog.routes, allocation.tasks(options, bounds, ranges), others))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition)
@@ -104,18 +103,19 @@ def _tagged(options: Options) -> list[str]:
 def _pruned(
     ranges: list[OffsetRange],
     predicates: pushdown.Predicates,
-    catalog: Catalog,
+    offsets: OffsetReader,
     bounds: Bounds,
-    deadline: Deadline,
+    options: Options,
 ) -> list[OffsetRange]:
     kept = [part for r in ranges if (part := predicates.keep(r)) is not None]
     if not kept or not predicates.by_time:
         return kept
-    mine = {r.queue: bounds[r.queue] for r in kept}
+    mine, deadline = {r.queue: bounds[r.queue] for r in kept}, planning_deadline(options)
     low, high = predicates.time_from_ms, predicates.time_to_ms
 
     def at(epoch_ms: int) -> Positions:
-        return starting_offsets.at(catalog.offsets, mine, dict.fromkeys(mine, max(0, epoch_ms)), deadline)
+        times = dict.fromkeys(mine, max(0, epoch_ms))
+        return starting_offsets.at(offsets, options.group, mine, times, deadline)
 
     starts = {} if low is None else at(low)
     ends = {} if high is None else at(high)
@@ -179,7 +179,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(self._stream.partitions(Offsets.from_json(start), Offsets.from_json(end)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return tasks.read(self._options, self._columns, partition)
+        return tasks.read(self._options, self._columns, partition, streaming=True)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark's checkpoint has it. The last batch of a run never gets here, so ``latestOffset`` commits for the group."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
+from rocketmq_spark.clock import utc_text
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.source.checkpoint import Batch, Read, merged
@@ -114,4 +115,4 @@ def _refuse_lost_state(states: Mapping[str, int], version: int) -> None:
 def _text(epoch_ms: int | None) -> str:
     if epoch_ms is None:
         return "an unknown time"
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return utc_text(epoch_ms, "seconds")

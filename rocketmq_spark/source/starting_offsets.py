@@ -60,19 +60,19 @@ def end(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadl
     """Ending offsets, each one past the last message to be read."""
     if options.ending_timestamp is not None:
         times = dict.fromkeys(bounds, options.ending_timestamp)
-        return at(offsets, bounds, times, deadline)
+        return at(offsets, options.group, bounds, times, deadline)
     if options.ending_offsets_by_timestamp is not None:
         times = options.ending_offsets_by_timestamp
         same_queues(times, bounds, "endingOffsetsByTimestamp")
-        return at(offsets, bounds, times, deadline)
+        return at(offsets, options.group, bounds, times, deadline)
     return resolve(options.ending_offsets, bounds, "endingOffsets")
 
 
 def at(
-    offsets: OffsetReader, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
+    offsets: OffsetReader, group: str, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
     """First offset stored at or after each time, within bounds: a broker may answer below its minimum."""
-    answered = offsets.search_offsets({queue: times[queue] for queue in bounds}, deadline)
+    answered = offsets.search_offsets({queue: times[queue] for queue in bounds}, deadline, group=group)
     return {q: bounds[q].clamp(o) for q, o in answered.items()}
 
 
@@ -84,7 +84,7 @@ def _started_at(
     option: str,
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
-    starts = at(offsets, bounds, times, deadline)
+    starts = at(offsets, options.group, bounds, times, deadline)
     none_that_young = sorted(queue for queue, offset in starts.items() if offset >= bounds[queue].max_offset)
     if none_that_young and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(

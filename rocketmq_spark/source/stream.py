@@ -8,7 +8,7 @@ remembers, ``decisions`` decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
+from rocketmq_spark.queues.environment import by_position
 from rocketmq_spark.source import allocation, decisions, filters, loss, planner, starting_offsets, tasks
 from rocketmq_spark.source.account import Account
 from rocketmq_spark.source.catalog import Catalog, check_filter, planning_deadline
@@ -23,15 +24,14 @@ from rocketmq_spark.source.commit import GroupOffsets
 from rocketmq_spark.source.decisions import Loss, View
 from rocketmq_spark.source.offsets import Offsets, Positions
 from rocketmq_spark.source.planner import Admission, Wanted
+from rocketmq_spark.source.recreation import Share, Watch, share
 from rocketmq_spark.source.tasks import RangePartition
 from rocketmq_spark.source.waiting import Absence, patiently, whole
 
 logger = logging.getLogger(__name__)
 
-# Whether topics were made again is asked for so many queues before each batch; for all of them at a start.
-_CHECKED_QUEUES = 256
-# How long an idle stream holds an answer back, and with it the other sources of its query. Spark asks at once again,
-# and to read and write the offsets of many queues is what such a question costs.
+# How long a stream that is idle, or waits for more messages, holds an answer back, and with it the other sources of its
+# query. Spark asks at once again, and to read and write the offsets of many queues is what such a question costs.
 _LONGEST_WAIT_S = 0.1
 # Before brokers that are away are asked again.
 _PAUSE_S = 0.2
@@ -53,13 +53,16 @@ class Stream:
         self._to_freeze = False
         self._frozen: Positions | None = None
         self._opened = False
-        self._compared = False
+        self._watch = self._new_watch()
+        self._unproven = False
         self._left: list[str] = []
         self._told: tuple[Offsets, frozenset[Loss]] | None = None
         self._given: tuple[dict[str, Any], Offsets] | None = None
         self._idle: tuple[View, Offsets] | None = None
+        self._waits: Offsets | None = None
         self._account = Account()
         self._end: Offsets | None = None
+        self._guessed = False
         self._newest: tuple[View, Offsets | None, dict[str, Any]] | None = None
 
     def initialOffset(self) -> Offsets:
@@ -76,9 +79,14 @@ class Stream:
             except OffsetError as e:
                 # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
                 self._unresolved = e
-            self._initial = Offsets(begin, filter=filters.recorded(options), environment=catalog.environment)
+            marks = planner.marks(begin, Offsets({}), bounds)
+            marks |= self._watch.marks(Offsets(begin), bounds, Deadline.after(options.request_timeout))
+            self._initial = Offsets(begin, {}, marks, _reads(options, catalog), catalog.environment)
             self._opened = self._unresolved is None
         return self._initial
+
+    def _new_watch(self) -> Watch:
+        return Watch(lambda: self._catalog.offsets, self._options.group)
 
     def parsed(self, start: dict[str, Any]) -> Offsets:
         """The offsets of Spark's log. An idle query hands the same over many times a second."""
@@ -112,13 +120,15 @@ class Stream:
     def _planned(self, begin: Offsets, wanted: Wanted) -> Offsets:
         if self._idle is not None and self._idle[1] is begin and self._frozen is None:
             self._catalog.rest(_LONGEST_WAIT_S)
+        if self._waits is begin:
+            self._clock.sleep(_LONGEST_WAIT_S)
         view = self._view(begin)
         if self._idle is not None and self._idle[0] is view and self._idle[1] is begin:
             return begin
-        moved = self._moved(begin, view)
-        ends = decisions.ends(view, self._frozen)
-        begins = {queue: view.bounds[queue].min_offset for queue in ends}
-        live = planner.above_minimum(moved, view.bounds)
+        moved, readable = self._moved(begin, decisions.heard(view))
+        ends = decisions.ends(readable, self._frozen)
+        begins = {queue: readable.bounds[queue].min_offset for queue in ends}
+        live = planner.above_minimum(moved, readable.bounds)
         waiting = planner.backlog({**begins, **live.positions}, ends)
         if self._frozen is not None:  # what is there is read, and does not wait for more
             wanted = replace(wanted, min_offsets=None)
@@ -126,13 +136,18 @@ class Stream:
             waiting, wanted, lambda queue: self._sample(queue, moved, begins[queue]), self._clock.now()
         )
         if max_offsets == 0:
+            self._waits = begin
             return begin
+        if waiting and wanted.max_bytes is not None and self._admission.guesses:
+            self._guessed = self._guessed or _tell_guess(wanted.max_bytes)
         end = planner.next_end(live, ends, begins, max_offsets)
         if end is begin:
-            self._idle = None if waiting else (view, begin)
+            self._idle = None if waiting or self._unproven else (view, begin)
             return begin
-        end = decisions.completed(begin, moved, end, view, self._initial)
-        return replace(end, filter=filters.recorded(self._options), environment=self._catalog.environment)
+        end = decisions.completed(begin, moved, end, readable, self._initial)
+        marks = self._watch.marks(end, readable.bounds, Deadline.after(self._options.request_timeout))
+        end = replace(end, marks={**end.marks, **marks}) if marks else end
+        return replace(end, reads=_reads(self._options, self._catalog), environment=self._catalog.environment)
 
     def _view(self, begin: Offsets) -> View:
         """What exists now. A run that ends with what was there at its start waits for brokers that have some of it."""
@@ -141,7 +156,8 @@ class Stream:
             recent = self._catalog.recent(patient=self._frozen is not None)
             view = decisions.trusted(begin, recent)
             missing = decisions.awaited(begin, view, self._frozen)
-            missing = [queue for queue in missing if queue not in self._catalog.hidden(missing, view)]
+            unread = self._catalog.hidden(missing, view)
+            missing = [queue for queue in missing if queue not in unread]
             if not missing:
                 self._tell_absent(begin, recent, view)
                 return view
@@ -175,6 +191,9 @@ class Stream:
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further. What is missing is waited for when positions are known."""
+        if by_position(self._options):  # which queues these are is known with the positions
+            self._to_freeze = True
+            return
         try:
             view = self._catalog.sweep()
         except RocketMQError as e:
@@ -187,31 +206,46 @@ class Stream:
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """The tasks of a batch. May be the first call of all: a batch that was logged but not finished."""
+        logged_before = self._end is None  # a run plans before it reads, so this batch is of an earlier one
+        if logged_before:
+            filters.check_checkpoint(self._options, end)
         ranges = planner.ranges(start, end)
         if not ranges:
             return []
         if self._unresolved is not None and not start.positions:
             start = replace(end, positions=end.start)
         self._catalog.expect(start)
-        if self._opened:
+        if not logged_before:
             view = self._catalog.recent()
         else:
-            view = patiently(self._catalog, self._catalog.sweep)
-            same = decisions.of_same_topics(ranges, self._remade_since(start, view, ranges))
+            view = _of_all(self._catalog)
+            filters.check_clusters(self._options, end, _clusters(self._catalog))
+            filters.check_owned(self._options, end, self._catalog.environment)
+            same = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
             ranges = self._settled(*same)
         self._open(start)
         ranges = self._settled(*decisions.readable(ranges, view))
-        return tasks.partitions(self._catalog.routes, allocation.tasks(self._options, view.bounds, ranges))
+        planned = allocation.tasks(self._options, view.bounds, ranges)
+        others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
+        return tasks.partitions(self._catalog.routes, planned, others)
 
     def _settled(self, ranges: list[OffsetRange], lost: Sequence[Loss]) -> list[OffsetRange]:
         kept = loss.settled(self._options.fail_on_data_loss, ranges, lost)
         self._account.lost(lost)
         return kept
 
-    def _remade_since(self, start: Offsets, view: View, ranges: Iterable[OffsetRange]) -> set[MessageQueue]:
-        """Queues of a batch whose topics were made again while the query was down."""
-        suspected = loss.suspects(start, view.of_masters(), {r.queue for r in ranges})
-        return set(patiently(self._catalog, lambda: self._recreated(start, suspected)))
+    def _made_again_since(self, end: Offsets, view: View, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
+        """Queues of a logged batch whose topics were made again while the query was down."""
+        logged, bounds = decisions.logged(ranges, end, view), view.of_masters()
+        watch = self._new_watch()  # this looks at the queues of one batch, and the next plan begins with all
+
+        def look() -> list[MessageQueue]:
+            found = watch.look(logged, bounds, planning_deadline(self._options))
+            for error in found.unanswered.values():
+                raise error
+            return found.made_again
+
+        return patiently(self._catalog, look)
 
     def _open(self, begin: Offsets) -> None:
         """Once per run: what only a start can tell."""
@@ -221,28 +255,32 @@ class Stream:
         self._catalog.expect(begin)
         catalog = self._catalog
         bounds = patiently(catalog, catalog.sweep).bounds
+        filters.check_clusters(options, begin, _clusters(catalog))
+        filters.check_owned(options, begin, catalog.environment)
         patiently(catalog, lambda: check_filter(options, bounds))
         self._opened = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the checkpoint decides where the query goes on; the starting options have no effect")
-        if dict(begin.filter) != filters.recorded(options):
-            logger.warning(
-                "the filter changed from %s to %s since the last run", begin.filter, filters.recorded(options)
-            )
+        was, now = filters.filter_of(begin.reads), filters.filter_of(filters.recorded(options))
+        if was != now:
+            logger.warning("the filter changed from %s to %s since the last run", was, now)
         added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
         if added:
             logger.warning("topics that the checkpoint does not know start at their minimum: %s", ", ".join(added))
 
-    def _moved(self, begin: Offsets, view: View) -> Offsets:
-        """``begin`` after what happened to its queues, losses that the user allows to be stepped over."""
+    def _moved(self, begin: Offsets, view: View) -> tuple[Offsets, View]:
+        """``begin`` after what happened to its queues, losses that the user allows to be stepped over; and what can be read."""
         known = self._subscribed(begin)
-        remade = self._remade(known, view)
+        # A broker that hangs does not hold up what others have: it is asked no longer than for one request.
+        deadline = Deadline.after(self._options.request_timeout)
+        found = self._watch.look(known, view.of_masters(), deadline, view.connections)
+        view = self._answering(view, found.unanswered)
         hidden = self._catalog.hidden((queue for queue in known.positions if queue not in view.bounds), view)
-        moved, lost = decisions.moved(known, view, self._frozen, remade, hidden)
-        if lost:
-            self._frozen = decisions.lowered(known, view, self._frozen)
+        moved, lost = decisions.moved(known, view, self._frozen, found.made_again, hidden)
+        if lost and self._frozen is not None:
+            self._frozen = decisions.lowered(view, self._frozen)
         self._report(begin, lost)
-        return moved
+        return moved, view
 
     def _report(self, begin: Offsets, lost: list[Loss]) -> None:
         """Once for each position, however often it is planned from while a batch waits for more."""
@@ -262,18 +300,16 @@ class Stream:
             self._left = left
         return known
 
-    def _remade(self, begin: Offsets, view: View) -> list[MessageQueue]:
-        """Queues with new messages whose topics were made again: all at a start, later while they are few."""
-        moving = {q for q, b in view.bounds.items() if b.max_offset > begin.positions.get(q, b.max_offset)}
-        suspected = loss.suspects(begin, view.of_masters(), moving)
-        first, self._compared = not self._compared, True
-        if len(suspected) > _CHECKED_QUEUES and not (first and self._initial is None):
-            return []
-        return self._recreated(begin, suspected)
-
-    def _recreated(self, begin: Offsets, suspected: Mapping[MessageQueue, int]) -> list[MessageQueue]:
-        deadline = planning_deadline(self._options)
-        return loss.recreated(self._catalog.offsets, self._options.group, begin.positions, suspected, deadline)
+    def _answering(self, view: View, unanswered: Mapping[Share, RocketMQError]) -> View:
+        """Without the queues of which it is not known whether they were made again: their broker is waited for."""
+        self._unproven = bool(unanswered)
+        for error in unanswered.values():
+            if self._frozen is not None:  # this run may not end without them
+                raise error
+            self._catalog.waits(error)
+        if not unanswered:
+            return view
+        return replace(view, bounds={q: b for q, b in view.bounds.items() if share(q) not in unanswered})
 
     def _sample(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
         offset = max(begin.positions.get(queue, minimum), minimum)
@@ -284,4 +320,32 @@ class Stream:
         except RocketMQError as e:
             if not e.retriable:
                 raise
-            return 0, 0  # what was learnt before has to do
+            return 0, 0  # what was learnt before has to do, or a cautious guess
+
+
+def _reads(options: Options, catalog: Catalog) -> dict[str, object]:
+    return filters.recorded(options, _clusters(catalog))
+
+
+def _clusters(catalog: Catalog) -> list[str]:
+    return filters.clusters_of(catalog.known_routes.values())
+
+
+def _of_all(catalog: Catalog) -> View:
+    """What exists, from all brokers: what was planned before is read as it was."""
+    try:
+        return patiently(catalog, catalog.sweep)
+    except RocketMQError as e:
+        if e.retriable and e.queue is not None:
+            e.remedy = tasks.waited_in_vain("its broker", streaming=True)
+        raise
+
+
+def _tell_guess(max_bytes: int) -> bool:
+    logger.warning(
+        "option 'maxBytesPerTrigger' is %d, but no broker gave a sample of the messages that wait: until one does, each "
+        "is taken to have %d bytes, so batches are small",
+        max_bytes,
+        planner.LARGEST_BYTES,
+    )
+    return True

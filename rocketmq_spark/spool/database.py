@@ -23,26 +23,35 @@ from rocketmq_spark.errors import ClosedError, SpoolError
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 16 << 20
+# A folder within that of a database: new files that are complete, and that take the place of damaged ones; see ``salvage``.
+WHOLE = "whole"
 _LOG = ".log"
 # Grows whenever the memtable is another one.
 _VERSION = "rocksdb.current-super-version-number"
 _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
+OPEN_IT = "What opens it to send from it, such as 'spool send', keeps what can be read, and says what is lost"
+
+
 class Damaged(SpoolError):
-    """RocksDB found bytes that do not fit their checksum."""
+    """RocksDB found bytes that do not fit their checksum. The store that meets them makes itself whole again."""
+
+    retriable = True
 
 
 class Database:
     """Keys and values in a folder, which is made. ``damage`` is what RocksDB said when it opened with losses.
 
-    Read-only it takes no lock, and shows what was there when it was opened.
+    Read-only it takes no lock, shows what was there when it was opened, and leaves out what cannot be read: ``gaps`` are
+    the ranges of keys that a scan stepped over. Otherwise damage raises ``Damaged``.
     """
 
-    def __init__(self, path: Path, read_only: bool = False, repair: bool = False) -> None:
+    def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
         self.damage: str | None = None
-        self._repair = repair
+        self.gaps: list[tuple[bytes, bytes]] = []
+        self.read_only = read_only
         self._pid = os.getpid()
         self._rocks = _rocksdict()
         if _Threads.lost:
@@ -52,6 +61,8 @@ class Database:
                 remedy="Fork before the first spool is opened, or start processes with 'spawn'",
             )
         _Threads.used = True
+        if not read_only and _opened_here(path):  # by any of its names: RocksDB's own lock is one of processes
+            raise _in_use(path, "it is open in this process")
         self._wal = _Wal(path)
         if read_only and not is_database(path):
             raise SpoolError(f"there is no spool in {path}")
@@ -60,8 +71,14 @@ class Database:
 
     def get(self, key: bytes) -> bytes | None:
         """The value, or None."""
-        with self._errors("read"):
-            value: bytes | None = self._here().get(key)
+        try:
+            with self._errors("read"):
+                value: bytes | None = self._here().get(key)
+        except Damaged:
+            if not self.read_only:
+                raise
+            self.gaps.append((key, key + b"\0"))
+            return None
         return value
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = (), sync: bool = False) -> None:
@@ -82,15 +99,33 @@ class Database:
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until it is closed."""
+        at: bytes | None = start
+        while at is not None:
+            found = self._iterator(end)
+            last = None
+            try:
+                with self._errors("read"):
+                    found.seek(at)
+                    while found.valid():
+                        last = found.key()
+                        yield last, found.value()
+                        found.next()
+                    found.status()  # raises what ended it too early
+                return
+            except Damaged:
+                if not self.read_only:
+                    raise
+                begin = at if last is None else last
+                at = _next_readable(found, begin, end)
+                self.gaps.append((begin, at or end))
+            finally:
+                del found  # an error's traceback would keep it, and with it the folder's lock
+
+    def _iterator(self, end: bytes) -> Any:
         options = self._rocks.ReadOptions()
         options.set_iterate_upper_bound(end)
         with self._errors("read"):
-            found = self._here().iter(options)
-            found.seek(start)
-            while found.valid():
-                yield found.key(), found.value()
-                found.next()
-            found.status()  # raises what ended it too early
+            return self._here().iter(options)
 
     def close(self) -> None:
         """Give the folder free. Nothing is done in a forked child, or the second time."""
@@ -113,33 +148,42 @@ class Database:
     def _opened(self, read_only: bool) -> Any:
         rocks = self._rocks
         access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
-        strict, lenient = (
+        complete, to_a_torn_end, all_that_fits = (
+            rocks.DBRecoveryMode.absolute_consistency,
             rocks.DBRecoveryMode.tolerate_corrupted_tail_records,
             rocks.DBRecoveryMode.skip_any_corrupted_record,
         )
         with self._errors("open"):
             if not read_only:
                 _make(self.path)
-            if self._repair:
-                rocks.Rdict.repair(str(self.path), self._options(lenient()))
+            if (
+                is_database(self.path) and not (self.path / "CURRENT").exists()
+            ):  # RocksDB would begin anew, and delete them
+                raise Damaged(f"the spool in {self.path} is damaged: it has lost its file CURRENT", remedy=OPEN_IT)
             try:
-                return rocks.Rdict(str(self.path), self._options(strict()), access_type=access)
+                return rocks.Rdict(str(self.path), self._options(complete()), access_type=access)
             except Exception as e:
                 if not _is_damage(e):
                     raise
-                self.damage = str(e)
-            logger.error("the spool in %s is damaged and opened with what can be read: %s", self.path, self.damage)
-            try:
-                return rocks.Rdict(str(self.path), self._options(lenient()), access_type=access)
-            except Exception as e:
-                if read_only or not _is_damage(e):
-                    raise
-            rocks.Rdict.repair(str(self.path), self._options(lenient()))
-            return rocks.Rdict(str(self.path), self._options(lenient()), access_type=access)
+                problem = str(e)
+            with contextlib.suppress(Exception):
+                found = rocks.Rdict(str(self.path), self._options(to_a_torn_end()), access_type=access)
+                logger.warning(
+                    "the log of the spool in %s ends within a write, which is lost. A power cut or a full disk does this to a "
+                    "write that was not acknowledged: %s", self.path, problem,
+                )  # fmt: skip
+                return found
+            if not read_only:
+                raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT)
+            # Without a look at its tables, whose other blocks are found one by one.
+            found = rocks.Rdict(str(self.path), self._options(all_that_fits(), paranoid=False), access_type=access)
+            self.damage = problem
+            return found
 
-    def _options(self, recovery: Any) -> Any:
+    def _options(self, recovery: Any, paranoid: bool = True) -> Any:
         options = self._rocks.Options(raw_mode=True)
         options.create_if_missing(True)
+        options.set_paranoid_checks(paranoid)
         options.set_wal_recovery_mode(recovery)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
         options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
@@ -163,13 +207,9 @@ class Database:
         """RocksDB's errors, which have no classes, and those of the disk, as ours."""
         text = str(error)
         if _is_damage(error):
-            return Damaged(f"the spool in {self.path} is damaged: {text}")
+            return Damaged(f"the spool in {self.path} is damaged: {text}", remedy=OPEN_IT)
         if "LOCK" in text:
-            return SpoolError(
-                f"the spool in {self.path} is in use by another process, or by another producer of this one",
-                remark=text,
-                remedy="Give each process a 'spoolDir' of its own",
-            )
+            return _in_use(self.path, text)
         return SpoolError(f"cannot {what} the spool in {self.path}: {text}", remedy="See to its disk")
 
 
@@ -214,19 +254,20 @@ class _Wal:
             os.close(self._files.popitem()[1])
 
 
-def repaired(path: Path) -> Database:
-    """The same folder with what RocksDB could save."""
-    return Database(path, repair=True)
+def rebuild(path: Path) -> None:
+    """Have RocksDB put together again what it finds in a folder's files. It leaves out whole tables for one block."""
+    with contextlib.suppress(Exception):  # what it could not do is not there afterwards
+        _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
 
 
 def is_database(path: Path) -> bool:
-    """Whether there is one, open or not."""
-    return (path / "CURRENT").exists()
+    """Whether there is one, open or not, or its files, of which one was lost."""
+    return (path / "CURRENT").exists() or any(path.glob("*.sst")) or (path / WHOLE).exists()
 
 
 def in_use(path: Path) -> bool:
     """Whether a living process, perhaps this one, has it open; leaves its files alone, which opening would not."""
-    if any(database.path == path for database in list(_open)):
+    if _opened_here(path):
         return True  # and its lock must not be tried: it would be gone when the file is closed
     try:
         file = os.open(path / "LOCK", os.O_RDWR)
@@ -239,6 +280,21 @@ def in_use(path: Path) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def _opened_here(path: Path) -> bool:
+    """Whether this process has the folder open, under whatever name: relative, by a link, or mounted elsewhere."""
+    with contextlib.suppress(OSError):
+        return any(not each.read_only and each.path.samefile(path) for each in list(_open))
+    return False
+
+
+def _in_use(path: Path, remark: str) -> SpoolError:
+    return SpoolError(
+        f"the spool in {path} is in use by another process, or by another producer of this one",
+        remark=remark,
+        remedy="Give each process a 'spoolDir' of its own",
+    )
 
 
 def sync_folder(path: Path) -> None:
@@ -257,8 +313,55 @@ def _make(path: Path) -> None:
         sync_folder(folder.parent)
 
 
+_WIDTH = 64
+
+
+def _next_readable(found: Any, begin: bytes, end: bytes) -> bytes | None:
+    """The first key behind ``begin`` at which an iterator that met damage can go on; None where there is none before ``end``.
+
+    Keys are numbers here, of so many bytes. Steps that double find one that can be read; the first one lies between that
+    and the step before it.
+    """
+    low, last, step = _as_number(begin), _as_number(end) - 1, 1
+    while not _can_read(found, _as_key(min(low + step, last))):
+        if low + step >= last:
+            return None
+        step *= 2
+    bad, good = low + step // 2, min(low + step, last)
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        if _can_read(found, _as_key(middle)):
+            good = middle
+        else:
+            bad = middle
+    return _as_key(good)
+
+
+def _can_read(found: Any, key: bytes) -> bool:
+    found.seek(key)
+    if found.valid():
+        return True
+    try:
+        found.status()
+    except Exception as e:
+        if not _is_damage(e):
+            raise
+        return False
+    return True
+
+
+def _as_number(key: bytes) -> int:
+    return int.from_bytes(key[:_WIDTH].ljust(_WIDTH, b"\0"))
+
+
+def _as_key(number: int) -> bytes:
+    return number.to_bytes(_WIDTH)
+
+
 def _is_damage(error: Exception) -> bool:
-    return str(error).startswith("Corruption")
+    """Bytes that do not fit their checksum, or a file that others name and that is not there."""
+    text = str(error)
+    return text.startswith("Corruption") or ("No such file" in text and (".sst" in text or "MANIFEST" in text))
 
 
 def _rocksdict() -> Any:

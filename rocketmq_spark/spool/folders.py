@@ -12,24 +12,24 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.errors import SpoolError, SpoolFull
 from rocketmq_spark.spool.database import in_use, is_database
+from rocketmq_spark.spool.salvage import DAMAGED
 from rocketmq_spark.spool.store import Done, Store
 
 logger = logging.getLogger(__name__)
 
 _PREFIX = "worker-"
-_PAGE = 500
+_PAGE, _PAGE_BYTES = 500, 8 << 20
 _ENDLESS_MS = 2**63
 
 
 def spools(folder: Path) -> list[Path]:
-    """The spools of a folder: itself, or those of workers below it."""
-    if is_database(folder):
-        return [folder]
+    """The spools of a folder: itself, and those of workers below it."""
     if not folder.is_dir():
         return []
-    return sorted(each for each in folder.iterdir() if each.name.startswith(_PREFIX) and is_database(each))
+    below = sorted(each for each in folder.iterdir() if each.name.startswith(_PREFIX) and is_database(each))
+    return [folder, *below] if is_database(folder) else below
 
 
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
@@ -48,7 +48,7 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store]) -> int:
     """Move what other dead processes left into a store of this one; how many records.
 
     A portion is added to the one before it leaves the other, so that a kill may double some and loses none. The dead
-    letters stay, with their folder.
+    letters stay, with their folder, and so does what ``into`` has no room for: it is no trouble of who adopts.
     """
     moved = 0
     for path in spools(folder):
@@ -56,22 +56,24 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store]) -> int:
             continue
         try:
             store = make(path)
+            try:
+                for count in _move(store, into):
+                    moved += count
+                if store.totals.all_bytes == 0 and path != folder and not any(path.glob(f"{DAMAGED}-*")):
+                    # While it is locked: nobody begins to write there meanwhile.
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                store.close()
+        except SpoolFull as e:
+            logger.warning("what lies in the spool in %s stays there for now: %s", path, e)
+            break
         except SpoolError as e:
             logger.warning("the spool in %s is left alone: %s", path, e)
-            continue
-        try:
-            for count in _move(store, into):
-                moved += count
-            empty = store.totals.all_bytes == 0
-        finally:
-            store.close()
-        if empty:
-            shutil.rmtree(path, ignore_errors=True)
     return moved
 
 
 def _move(store: Store, into: Store) -> Iterator[int]:
-    while taken := store.take(_ENDLESS_MS, _PAGE):
+    while taken := store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES):
         into.add([(work.record, work.due.due_ms) for work in taken])
         store.settle([(work, Done()) for work in taken], 0)
         yield len(taken)

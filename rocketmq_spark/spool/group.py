@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, SpoolError
 from rocketmq_spark.spool.keys import NOTE
 from rocketmq_spark.spool.records import Record
 
@@ -43,9 +43,17 @@ class Group:
             self._waiting.append(ticket)
             with self._lock:
                 if not ticket.done:
-                    tickets = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                    for each in tickets:
-                        each.done = True
-                    self._write(tickets)
+                    self._write_all([self._waiting.popleft() for _ in range(len(self._waiting))])
         if ticket.error is not None:
             raise ticket.error
+
+    def _write_all(self, tickets: Sequence[Ticket]) -> None:
+        try:
+            self._write(tickets)
+        except BaseException:  # Ctrl-C hits one of them; that the others are written is not known
+            for each in tickets:
+                each.error = each.error or SpoolError("the write to the spool was interrupted")
+            raise
+        finally:
+            for each in tickets:
+                each.done = True

@@ -8,7 +8,7 @@ Pure. What is stored has a number (its *sequence*), which it keeps. Areas:
 * ``d`` dead by sequence: records that were given up.
 * ``i`` marks by space and place: which record is found there, and when it is due.
 * ``n`` notes by name: what a user of the store writes down beside records.
-* ``m`` the totals, ``e`` whose records these are.
+* ``m`` the totals, ``e`` and ``z`` whose records these are.
 
 Seed 003 has ``expireTime:retryCount:typeName:uuid`` as text, whose order ends in 2286 and whose parts a name can break.
 """
@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
 MARK, NOTE = b"i", b"n"
-TOTALS, OWNER = b"m", b"e"
+TOTALS = b"m"
+# Twice, at both ends: without it nobody knows where records may be sent.
+OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
 _NUMBERED = struct.Struct(">cQ")

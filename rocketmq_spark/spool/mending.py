@@ -7,16 +7,17 @@ and the totals are made again from them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.changes import Change
-from rocketmq_spark.spool.database import Database, repaired
+from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import (
     DEAD,
     MARK,
+    NOTE,
     ORDER,
+    OWNER,
     PENDING,
     RECORD,
     TOTALS,
@@ -27,31 +28,26 @@ from rocketmq_spark.spool.keys import (
     ordered,
 )
 from rocketmq_spark.spool.keys import sequence_of as number
-from rocketmq_spark.spool.records import Record, State, Totals, decoded
+from rocketmq_spark.spool.records import LOST_OWNER, Record, SpoolOwner, State, Totals, decoded
+from rocketmq_spark.spool.salvage import Salvaged
 
 logger = logging.getLogger(__name__)
 
 _NAMED = 20
 
 
-def repair(path: Path) -> None:
-    """Let RocksDB save what it can from files that do not fit their checksums, and mend that."""
-    database = repaired(path)
-    try:
-        mend(database)
-    finally:
-        database.close()
+def mend(
+    db: Database, due_of: Callable[[Record], int | None] = lambda record: None, salvaged: Salvaged | None = None
+) -> None:
+    """Make a store whole again that lost bytes; ``salvaged`` says what of it was moved there.
 
-
-def mend(db: Database) -> None:
-    """Make a store whole again that lost bytes.
-
-    Records without a due time are due now, due times and places in lanes without a record are dropped and named in the
-    log. A record that does not fit its checksum stays, and goes to the dead when it is taken.
+    A record without a due time is due when ``due_of`` says (ms since 1970), now where that is None. Due times and places in
+    lanes without a record are dropped and named in the log. A record that does not fit its checksum stays, and goes to the
+    dead when it is taken. Notes speak of records that may be lost, so they go where any is.
     """
     before = _totals(db)
-    pending = {number(key): Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))}
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
+    pending, doubled = _places(db, dead)
     lanes = {number(key): lane_of(key) for key, _ in db.scan(ORDER, behind(ORDER))}
     change = Change(Totals(give_ups=before.give_ups, last_ms=before.last_ms, next_sequence=before.next_sequence))
     totals, kept, busy = change.totals, set(), set()
@@ -66,11 +62,13 @@ def mend(db: Database) -> None:
             continue
         totals.depth += 1
         totals.size += len(data)
-        change.remark(data, pending.get(sequence, Due(totals.last_ms, sequence)))
+        due_ms = due_of(record) if isinstance(record, Record) else None
+        due = pending.get(sequence) or Due(totals.last_ms if due_ms is None else due_ms, sequence)
+        change.remark(data, due)
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
         if sequence not in pending and (not lane or lane not in busy):
-            change.pend(Due(totals.last_ms, sequence), State(0, totals.last_ms, getattr(record, "target", "")))
+            change.pend(due, State(0, totals.last_ms, getattr(record, "first_target", "")))
         elif sequence in pending and lane in busy:
             change.deletes.append(pending[sequence].key)  # an earlier one of its lane came back
         if lane:
@@ -81,14 +79,37 @@ def mend(db: Database) -> None:
         change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
         change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
     stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
-    db.write(change.all_puts, change.deletes + stale, sync=True)
     missing = max(len(lost), before.depth + before.dead - len(kept))
+    if missing or (salvaged is not None and not salvaged.counted):
+        stale += [key for key, _ in db.scan(NOTE, behind(NOTE))]
+    db.write(change.all_puts, change.deletes + stale + doubled, sync=True)
+    _say(db, len(kept), missing, lost, salvaged)
+
+
+def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Due], list[bytes]]:
+    """When records are due, and the keys that came back when a block was lost of what had ended them."""
+    places = [Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))]
+    pending = {due.sequence: due for due in reversed(places)}
+    return pending, [due.key for due in places if pending[due.sequence] is not due or due.sequence in dead]
+
+
+def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None) -> None:
+    """Write down again whose records these are. Where that is lost and not ``known`` they are nobody's."""
+    if not all(map(db.get, OWNER)):
+        held = known or SpoolOwner.stored(db.get)
+        owner = LOST_OWNER if salvaged and held == SpoolOwner() else held
+        db.write([(key, owner.encode()) for key in OWNER], sync=True)
+
+
+def _say(db: Database, kept: int, missing: int, lost: Sequence[int], salvaged: Salvaged | None) -> None:
     logger.error(
-        "the spool in %s was mended: %d records are there, %d are lost%s",
+        "the spool in %s was mended: %d records are there, %s%d are lost%s%s",
         db.path,
-        len(kept),
+        kept,
+        "" if salvaged is None or salvaged.counted else "at least ",
         missing,
         f", among them those with the numbers {', '.join(map(str, lost[:_NAMED]))}" if lost else "",
+        f"; the damaged files are kept in {salvaged.folder}" if salvaged else "",
     )
 
 

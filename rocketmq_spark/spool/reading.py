@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import DEAD, PENDING, RECORD, TOTALS, Due, behind, numbered, sequence_of
-from rocketmq_spark.spool.records import Record, State, Totals, decoded
+from rocketmq_spark.spool.records import Record, SpoolOwner, State, Totals, decoded
 
 
 class Entry(NamedTuple):
@@ -30,9 +30,22 @@ class Reading:
         self._db = Database(path, read_only=True)
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> Totals | None:
+        """None where they cannot be read."""
         data = self._db.get(TOTALS)
+        if data is None and self.is_damaged:
+            return None
         return Totals() if data is None else Totals.decode(data)
+
+    @property
+    def owner(self) -> SpoolOwner:
+        """Whose records these are."""
+        return SpoolOwner.stored(self._db.get)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether anything could not be read so far."""
+        return bool(self._db.gaps or self._db.damage)
 
     @property
     def first_due_ms(self) -> int | None:

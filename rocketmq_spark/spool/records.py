@@ -6,12 +6,15 @@ and named. A ``State`` is how it fared. ``Totals`` are counted in every write, s
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.spool.keys import OWNER
 
 VERSION = 1
 MARKED = 2  # of a record: marks stand before its payload
@@ -43,6 +46,11 @@ class Record:
     target: str = ""
     lane: bytes = b""
     marks: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def first_target(self) -> str:
+        """What it waits for before it was tried: what is marked waits for its time alone."""
+        return "" if self.marks else self.target
 
     def encode(self) -> bytes:
         kind, target = self.kind.encode(), self.target.encode()
@@ -90,7 +98,9 @@ class State(NamedTuple):
 
     def encode(self) -> bytes:
         target = self.target.encode()
-        return _STATE.pack(VERSION, self.tries, self.since_ms, len(target)) + target + self.reason.encode()
+        return (
+            _STATE.pack(VERSION, self.tries, self.since_ms, len(target)) + target + self.reason.encode(errors="replace")
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> State:
@@ -142,6 +152,62 @@ class Totals:
         if version != VERSION:
             raise DecodeError(f"totals of version {version}; this release reads version {VERSION}")
         return cls(*numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolOwner:
+    """Whose records a store holds; records of one are never sent to the cluster of another.
+
+    Args:
+        servers: Addresses of the cluster's name servers, or of its Proxies; empty where an earlier release wrote them.
+        namespace: None where an earlier release wrote it.
+        environment: With its mode, as in ``environment 'eu' (suffix)``; empty for none.
+        purpose: Empty for sends; other users of a store name themselves.
+    """
+
+    servers: tuple[str, ...] = ()
+    namespace: str | None = None
+    environment: str = ""
+    purpose: str = ""
+
+    def encode(self) -> bytes:
+        return json.dumps([VERSION, self.purpose, self.servers, self.namespace, self.environment]).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> SpoolOwner:
+        """Earlier releases wrote a text: the environment, or the purpose."""
+        if not data.startswith(b"["):
+            text = data.decode(errors="replace")
+            return cls(environment=text) if text.startswith("environment ") else cls(purpose=text)
+        try:
+            version, purpose, servers, namespace, environment = json.loads(data)
+            if version != VERSION:
+                raise DecodeError(f"an owner of version {version}; this release reads version {VERSION}")
+            return cls(tuple(servers), namespace, environment, purpose)
+        except (ValueError, TypeError) as e:
+            raise DecodeError(f"an owner of {len(data)} bytes cannot be read: {e}") from e
+
+    @classmethod
+    def stored(cls, get: Callable[[bytes], bytes | None]) -> SpoolOwner:
+        """The owner of what ``get`` reads."""
+        return cls.decode(next(filter(None, map(get, OWNER)), b""))
+
+    def is_same(self, other: SpoolOwner) -> bool:
+        """Servers of one cluster have one in common; what an earlier release did not write is not compared."""
+        return (
+            (self.purpose, self.environment) == (other.purpose, other.environment)
+            and (None in (self.namespace, other.namespace) or self.namespace == other.namespace)
+            and (not self.servers or not other.servers or not set(self.servers).isdisjoint(other.servers))
+        )
+
+    def __str__(self) -> str:
+        servers = f"the cluster of {';'.join(self.servers)}" if self.servers else "an unnamed cluster"
+        parts = [self.purpose, servers, f"namespace {self.namespace!r}" if self.namespace else "", self.environment]
+        return ", ".join(part for part in parts if part)
+
+
+# The owner of records whose owner stood in a block that cannot be read: nobody, until somebody assigns them.
+LOST_OWNER = SpoolOwner(purpose="an owner that a damaged block named")
 
 
 def decoded(data: bytes | None) -> Record | DecodeError:

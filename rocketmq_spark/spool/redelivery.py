@@ -59,6 +59,7 @@ class Redelivery:
         max_out: int = MAX_OUT,
     ) -> None:
         self.delivered = 0
+        self.trouble: str | None = None  # of the store, while it lasts
         self.listens = False  # whether ``answered`` may mean something
         self._store = store
         self._handlers = handlers
@@ -139,10 +140,12 @@ class Redelivery:
             self._settle()
             self._hasten()
             pause_s = self._hand_out()
+            self.trouble = None
         except ClosedError:
             return
         except RocketMQError as e:
-            logger.error("the spool in %s is in trouble: %s", self._store.path, e)
+            logger.error("the spool in %s is in trouble, and tried again in %g s: %s", self._store.path, TROUBLE_S, e)
+            self.trouble = str(e)
             pause_s = TROUBLE_S
         with self._changed:
             self._changed.notify_all()

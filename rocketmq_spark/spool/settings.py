@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, option_name
+from rocketmq_spark.spool.records import SpoolOwner
 
 _OF_SPOOL = ("spool_dir", "spool_sync", "spool_max_bytes")
 
@@ -48,3 +49,9 @@ def problems(options: Options) -> list[str]:
             "option 'onSendFailure' is 'spool', which needs the package rocksdict: pip install 'rocketmq-spark[spool]'"
         )
     return found
+
+
+def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
+    """Whose records a spool holds that is opened with these options."""
+    environment = f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
+    return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import DecodeError, RocketMQError
+from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.spool import sends
@@ -88,8 +88,12 @@ class SendSpool:
         self.redelivery.answered((sends.broker_target(queue), sends.topic_target(queue.topic)))
 
     def metrics(self) -> SpoolMetrics:
-        totals, first = self.store.totals, self.store.next_due_ms()
-        now_ms = self._clock()
+        now_ms, trouble = self._clock(), self.redelivery.trouble
+        try:
+            first = self.store.next_due_ms()
+        except SpoolError as e:
+            first, trouble = None, str(e)
+        totals = self.store.totals
         return SpoolMetrics(
             depth=totals.depth,
             bytes=totals.size,
@@ -98,6 +102,7 @@ class SendSpool:
             dead_bytes=totals.dead_bytes,
             give_ups=totals.give_ups,
             delivered=self.redelivery.delivered,
+            trouble=trouble,
         )
 
     def send_all(self, timeout_s: float, dead: bool = False) -> int:

@@ -12,21 +12,21 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError, SpoolFull
+from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.spool import keys, mending
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.group import Group, Ticket
 from rocketmq_spark.spool.keys import NOTE, ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
 from rocketmq_spark.spool.marks import Marks
-from rocketmq_spark.spool.records import Record, State, Totals, decoded
+from rocketmq_spark.spool.records import Record, SpoolOwner, State, Totals, decoded
+from rocketmq_spark.spool.salvage import Salvaged, finish, salvage
 
 logger = logging.getLogger(__name__)
-
 
 REVIVED_AT_ONCE = 1000
 
@@ -64,10 +64,17 @@ class Store:
     """The records of one folder.
 
     ``sync`` is ``always`` (each call of ``add`` waits for the disk by itself), ``batch`` (those of several threads wait
-    together) or ``never``. ``max_bytes`` bounds what is kept, dead or not.
+    together) or ``never``. ``max_bytes`` bounds what is kept, dead or not. ``due_of`` says when a record is due whose due time
+    was damaged, in ms since 1970, or None: at once. ``damages`` counts how often damage was met.
     """
 
-    def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        sync: str = "always",
+        max_bytes: int | None = None,
+        due_of: Callable[[Record], int | None] = lambda record: None,
+    ) -> None:
         self.path = path
         self._sync = sync != "never"
         self._max_bytes = max_bytes
@@ -75,7 +82,10 @@ class Store:
         self._group = Group(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
         self._floor = Due(0, 0)
-        self._failed = False
+        self._due_of = due_of
+        self._owner: SpoolOwner | None = None
+        self._failed = self._damaged = self._closed = False
+        self.damages = 0
         self._ready = _Ready(self)
         self._open()
 
@@ -126,10 +136,10 @@ class Store:
                 self._write(change)
             return len(gone)
 
-    def take(self, now_ms: int, limit: int) -> list[Work]:
-        """The first records that are due and that nobody has, at most ``limit``; each is to be settled.
+    def take(self, now_ms: int, limit: int, max_bytes: int = 1 << 62) -> list[Work]:
+        """The first records that are due and that nobody has, at most ``limit``, and until they have ``max_bytes``.
 
-        One that cannot be read goes to the dead with the reason, as it is.
+        Each is to be settled. One that cannot be read goes to the dead with the reason, as it is.
         """
         with self._ready:
             first, found = None, []
@@ -141,7 +151,11 @@ class Store:
                     if len(found) >= limit:
                         break
             self._floor = first or Due(now_ms + 1, 0)
-            taken = [work for due, value in found if (work := self._read(due, value, now_ms)) is not None]
+            taken, size = [], 0
+            for due, value in found:
+                if size < max_bytes and (work := self._read(due, value, now_ms)) is not None:
+                    taken.append(work)
+                    size += work.size
             self._leased.update(work.due.sequence for work in taken)
             return taken
 
@@ -216,41 +230,54 @@ class Store:
             self._write(change)
             return len(self) - before
 
-    def belong(self, owner: str) -> None:
-        """Say whose records these are, such as an environment's. Raises ``SpoolError`` when it holds those of another."""
+    def belong(self, owner: SpoolOwner, force: bool = False) -> None:
+        """Say whose records these are. Raises ``SpoolError`` when it holds those of another, unless ``force`` gives them away."""
         with self._ready:
-            held = (self._db.get(OWNER) or b"").decode()
-            if held == owner:
-                return
-            if self.totals.all_bytes:
+            held = SpoolOwner.stored(self._db.get)
+            if self.totals.all_bytes and not force and not owner.is_same(held):
                 raise SpoolError(
-                    f"the spool in {self.path} holds sends of {held or 'no environment'}, not of {owner or 'no environment'}",
-                    remedy="Give each environment a 'spoolDir' of its own; what is there is sent with that environment",
+                    f"the spool in {self.path} holds records of {held}, not of {owner}",
+                    remedy="Give each cluster, namespace and environment a 'spoolDir' of its own. A cluster whose addresses "
+                    "are others now gets its records with: rocketmq-spark spool assign",
                 )
-            self._db.write([(OWNER, owner.encode())], sync=True)
+            self._owner = owner
+            if held != owner:
+                self._db.write([(key, owner.encode()) for key in OWNER], sync=self._sync)
 
     def close(self) -> None:
         """Give the folder free; what is leased is due for the next one."""
         with self._lock:
+            self._closed = True
             self._db.close()
 
     def _open(self) -> None:
-        self._db = Database(self.path)
-        data = self._db.get(TOTALS)
-        if self._db.damage or (data is None and next(self._db.scan(RECORD, behind(RECORD)), None) is not None):
-            mending.mend(self._db)
-            data = self._db.get(TOTALS)
-        self.totals = Totals() if data is None else Totals.decode(data)
-        self._lanes = set(_lanes(self._db))
-        self._marks = Marks(self._db)
-        self._floor = Due(0, 0)
+        finish(self.path)
+        salvaged = salvage(self.path) if self._damaged else None
+        try:
+            self._load(salvaged)
+        except Damaged as e:
+            if salvaged is not None:
+                raise
+            logger.error("%s; what can be read is kept", e.message)
+            self._load(salvage(self.path))
+        self._failed = self._damaged = False
 
-    def _reopen(self, repair: bool) -> None:
-        self._db.close()
-        if repair:
-            mending.repair(self.path)
-        self._open()
-        self._failed = False
+    def _load(self, salvaged: Salvaged | None) -> None:
+        db = Database(self.path)
+        try:
+            if salvaged or (db.get(TOTALS) is None and next(db.scan(RECORD, behind(RECORD)), None) is not None):
+                self.damages += 1
+                mending.mend(db, self._due_of, salvaged)
+                mending.name_owner(db, self._owner, salvaged)
+            data = db.get(TOTALS)
+            self.totals = Totals() if data is None else Totals.decode(data)
+            self._lanes = set(_lanes(db))
+            self._marks = Marks(db)
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+        self._floor = Due(0, 0)
 
     def _add(self, tickets: Sequence[Ticket]) -> None:
         try:
@@ -268,9 +295,7 @@ class Store:
                             continue
                         sequence = change.add(record, data)
                         if not record.lane or record.lane not in lanes:
-                            # What is marked was not tried yet: it waits for its time alone.
-                            target = "" if record.marks else record.target
-                            change.pend(Due(due_ms, sequence), State(0, record.stored_ms, target))
+                            change.pend(Due(due_ms, sequence), State(0, record.stored_ms, record.first_target))
                         if record.lane:
                             lanes.add(record.lane)
                         if record.marks:
@@ -340,19 +365,22 @@ class _Ready:
     def __enter__(self) -> None:
         store = self._store
         store._lock.acquire()
-        if store._failed:
-            try:
-                store._reopen(repair=False)
-            except BaseException:
-                store._lock.release()
-                raise
+        try:
+            if store._closed:
+                raise ClosedError("the spool is closed")
+            if store._failed:
+                store._db.close()
+                store._open()
+        except BaseException:
+            store._lock.release()
+            raise
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            if isinstance(error, Damaged):
-                self._store._reopen(repair=True)
-        finally:
-            self._store._lock.release()
+        if isinstance(error, Damaged):
+            self._store._failed = self._store._damaged = True
+        elif error is not None and not isinstance(error, Exception):
+            self._store._failed = True  # Ctrl-C: what is in memory may not be what was written
+        self._store._lock.release()
 
 
 def _full(path: Path, held: int, more: int, max_bytes: int) -> SpoolFull:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rocketmq_spark.codes import Perm
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.wire.header import Bytes
@@ -62,8 +63,17 @@ class GroupMembership:
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     unit_mode: bool = False
-    version_ms: int = 0
+    versions_ms: Mapping[str, int] = field(default_factory=dict)
     expression_types: Mapping[str, str] = field(default_factory=dict)
+
+    def on_wire(self, name: Callable[[str], str]) -> GroupMembership:
+        """The same with topics as brokers know them."""
+        return replace(
+            self,
+            subscriptions={name(topic): wanted for topic, wanted in self.subscriptions.items()},
+            versions_ms={name(topic): version for topic, version in self.versions_ms.items()},
+            expression_types={name(topic): kind for topic, kind in self.expression_types.items()},
+        )
 
 
 @contextmanager
@@ -75,7 +85,10 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def route(topic: str, body: Bytes) -> TopicRoute:
-    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them."""
+    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them.
+
+    A broker is ``acting`` where it may be: the answer looks the same for a topic that may not be written to.
+    """
     with _reading("route"):
         data = read_json(body)
         queues = tuple(
@@ -88,7 +101,16 @@ def route(topic: str, body: Bytes) -> TopicRoute:
             )
             for item in data.get("queueDatas") or ()
         )
-        brokers = {broker.broker_name: broker for broker in map(_broker, data.get("brokerDatas") or ())}
+        unwritten = {each.broker_name for each in queues} - {
+            each.broker_name for each in queues if each.perm & Perm.WRITE
+        }
+        brokers = {
+            (broker := _broker(item)).broker_name: replace(
+                broker,
+                acting=bool(item.get("enableActingMaster")) and bool(broker.master) and broker.broker_name in unwritten,
+            )
+            for item in data.get("brokerDatas") or ()
+        }
         order_conf = data.get("orderTopicConf")
         static = bool(data.get("topicQueueMappingByBroker"))
         return TopicRoute(topic, queues, brokers, None if order_conf is None else str(order_conf), static)
@@ -300,7 +322,7 @@ def subscription_data(member: GroupMembership) -> list[dict[str, Any]]:
             "codeSet": list(subscription.codes),
             "expressionType": member.expression_types.get(topic, "TAG"),
             "subString": subscription.sub_string,
-            "subVersion": member.version_ms,
+            "subVersion": member.versions_ms.get(topic, 0),
             "tagsSet": list(subscription.tags),
             "topic": topic,
         }

@@ -93,11 +93,12 @@ def _inflate(body: Bytes, max_bytes: int) -> bytes:
 
 def _stream(body: Bytes, codec: str, max_bytes: int) -> bytes:
     pa = _arrow(codec)
-    chunks: list[bytes] = []
+    chunks: list[Any] = []
     room = max_bytes + 1
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec) as stream:
-            while room and (chunk := stream.read(min(room, _CHUNK_BYTES))):
+            # ``read`` would keep its memory for ever when the codec refuses (docs/upstream.md).
+            while room and (chunk := stream.read_buffer(min(room, _CHUNK_BYTES))):
                 chunks.append(chunk)
                 room -= len(chunk)
     except (OSError, MemoryError, pa.ArrowException) as exc:  # what Arrow makes of a codec's refusal

@@ -76,6 +76,26 @@ def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
         at += size
 
 
+class Stamp(NamedTuple):
+    """Where and when a message was stored, and whether it holds many; ``offset`` is then that of the first."""
+
+    offset: int
+    stored_ms: int
+    inner_batch: bool
+
+
+def stamp(body: Bytes) -> Stamp | None:
+    """Of the first message of an answer, which need not be one that can be decoded. None where there is no message."""
+    if len(body) < _MIN_BYTES:
+        return None
+    magic, sys_flag = _HEAD.unpack_from(body)[1], body[_SYS_FLAG_AT]
+    fixed = _FIXED[sys_flag & _V6_BITS]
+    if magic not in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2) or len(body) < fixed.size:
+        return None
+    fields = fixed.unpack_from(body)
+    return Stamp(fields[5], fields[11], bool(fields[7] & SysFlag.INNER_BATCH))
+
+
 def decode_messages(
     body: Bytes, broker_name: str = "", check_crc: bool = False, max_body_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> list[ReceivedMessage]:
@@ -132,14 +152,17 @@ def decode_leniently(
 
 def _next(whole: bytes, at: int) -> int:
     """Where messages go on behind one whose size is wrong: from there they follow each other to the end."""
+    nowhere: set[int] = set()  # what led nowhere once is not followed again
     for match in _MAGIC.finditer(whole, at + _INT.size + 1):
-        start = match.start() - _INT.size
-        try:
-            for _ in boundaries(memoryview(whole)[start:]):
-                pass
-        except DecodeError:
-            continue
-        return start
+        followed = []
+        start = end = match.start() - _INT.size
+        while end < len(whole) and end not in nowhere:
+            followed.append(end)
+            size = _INT.unpack_from(whole, end)[0] if len(whole) - end >= _INT.size else 0
+            end += size if size >= _MIN_BYTES else len(whole)
+        if end == len(whole):
+            return start
+        nowhere.update(followed)
     return len(whole)
 
 

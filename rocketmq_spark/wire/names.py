@@ -81,12 +81,28 @@ def is_user_topic(topic: str, broker_and_cluster_names: Collection[str] = ()) ->
     )
 
 
+def is_user_group(group: str) -> bool:
+    """Whether a name from a list of all groups is an application's."""
+    return group not in SYSTEM_GROUPS and not group.startswith(SYSTEM_GROUP_PREFIX)
+
+
 def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
+
+
+def normal_topic(topic: str, group: str) -> str:
+    """The topic whose messages lie in a retry topic of pops, which a group has for each of its topics; any other as it is.
+
+    Both names as on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
+    """
+    for separator in "+_":
+        if topic.startswith(RETRY_PREFIX + group + separator):
+            return topic[len(RETRY_PREFIX + group + separator) :]
+    return topic
 
 
 def wrap_namespace(namespace: str, name: str) -> str:

@@ -86,7 +86,13 @@ def message_properties(message: Message, **system: str | None) -> dict[str, str 
     """
     properties: dict[str, str | None] = {}
     if message.keys:
-        properties[Property.KEYS] = KEY_SEPARATOR.join(message.keys)
+        properties[Property.KEYS] = text = KEY_SEPARATOR.join(message.keys)
+        if text.count(KEY_SEPARATOR) >= len(message.keys):
+            split = next(key for key in message.keys if KEY_SEPARATOR in key)
+            raise MessageRefused(
+                f"Key {split!r} has a blank, and RocketMQ splits keys at blanks: give each word as a key, or one text of all",
+                topic=message.topic,
+            )
     if message.tags:
         properties[Property.TAGS] = message.tags
     if own := message.properties:

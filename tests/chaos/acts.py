@@ -14,9 +14,11 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.header import Command
 from tests.chaos.books import Place
 from tests.chaos.pipeline import AGAIN, COPIED, FILES, Driver, Producers
+from tests.helpers import killed
 from tests.mockbroker import eventually
 
 DELETE_EXPIRED_COMMITLOG = 329
+MISSED = "Python worker exited unexpectedly"
 MAX_QUEUES = 4
 LONGEST_S = 12.0
 
@@ -63,7 +65,7 @@ class Acts:
         return seconds
 
     def _kill(self, name: str) -> str:
-        self.mq.kill(name)
+        killed(self.mq, name)
         seconds = self._for_a_while()
         self.mq.restart(name)
         return f"{name} killed and away for {seconds:.1f} s"
@@ -79,7 +81,7 @@ class Acts:
         names = self.rng.choice([["namesrv"], ["namesrv-2"], ["namesrv", "namesrv-2"]])
         begun = time.time()
         for name in names:
-            self.mq.kill(name)
+            killed(self.mq, name)
         seconds = self._for_a_while()
         for name in names:
             self.mq.restart(name)
@@ -100,8 +102,22 @@ class Acts:
         return f"{name} stopped for {seconds:.1f} s"
 
     def kill_worker(self) -> str:
-        pid = self.driver.kill_worker(self.rng.choice)
-        return "a worker killed" if pid else "no worker there to be killed"
+        """One that works: those that have nothing to do are replaced, and nobody misses them.
+
+        Over when both streams have moved on: Spark gives a task up that has failed four times.
+        """
+        before, missed, many = self.driver.progress(), self.driver.log().count(MISSED), 0
+
+        def felt() -> bool:
+            nonlocal many
+            self.driver.check()
+            many += bool(self.driver.kill_worker(self.rng.choice))
+            self._pause.wait(0.5)
+            return self.driver.log().count(MISSED) > missed
+
+        eventually(felt, 120)
+        self._moved_on(before)
+        return f"{many} workers killed until one was missed"
 
     def kill_driver(self) -> str:
         before = self.driver.progress()
@@ -126,7 +142,7 @@ class Acts:
             return "no more queues"
         self.queues += 1
         for topic in (FILES, COPIED):
-            self.mq.create_topic(topic, self.queues)
+            self.mq.create_topic(topic, self.queues, resize=True)
         return f"{self.queues} queues a broker"
 
     def permission(self) -> str:
@@ -141,7 +157,7 @@ class Acts:
     def made_again(self) -> str:
         """The producer goes on with the next generation when the old topic is gone everywhere; both have been read before."""
         self._generation_read()
-        with self.producers.no_mayflies:  # brokers make the topic again for the next one
+        with self.producers.no_mayflies:  # none of the old generation is sent to the new topic
             self.mq.admin.delete_topic(AGAIN)
             self.producers.generation += 1
         self._pause.wait(self.rng.uniform(0.5, 3.0))

@@ -78,7 +78,9 @@ def caught_up(driver: Driver, sent: list[Sent]) -> None:
 
 def verdict(cluster: LocalBroker, driver: Driver, producers: Producers, acts: Acts) -> None:
     rows, sent, lost = driver.rows(), producers.sent, losses(driver.log())
-    counted = f"{len(acts.told)} acts, {len(sent)} sent, {len(rows)} rows, {len(list(driver.batches()))} batch reads"
+    many = {"acts": len(acts.told), "sent": len(sent), "rows": len(rows), "batch reads": len(list(driver.batches()))}
+    counted = ", ".join(f"{count} {what}" for what, count in many.items())
+    assert all(many.values()), f"there is nothing to judge: {counted}"
     print(f"{counted}, {sum(max(1, part.end - part.start) for part in lost)} losses named")
     assert not producers.failed, producers.failed
     read = [s for s in sent if s.place.topic != COPIED]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def test_group(make_cluster: Callable[..., LocalBroker], tmp_path: Path) -> None
             crew.rest(min(CALM_S, most_s), most_s)
             return "a rest"
 
-        while True:
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
             yield rest
             yield crew.one
 

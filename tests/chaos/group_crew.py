@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rocketmq_spark.localbroker import LocalBroker
 from tests.chaos.group_books import Event, Took, What, read
+from tests.helpers import killed
 from tests.mockbroker import eventually
 from tests.witness import java_command
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 TOPIC, GROUP, ORDERED = "shared", "mixed", "mixed-in-order"
 KINDS = ("ours", "java")
 LOOK_S = 0.5
+WORK_S = 90.0  # until a new member has had a message, though it waits for locks of the dead
 AWAY_S = 8.0  # how long a broker is gone at most
 
 
@@ -72,8 +74,9 @@ class Member:
         assert self.process.wait(90) == 0, self.words()
 
     def kill(self) -> None:
+        """Of one that runs until then."""
         self.process.kill()
-        self.process.wait(30)
+        assert self.process.wait(60) == -signal.SIGKILL, self.words()
         assert self.process.stdin is not None
         self.process.stdin.close()
 
@@ -90,6 +93,7 @@ class Crew:
         self._numbers = itertools.count(1)
         self._here: list[Member] = []
         self._all: list[Member] = []
+        self._gone: list[Member] = []
         self._pause = threading.Event()
 
     def join(self, *kinds: str) -> str:
@@ -106,23 +110,26 @@ class Crew:
         return self._ended(self._chosen(kind), What.LEAVE, Member.leave)
 
     def kill(self, kind: str | None = None) -> str:
-        return self._ended(self._chosen(kind), What.KILL, Member.kill)
+        """One that is at work."""
+        member = self._chosen(kind)
+        self.watch(lambda: self._has_worked(member), WORK_S)
+        assert self._has_worked(member), f"{member.name} had nothing to do"
+        return self._ended(member, What.KILL, Member.kill)
 
     def broker(self, name: str | None = None) -> str:
         """Killed, and back after a while."""
         name = name or self._rng.choice(self.mq.brokers)
         begun = time.time()
-        self.mq.kill(name)
+        killed(self.mq, name)
         self.rest(1.0, AWAY_S)
         self.mq.restart(name)
         self.events.append(Event(What.BROKER, name, begun, time.time()))
         return f"{name} killed, away for {time.time() - begun:.1f} s"
 
     def killed_and_replaced(self, kind: str | None = None) -> str:
-        member = self._chosen(kind)
-        said = self._ended(member, What.KILL, Member.kill)
+        said, gone = self.kill(kind), self._gone[-1]
         self.rest(0.0, 10.0)
-        return f"{said}, {self.join(member.kind)}"
+        return f"{said}, {self.join(gone.kind)}"
 
     def left_and_back(self) -> str:
         member = self._chosen(None)
@@ -171,14 +178,20 @@ class Crew:
         self.look()
 
     def abandon(self) -> None:
+        """After an error, which is the one to be told: whatever they are."""
         for member in self._here:
-            member.kill()
+            member.process.kill()
+            member.process.wait(60)
 
     def _chosen(self, kind: str | None) -> Member:
         return self._rng.choice([member for member in self._here if kind in (None, member.kind)])
 
+    def _has_worked(self, member: Member) -> bool:
+        return any(one.member == member.name for took in self.took.values() for one in took)
+
     def _ended(self, member: Member, what: What, how: Callable[[Member], None]) -> str:
         self._here.remove(member)
+        self._gone.append(member)
         begun = time.time()
         how(member)
         self.events.append(Event(what, member.name, begun, time.time()))

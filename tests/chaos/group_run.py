@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
-from tests.chaos.group_books import calm, disordered, explained, failed, lost, shared
+from tests.chaos.group_books import What, calm, disordered, explained, failed, lost, shared
 from tests.chaos.group_crew import KINDS, ORDERED, TOPIC, Crew
 
 Plan = Callable[[Crew], Iterator[Callable[[], str]]]
@@ -23,12 +24,17 @@ AGAIN_S = 0.1
 
 
 class Producers:
-    """Threads that send ``count`` messages by keys, evenly over ``seconds``, and what they missed as soon as they can."""
+    """Threads that send ``count`` messages by keys, evenly over ``seconds``, and what they missed as soon as they can.
+
+    They go on in this pace until they are told that it is ``enough``.
+    """
 
     def __init__(self, name_server: str, count: int, seconds: float) -> None:
         self.sent: list[str] = []
         self.failed: list[RocketMQError] = []
+        self.missed = 0  # attempts, all of which were made up for
         self._stop = threading.Event()
+        self._enough = threading.Event()
         self._share = count // THREADS
         self._every_s = seconds / self._share
         self._producer = Producer(name_server=name_server, group="soak", send_timeout="10s")
@@ -38,7 +44,9 @@ class Producers:
 
     def _send(self, thread: int) -> None:
         begun = time.monotonic()
-        for number in range(self._share):
+        for number in itertools.count():
+            if number >= self._share and self._enough.is_set():
+                return
             if self._stop.wait(max(0.0, begun + number * self._every_s - time.monotonic())):
                 return
             key = f"k{thread + THREADS * (number % (KEYS // THREADS))}"
@@ -54,6 +62,7 @@ class Producers:
             if not e.retriable:
                 self.failed.append(e)
                 self._stop.set()
+            self.missed += 1
             self._stop.wait(AGAIN_S)
             return False
         self.sent.append(result.msg_id)
@@ -63,6 +72,9 @@ class Producers:
     def running(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
 
+    def enough(self) -> None:
+        self._enough.set()
+
     def stop(self) -> None:
         self._stop.set()
         for thread in self._threads:
@@ -71,7 +83,7 @@ class Producers:
 
 
 def run(mq: LocalBroker, folder: Path, count: int, seconds: float, rng: random.Random, plan: Plan) -> None:
-    """``plan`` gives the acts, until the producers have sent everything; then all of it must be there, and fit."""
+    """All acts of the ``plan`` happen while messages come and go; then all of these must be there, and fit."""
     mq.create_topic(TOPIC, QUEUES_A_BROKER)
     crew = Crew(mq, folder, rng)
     try:
@@ -79,10 +91,13 @@ def run(mq: LocalBroker, folder: Path, count: int, seconds: float, rng: random.R
         producers = Producers(mq.name_server, count, seconds)
         try:
             for act in plan(crew):
+                missed, before = producers.missed, len(crew.events)
                 say(act())
+                died = [event.who for event in crew.events[before:] if event.what is What.BROKER]
+                assert not died or producers.missed > missed, f"nobody missed {died}"
                 crew.look()
-                if not producers.running:
-                    break
+                assert producers.running, producers.failed
+            producers.enough()
             crew.watch(lambda: not producers.running, seconds + DRAIN_S)
         finally:
             producers.stop()

@@ -97,7 +97,7 @@ class Driver:
         self.scripts.append(self._start())
 
     def kill_worker(self, choose: Callable[[list[int]], int]) -> int:
-        """SIGKILL for one of the forked workers; never for the process of a stream, which Spark does not replace."""
+        """SIGKILL for one of the workers that run tasks; Spark does not replace what plans and commits for the driver."""
         with suppress(ProcessLookupError, IndexError):
             pid = choose(sorted(_workers(self.script.pid)))
             os.kill(pid, signal.SIGKILL)
@@ -131,13 +131,13 @@ class Driver:
 
 
 def _workers(driver: int) -> Iterator[int]:
-    """Children of pyspark.daemon below the driver."""
+    """Children of the daemon of tasks, which may be ours or PySpark's, below the driver."""
     parents, daemons = {}, set()
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             pid, stat = int(path.name), (path / "stat").read_text()
             parents[pid] = int(stat.rpartition(")")[2].split()[1])
-            if "pyspark.daemon" in (path / "cmdline").read_text():
+            if "pyspark.worker" in (path / "cmdline").read_text().split("\0"):
                 daemons.add(pid)
     for pid in daemons:
         above = pid

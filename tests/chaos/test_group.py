@@ -17,7 +17,7 @@ from tests.chaos.group_run import run
 COUNT, SECONDS = 12_000, 70.0
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_1_32_4_9_4_18_a_mixed_group_loses_nothing_whoever_is_killed(
     make_cluster: Callable[..., LocalBroker], tmp_path: Path
 ) -> None:

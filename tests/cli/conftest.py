@@ -7,19 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark.cli.app import app
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker, distro
 
-T = TypeVar("T")
 COMMAND = (sys.executable, "-m", "rocketmq_spark")
 
 
@@ -119,13 +116,3 @@ def start() -> Iterator[Callable[..., Process]]:
 
 def documents(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
-
-
-def eventually(ask: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 30.0) -> T:
-    """The first good answer: what a broker says may lag behind what it acknowledged. The last one when time is over."""
-    deadline = Deadline.after(timeout_s)
-    while True:
-        answer = ask()
-        if enough(answer) or deadline.expired:
-            return answer
-        time.sleep(0.02)

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -63,8 +62,6 @@ def test_stop_gives_up_on_a_process_that_does_not_end(held, monkeypatch):
     write_state(held)
     sent = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    begin = time.monotonic()
     with pytest.raises(LocalBrokerError, match=r"did not end within 0\.1 s\. End it with: kill -9 1"):
         background.stop(timeout_s=0.1)
     assert sent == [(1, signal.SIGTERM)]
-    assert time.monotonic() - begin < 5

@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.app import app
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
+from tests.helpers import awaited
 
 
 @pytest.fixture
@@ -49,14 +50,14 @@ def test_a_life_in_the_background(cli, own_cache):
     # The data was kept, and so was the address.
     (second,) = documents(cli("broker", "start", "--json").stdout)
     assert second["nameServer"] == started["nameServer"]
-    tailed = eventually(lambda: cli("tail", "kept", "--no-follow").stdout, bool)
+    tailed = awaited(lambda: cli("tail", "kept", "--no-follow").stdout, bool)
     assert tailed.endswith("still here\n")
 
 
 def test_a_killed_process_leaves_nothing_that_disturbs(cli):
     (first,) = documents(cli("broker", "start", "--json").stdout)
     os.kill(first["pid"], signal.SIGKILL)
-    eventually(background.running, lambda found: found is None)
+    awaited(background.running, lambda found: found is None)
     assert cli("broker", "status", "--json").stdout == '{"running": false}\n'
     assert cli("broker", "start").exit_code == 0
 
@@ -64,7 +65,7 @@ def test_a_killed_process_leaves_nothing_that_disturbs(cli):
 def test_a_server_that_died_is_down(cli):
     (started,) = documents(cli("broker", "start", "--json").stdout)
     os.kill(next(s["pid"] for s in started["servers"] if s["name"] == "broker-a"), signal.SIGKILL)
-    done = eventually(lambda: cli("broker", "status"), lambda done: "down" in done.stdout)
+    done = awaited(lambda: cli("broker", "status"), lambda done: "down" in done.stdout)
     assert [line.split()[-1] for line in done.stdout.splitlines()[-2:]] == ["up", "down"]
     assert (done.exit_code, "broker-a down. See: rocketmq-spark broker logs broker-a" in done.stderr) == (1, True)
 

@@ -16,6 +16,8 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.source.offsets import Offsets
 from tests.cli.conftest import documents
 from tests.cli.test_lag import feed
+from tests.mockbroker import eventually
+from tests.reading import names
 from tests.source.test_checkpoint import entry
 
 Run = Callable[..., Result]
@@ -142,3 +144,18 @@ def test_differences_to_the_broker(
     entry(tmp_path, 0, json.dumps(Offsets({queue(0, fine): 0, queue(1, fine): 3}).to_json()))
     well = run("checkpoint", "diff", str(tmp_path))
     assert (well.exit_code, well.stderr) == (0, "Nothing is lost\n")
+
+
+def test_a_broker_that_is_down_is_no_loss(run: Run, lone: LocalBroker, tmp_path: Path) -> None:
+    (topic,) = names(1, "down")
+    lone.create_topic(topic, 2)
+    entry(tmp_path, 0, json.dumps(Offsets({queue(1, topic): 0}).to_json()))
+    lone.kill("broker-a")
+    eventually(lambda: not lone.admin.cluster(), 60)
+    session.close_all()
+    given = ("checkpoint", "diff", str(tmp_path), "--name-server", lone.name_server)
+    (row,) = documents(run(*given, "--json").stdout)
+    assert (row["queueId"], row["state"], row["offsets"]) == (1, "not registered", None)
+    text = run(*given)
+    assert (text.exit_code, "have lost" in text.stderr) == (1, False)
+    assert "1 of 1 queues wait for broker-a: start it on its data, and nothing of them is lost" in text.stderr

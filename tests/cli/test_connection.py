@@ -49,6 +49,27 @@ def test_a_local_broker_is_the_default(no_broker, monkeypatch):
     assert "(('127.0.0.1:9876',)" in shown()
 
 
+SHOP, SUFFIXED = {"namespace": "shop"}, {"namespace": "", "environment": "dev", "environmentMode": "suffix"}
+
+
+@pytest.mark.parametrize(
+    ("given", "reads", "expected"),
+    [
+        ({}, [SHOP, SHOP], {"namespace": "shop"}),
+        ({"namespace": "other", "tags": "a"}, [SHOP], {"namespace": "shop", "tags": "a"}),
+        ({"namespace": "other"}, [{"namespace": ""}], {}),
+        ({"namespace": "other"}, [{"tags": "a"}], {"namespace": "other"}),  # of a version that did not write it down
+        ({"namespace": "other"}, [SHOP, {}], {"namespace": "other"}),
+        ({"namespace": "other"}, [SHOP, SUFFIXED], {"namespace": "other"}),
+        ({"environment_mode": "suffix"}, [SUFFIXED], {"environment": "dev", "environmentMode": "suffix"}),
+        ({"environment": "x"}, [{"namespace": "", "environment": "dev"}], {}),
+        ({"environment": "x"}, [], {"environment": "x"}),
+    ],
+)
+def test_a_checkpoint_says_where_its_query_reads(given, reads, expected):
+    assert Target(given).within(reads).given == expected
+
+
 def test_the_producer_has_a_group_of_its_own():
     with Target({"name_server": "127.0.0.1:1"}).producer() as producer:
         assert producer.settings.group == GROUP

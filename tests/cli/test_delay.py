@@ -15,8 +15,8 @@ from rocketmq_spark.clock import Deadline, wait_until
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import Envelope
 from tests.cli.conftest import documents
+from tests.helpers import stored
 from tests.live.delay.serving import Command
-from tests.live.writes import stored
 
 Run = Callable[..., Result]
 
@@ -26,7 +26,7 @@ def test_it_serves_until_it_is_told_to_end(
     rocketmq: LocalBroker, make_topic: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
     inner, target, dead = make_topic(queues=1), make_topic(queues=1), make_topic(queues=1)
-    arguments = ("--topic", inner, "--dead-topic", dead, "--group", f"delay_{inner}")
+    arguments = ("--inner-topic", inner, "--dead-topic", dead, "--group", f"delay_{inner}")
     command = Command(rocketmq, tmp_path / "node", *arguments)
     with Producer(name_server=rocketmq.name_server, group="g_cli") as producer:
         for name, due_ms in (("now", 1), ("far", 1 << 50)):
@@ -44,7 +44,8 @@ def test_it_serves_until_it_is_told_to_end(
 
 
 def test_wrong_usage_is_told_at_once(run: Run, tmp_path: Path) -> None:
-    assert "Missing option '--data'" in run("delay", "serve").output
-    refused = run("delay", "serve", "--data", str(tmp_path / "d"), "--group", "a b")
+    assert "Missing option '--data'" in run("delay", "serve", "--topic", "*").output
+    assert "Missing option '--topic'" in run("delay", "serve", "--data", str(tmp_path / "d")).output
+    refused = run("delay", "serve", "--topic", "*", "--data", str(tmp_path / "d"), "--group", "a b")
     assert (refused.exit_code, "option 'group' is 'a b'" in refused.output) == (1, True)
     assert "delay" in run("--help").output

@@ -6,19 +6,25 @@ import itertools
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import Result
 
 from rocketmq_spark import session
-from rocketmq_spark.cli.dlq import Wanted
+from rocketmq_spark.cli import dlq
+from rocketmq_spark.cli.dlq import Wanted, _copy
+from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import parse
 from rocketmq_spark.session import Producer, PullConsumer
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
 from tests.cli.test_tail import MESSAGE
+from tests.helpers import awaited, stored_now, total
 
 Run = Callable[..., Result]
 
@@ -36,7 +42,7 @@ def dead(rocketmq: LocalBroker, topic: str, run: Run) -> str:
         consumer.assign(consumer.queues(topic))
         for message in itertools.islice(consumer, 2):
             member.send_back(group, message, -1, 16, Deadline.after(10))
-    eventually(lambda: documents(run("dlq", "show", group, "--json").stdout), lambda found: len(found) == 2)
+    awaited(lambda: documents(run("dlq", "show", group, "--json").stdout), lambda found: len(found) == 2)
     return group
 
 
@@ -44,6 +50,10 @@ def shown(run: Run, *arguments: str) -> list[str]:
     done = run("dlq", *arguments, "--json")
     assert done.exit_code == 0, done.output
     return sorted(one["body"] for one in documents(done.stdout))
+
+
+def stored(run: Run, topic: str) -> list[dict[str, Any]]:
+    return documents(run("tail", topic, "--no-follow", "--json").stdout)
 
 
 def test_1_24_dead_letters_are_shown_with_the_topic_they_came_from(run: Run, dead: str, topic: str) -> None:
@@ -71,17 +81,84 @@ def test_nothing_is_sent_again_unless_it_is_really_wanted(run: Run, dead: str, t
     assert dry.stdout.rstrip().endswith(f" to {topic}")
     (told,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--send", "--json").stdout)
     assert (told["topic"], told["sent"]) == (topic, True)
-    found = eventually(
-        lambda: documents(run("tail", topic, "--no-follow", "--json").stdout), lambda found: len(found) == 3
-    )
+    found = awaited(lambda: stored(run, topic), lambda found: len(found) == 3)
     (again,) = (one for one in found if one["msgId"] == told["newMsgId"])
-    assert (again["body"], again["tags"], again["keys"], again["properties"]) == ("a", "t", ["k-a"], {"mine": "1"})
+    assert (again["body"], again["tags"], again["properties"]) == ("a", "t", {"mine": "1"})
+    assert again["keys"] == ["k-a", f"dlq:{told['msgId']}"]
+
+
+def test_a_letter_is_sent_again_once_unless_it_is_said_twice(run: Run, dead: str, topic: str) -> None:
+    (first,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--send", "--json").stdout)
+
+    def dry() -> list[dict[str, object]]:
+        return sorted(documents(run("dlq", "resend", dead, "--json").stdout), key=lambda told: "sentBefore" in told)
+
+    b, a = awaited(dry, lambda told: "sentBefore" in told[-1])  # the index is built behind the acknowledgement
+    assert ("sentBefore" in b, a["sent"], a["sentBefore"]) == (False, False, first["newMsgId"])
+    done = run("dlq", "resend", dead, "--send")
+    assert done.exit_code == 0
+    assert f"{a['msgId']} to {topic} is left out: it was sent again before, as {first['newMsgId']}" in done.stdout
+    assert "1 sent\n1 were sent again before and are left out: --again sends them once more" in done.stderr
+    awaited(lambda: stored(run, topic), lambda found: len(found) == 4)
+    (more,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--send", "--again", "--json").stdout)
+    assert (more["sent"], more["newMsgId"] != first["newMsgId"]) == (True, True)
+
+
+def test_what_was_sent_again_and_died_again_has_the_key_of_the_last_time_only() -> None:
+    letter = replace(MESSAGE, properties={"KEYS": "k dlq:01", "UNIQ_KEY": "02", "mine": "1"})
+    copy = _copy(letter)
+    assert (copy.keys, copy.properties) == (["k", "dlq:02"], {"mine": "1"})
+
+
+def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
+    run: Run, dead: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = dlq._copy
+    monkeypatch.setattr(
+        dlq, "_copy", lambda letter: replace(whole(letter), tags="a\x01b" if letter.body == b"a" else "t")
+    )
+    done = run("dlq", "resend", dead, "--send")
+    assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.stderr
+    assert "is left out: [ROCKETMQ_" in done.stderr
+    awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b"])
+
+
+def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, topic: str) -> None:
+    letter = replace(MESSAGE, topic=topic, properties={"UNIQ_KEY": "02", "__SHARDINGKEY": "k", "mine": "1"})
+    with Producer(name_server=rocketmq.name_server, group="p") as producer:
+        first = producer.send(Message(topic, b"x"), selector="hash", arg="k")
+        assert dlq._sent(producer, letter)
+    awaited(lambda: total(rocketmq, topic), lambda found: found == 2)
+    assert first.queue is not None
+    (again,) = (one for one in stored_now(rocketmq, topic) if one.body == MESSAGE.body)
+    assert again.queue_id == first.queue.queue_id
+
+
+def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = SimpleNamespace(messages_of_key=lambda *asked: [])
+    find = dlq._finder(None, SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
+    assert [find(replace(MESSAGE, topic=name)) for name in "aab"] == [None, "another letter of this id", None]
+
+
+def test_where_nobody_can_look_it_up_it_is_said_and_sent(run: Run, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Admin, topic: str, *given: object) -> list[object]:
+        raise AccessDenied("no")
+
+    monkeypatch.setattr(Admin, "messages_of_key", denied)
+    done = run("dlq", "resend", dead, "--send")
+    assert (done.exit_code, "2 sent" in done.stderr) == (0, True)
+    assert done.stderr.count("was sent again before cannot be looked up") == 2
 
 
 def test_a_group_without_dead_letters(run: Run) -> None:
     done = run("dlq", "show", "no_such_group")
     assert (done.exit_code, done.stdout) == (0, "")
     assert "has no dead letters" in done.stderr
+
+
+def test_a_misspelt_group_is_told_with_the_nearest(run: Run, dead: str) -> None:
+    done = run("dlq", "show", f"{dead}x")
+    assert (done.exit_code, f"Did you mean {dead}" in done.stderr) == (0, True)
 
 
 def test_times_begin_with_the_first_and_end_before_the_last() -> None:

@@ -13,7 +13,8 @@ from rocketmq_spark.cli.environment import _shown
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, ReceivedMessage
 from rocketmq_spark.session import Consumer, Producer, PullConsumer
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
+from tests.helpers import awaited
 
 Run = Callable[..., Result]
 ENVIRONMENTS = {"environments": "2"}
@@ -31,7 +32,7 @@ def test_who_writes_and_reads_each_queue(rocketmq: LocalBroker, make_topic: Call
             producer.send(Message(topic, b"x"))
     with PullConsumer(**connection, group=f"{group}-away", consume_from_where="earliest") as away:
         away.assign([queue for queue in away.queues(topic) if queue.queue_id == 2])
-        eventually(lambda: len(away.poll(1.0)), lambda count: count > 0)
+        awaited(lambda: len(away.poll(1.0)), lambda count: count > 0)
         away.commit()
 
     def ask(*more: str) -> list[dict[str, object]]:
@@ -44,7 +45,7 @@ def test_who_writes_and_reads_each_queue(rocketmq: LocalBroker, make_topic: Call
             consumer = stack.enter_context(Consumer(**connection, group=group, environment=name, **ENVIRONMENTS))
             consumer.subscribe(topic)
             consumer.start(fine)
-        rows = eventually(ask, lambda found: all(len(row["readers"]) > (row["queueId"] == 2) for row in found))  # type: ignore[arg-type]
+        rows = awaited(ask, lambda found: all(len(row["readers"]) > (row["queueId"] == 2) for row in found))  # type: ignore[arg-type]
         text = run("environment", "show", topic, "-o", "environments=2")
     for row in rows:
         number = row["queueId"]
@@ -85,9 +86,11 @@ def test_the_environment_comes_from_the_variable_and_is_said(
     monkeypatch.setenv("ROCKETMQ_ENVIRONMENT", "2")
     sent = run("produce", topic, "-o", "environments=2", "--json", input="a\nb\nc\n")
     assert {one["queueId"] % 2 for one in documents(sent.stdout)} == {1}
+    alone = run("produce", topic, input="x\n")
+    assert (alone.exit_code, "Set option 'environments'" in alone.stderr) == (1, True)
     text = run("produce", topic, "-o", "environments=2", input="d\n")
     assert "environment '2' (variable ROCKETMQ_ENVIRONMENT), environmentMode queues" in text.stderr
-    shown = eventually(
+    shown = awaited(
         lambda: documents(run("tail", topic, "-o", "environments=2", "--no-follow", "--json").stdout),
         lambda found: len(found) == 4,
     )

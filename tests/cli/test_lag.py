@@ -16,8 +16,9 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.session import Producer, PullConsumer
 from rocketmq_spark.source.offsets import Offsets
-from tests.cli.conftest import Process, documents, eventually
+from tests.cli.conftest import Process, documents
 from tests.cli.test_metrics_server import get
+from tests.helpers import awaited, killed
 from tests.source.test_checkpoint import entry
 
 Run = Callable[..., Result]
@@ -48,6 +49,7 @@ def half(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> tuple[str, st
     feed(rocketmq, topic, 10)
     with PullConsumer(name_server=rocketmq.name_server, group=group, auto_commit=False) as consumer:
         consumer.assign([MessageQueue(topic, "broker-a", 1)])
+        assert consumer.poll(60)  # a broker makes a group at its first pull
         consumer.seek(MessageQueue(topic, "broker-a", 1), 4)
         consumer.commit()
     return topic, group
@@ -116,7 +118,7 @@ def test_served_for_prometheus(rocketmq: LocalBroker, half: tuple[str, str], sta
     lag = f'rocketmq_spark_reader_lag_messages{{group="{group}",topic="{topic}",broker="broker-a",queue="1"}}'
     assert f"{lag} 6\n" in get(url)[1]
     feed(rocketmq, topic, 2)
-    assert f"{lag} 8\n" in eventually(lambda: get(url)[1], lambda text: f"{lag} 8" in text)
+    assert f"{lag} 8\n" in awaited(lambda: get(url)[1], lambda text: f"{lag} 8" in text)
     server.ctrl_c()
     assert server.code == 0
 
@@ -137,6 +139,49 @@ def test_watched(rocketmq: LocalBroker, half: tuple[str, str], start: Start) -> 
     assert (look["readPerSecond"], look["catchUpMs"]) == (0.0, None)
     watch.ctrl_c()
     assert watch.code == 0
+
+
+def test_a_batch_that_waits_for_a_dead_broker(pair: LocalBroker, run: Run, tmp_path: Path) -> None:
+    topic = f"waits-{uuid.uuid4().hex[:6]}"
+    pair.create_topic(topic, 1)
+    a, b = (MessageQueue(topic, f"broker-{name}", 0) for name in "ab")
+    entry(tmp_path, 0, json.dumps(Offsets({a: 0, b: 0}).to_json()))
+    entry(tmp_path, 1, json.dumps(Offsets({a: 2, b: 3}).to_json()), done=False)
+    look = ("lag", "--checkpoint", str(tmp_path), "--name-server", pair.name_server)
+    (found,) = documents(run(*look, "--json").stdout)
+    assert (found["underWay"]["batchId"], found["underWay"]["waitsFor"], found["unknownQueues"]) == (1, [], 0)
+    killed(pair, "broker-b")
+    done = run(*look, "--json")
+    (found,) = documents(done.stdout)
+    assert (found["underWay"]["waitsFor"], found["unknownQueues"], done.exit_code) == (["broker-b"], 1, 1)
+    assert "batch 1 under way, waiting for broker-b" in run(*look).stderr
+    told = run("doctor", "--checkpoint", str(tmp_path), "--name-server", pair.name_server, "--json")
+    assert [one["remedy"].partition(":")[0] for one in documents(told.stdout) if "batch 1" in one["found"]] == [
+        "Start broker-b"
+    ]
+    killed(pair, "broker-a")
+    done = run(*look, "--json")
+    (found,) = documents(done.stdout)
+    assert (found["underWay"]["waitsFor"], found["unknownQueues"]) == (["broker-a", "broker-b"], 2)
+    assert (done.exit_code, "all its brokers are down" in done.stderr) == (1, True)
+
+
+def test_a_query_is_looked_for_in_its_namespace(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run, tmp_path: Path
+) -> None:
+    """A topic of the same name outside of it is another one."""
+    topic = make_topic(queues=2)
+    rocketmq.create_topic(f"shop%{topic}", 2)
+    feed(rocketmq, topic, 9)
+    feed(rocketmq, f"shop%{topic}", 4)
+    positions = {MessageQueue(topic, "broker-a", 1): 3}
+    entry(tmp_path, 0, json.dumps(Offsets(positions, reads={"namespace": "shop"}).to_json()))
+    (found,) = documents(run("lag", "--checkpoint", str(tmp_path), "--json").stdout)
+    assert found["lag"] == 1
+    rows = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
+    assert [(row["queueId"], row["maxOffset"]) for row in rows] == [(0, 0), (1, 4)]
+    seen = documents(run("doctor", "--checkpoint", str(tmp_path), "--json").stdout)[-1]
+    assert (seen["level"], seen["found"].startswith("1 messages behind")) == ("ok", True)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.cli.lag_view import Sight, document, duration, folded, prometheus, rate, screen, table
+from rocketmq_spark.cli.lag_view import (
+    Sight,
+    document,
+    duration,
+    folded,
+    prometheus,
+    rate,
+    screen,
+    summary,
+    table,
+    under_way,
+    waiting,
+)
 from rocketmq_spark.lag import QueueLag
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.source.checkpoint import Batch, Read
 
 NOW_MS = 1_800_000_000_000
 LARGE = 9_876_543_210
@@ -35,6 +48,19 @@ def test_what_programs_get() -> None:
     assert [(q["queueId"], q["lag"], q["readPerSecond"], q["catchUpMs"]) for q in queues] == [
         (0, None, None, None), (1, 6, 1.0, 12_000),
     ]  # fmt: skip
+
+
+def test_a_batch_that_is_not_done() -> None:
+    read = Read(Batch(7, {}, NOW_MS - 65_000), [OffsetRange(queue(1, broker="broker-b"), 3, 9)], [], None)
+    told = under_way(read, {"broker-b"}, NOW_MS)
+    assert told == {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
+    assert waiting(told) == "batch 7 under way for 1 m 5 s, waiting for broker-b"
+    assert waiting(under_way(read, (), NOW_MS)) == "batch 7 under way for 1 m 5 s"
+    assert waiting(under_way(read._replace(batch=Batch(7, {})), (), NOW_MS)) == "batch 7 under way"
+    found = sight(ROW, checkpoint="/c", batchId=6, underWay=told)
+    assert summary(found)[:3] == ["checkpoint /c", "6 messages behind in 1 queues", waiting(told)]
+    assert document(found)["underWay"] == told
+    assert summary(sight(ROW, checkpoint="/c", batchId=6, underWay=None))[2].startswith("the oldest")
 
 
 def test_prometheus_text() -> None:

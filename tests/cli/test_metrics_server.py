@@ -16,7 +16,7 @@ LOCAL = ("127.0.0.1", 0)
 
 def get(url: str, path: str | None = None) -> tuple[int, str, str | None]:
     parts = urlsplit(url)
-    connection = HTTPConnection(parts.netloc, timeout=30)
+    connection = HTTPConnection(parts.netloc, timeout=60)
     connection.request("GET", path or parts.path)
     answer = connection.getresponse()
     found = answer.status, answer.read().decode(), answer.getheader("Content-Type")

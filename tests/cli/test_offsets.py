@@ -13,7 +13,8 @@ from rocketmq_spark.cli.offsets import Change
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.session import Consumer, Producer, PullConsumer
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
+from tests.helpers import awaited
 
 Run = Callable[..., Result]
 
@@ -93,8 +94,16 @@ def test_by_json_of_some_queues(group: Group, run: Run) -> None:
     ):
         wrong = run("offsets", "set", group.name, "--to", wanted, "--apply")
         assert (wrong.exit_code, said in wrong.stderr) == (1, True), wrong.stderr
+    other = run("offsets", "set", group.name, "--topic", "other", "--to", to(2))
+    assert (other.exit_code, f"--to names {group.topic}, which --topic leaves out" in other.stderr) == (1, True)
     usage = run("offsets", "set", group.name, "--to", "yesterday")
     assert (usage.exit_code, "'yesterday' is not latest, earliest, or epoch" in usage.stderr) == (2, True)
+
+
+def test_in_an_environment_the_queues_that_it_owns(group: Group, run: Run) -> None:
+    """Its group has offsets of these only: in others nobody would ever move them."""
+    where = ("--environment", "2", "-o", "environments=2", "--topic", group.topic)
+    assert told(run("offsets", "set", group.name, *where, "--to", "latest", "--apply", "--json")) == [(1, None, 10)]
 
 
 def test_a_group_that_has_none_begins_there(group: Group, run: Run) -> None:
@@ -107,11 +116,29 @@ def test_a_group_that_has_none_begins_there(group: Group, run: Run) -> None:
     assert run("offsets", "show", "nobody").exit_code == 1
 
 
+def test_a_misspelt_group_is_told_with_the_nearest(group: Group, run: Run) -> None:
+    slip = f"{group.name}x"
+    for arguments in (("offsets", "show", slip), ("lag", "--group", slip), ("offsets", "set", slip, "--to", "latest")):
+        done = run(*arguments)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert f"group {slip} has no offsets. Did you mean {group.name}" in done.stderr, arguments
+    chosen = ("--topic", group.topic, "--to", "latest")
+    dry = run("offsets", "set", slip, *chosen)
+    assert (dry.exit_code, f"Brokers know no group {slip}. Did you mean {group.name}" in dry.stderr) == (0, True)
+    done = run("offsets", "set", slip, *chosen, "--apply")
+    assert f"Brokers knew no group {slip}. Did you mean {group.name}" in done.stderr
+    assert "Did you mean" not in run("offsets", "set", slip, *chosen, "--apply").stderr
+    assert "Did you mean" not in run("offsets", "set", group.name, *chosen).stderr
+    group.mq.admin.create_group(f"{slip}y")
+    known = run("lag", "--group", f"{slip}y")
+    assert f"group {slip}y has no offsets. Was something consumed and committed?" in known.stderr
+
+
 def test_while_members_live_they_would_overwrite_it(group: Group, run: Run) -> None:
     with Consumer(name_server=group.mq.name_server, group=group.name) as member:
         member.subscribe(group.topic)
         member.start(lambda messages, context: None)
-        shown = eventually(lambda: run("offsets", "show", group.name), lambda done: "1 members: " in done.stderr)
+        shown = awaited(lambda: run("offsets", "show", group.name), lambda done: "1 members: " in done.stderr)
         assert "1 members: " in shown.stderr
         refused = run("offsets", "set", group.name, "--to", "earliest", "--apply")
         assert (refused.exit_code, "has 1 members, which would overwrite" in refused.stderr) == (1, True)

@@ -57,6 +57,40 @@ def test_json_failures_have_the_stable_code(capsys):
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "ROCKETMQ_OPTION"
 
 
+# A title of the window, the clipboard, a line turned around, a line that was never said, half a letter, and what is harmless.
+OBEYED = "\x1b]0;title\x07 \x1b]52;c;aGk=\x07 \x9b31m \u202egnp.exe\u2069 \r\x7f \ud83d \u2028 \ufeff"
+HARMLESS = "Ünï 漢字 \U0001f600 \t|"
+
+
+@pytest.mark.parametrize("place", ["item", "note", "failure", "rows", "topics"])
+def test_nothing_that_a_terminal_obeys_is_written(place, capsys):
+    """Bodies, names, remarks of a broker: whoever may send a message writes them."""
+    foreign = HARMLESS + OBEYED
+    for out in (Text(), Json()):
+        says = {
+            "item": lambda out=out: out.item({"a": foreign}, foreign),
+            "note": lambda out=out: out.note(foreign),
+            "failure": lambda out=out: out.failure(OptionError(foreign, remark=foreign)),
+            "rows": lambda out=out: out.rows({"a": "A"}, [{"a": foreign}, {"a": [foreign, foreign]}]),
+            "topics": lambda out=out: out.rows({"topic": "T", "a": "A"}, [{"topic": foreign, "a": "x" * 200}]),
+        }
+        says[place]()
+        seen = capsys.readouterr()
+        written = (seen.out + seen.err).replace("\n", "")
+        assert all(letter == "\t" or letter.isprintable() for letter in written), ascii(written)
+        assert written or (out.machine and place == "note")
+        if not out.machine:
+            assert all(part in written for part in HARMLESS.split())
+            assert "\\x1b]52;c;aGk=\\x07" in written
+        elif place == "item":
+            assert json.loads(seen.out) == {"a": foreign}
+
+
+def test_a_cell_makes_no_lines(capsys):
+    Text().rows({"name": "NAME"}, [{"name": "a\nforged"}])
+    assert capsys.readouterr().out.splitlines() == ["NAME", "a\\nforged"]
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

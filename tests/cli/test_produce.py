@@ -9,7 +9,8 @@ from rocketmq_spark.cli.output import Json, Text
 from rocketmq_spark.cli.produce import _Report, _send
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
+from tests.helpers import awaited
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def stored(run):
     """The messages of a topic, once there are so many."""
 
     def read(topic, count):
-        return eventually(
+        return awaited(
             lambda: documents(run("tail", topic, "--no-follow", "--json").stdout), lambda found: len(found) >= count
         )
 

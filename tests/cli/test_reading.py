@@ -13,7 +13,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.session import Producer
 from rocketmq_spark.wire.messages import decode_leniently
-from tests.cli.conftest import eventually
+from tests.helpers import total
 
 
 @pytest.fixture
@@ -38,10 +38,7 @@ def stored(rocketmq, topic):
     """Waits until the broker shows so many messages."""
 
     def wait(count):
-        def total():
-            return sum(b.max_offset for b in rocketmq.admin.describe_topic(topic).values())
-
-        assert eventually(total, lambda found: found >= count) == count
+        assert total(rocketmq, topic, count) == count
 
     return wait
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.session import Producer
+from rocketmq_spark.spool.sends import record_of
 from rocketmq_spark.spool.store import Dead, Store
 from tests.cli.conftest import documents
-from tests.live.writes import stored
+from tests.helpers import stored
 
 Run = Callable[..., Result]
 
@@ -58,12 +60,28 @@ def test_export_gives_bodies_and_properties_of_all(run: Run, folder: Path) -> No
     assert (first["properties"]["TAGS"], first["properties"]["mine"], first["group"]) == ("t", "1", "g_cli")
 
 
+def test_what_one_cluster_was_to_get_is_not_sent_to_another_unless_it_is_assigned(
+    rocketmq: LocalBroker, run: Run, folder: Path, topic: str
+) -> None:
+    done = run("spool", "send", str(folder))
+    assert done.exit_code == 1
+    assert "holds records of the cluster of 127.0.0.1:1, not of the cluster of " in " ".join(done.stderr.split())
+    assert "rocketmq-spark spool assign" in " ".join(done.stderr.split())
+    (summary,) = documents(run("spool", "show", str(folder), "--json").stdout)
+    assert (summary["depth"], summary["owner"]) == (3, "the cluster of 127.0.0.1:1")
+    (told,) = documents(run("spool", "assign", str(folder), "--json").stdout)
+    assert told["before"] == "the cluster of 127.0.0.1:1"
+    assert run("spool", "send", str(folder)).exit_code == 0
+    assert len(stored(rocketmq, topic, 3)) == 3
+
+
 @pytest.mark.parametrize(
     ("dead", "wanted"), [(False, {"first", "second", "any"}), (True, {"first", "second", "any", "dead"})]
 )
 def test_send_sends_what_is_there_whenever_it_is_due(
     rocketmq: LocalBroker, run: Run, folder: Path, topic: str, dead: bool, wanted: set[str]
 ) -> None:
+    assert run("spool", "assign", str(folder)).exit_code == 0
     done = run("spool", "send", str(folder), "--json", *(["--dead"] if dead else []))
     assert done.exit_code == 0, done.output
     (told,) = documents(done.stdout)
@@ -73,6 +91,41 @@ def test_send_sends_what_is_there_whenever_it_is_due(
     assert summary["depth"] == 0
 
 
+@pytest.mark.parametrize(
+    ("share", "least", "depth"),
+    [(0.0, 600, None), (0.5, 560, 600), (0.999, 0, None)],
+    ids=[
+        "the first block, which has the totals",
+        "a block in the middle",
+        "the footer, without which there is no table",
+    ],
+)
+def test_what_can_be_read_of_a_damaged_spool_is_shown_and_exported(
+    run: Run, tmp_path: Path, share: float, least: int, depth: int | None
+) -> None:
+    store = Store(tmp_path, sync="never")
+    sends = [SendRequest("g_cli", os.urandom(200), properties="UNIQ_KEY\x01A\x02") for _ in range(600)]
+    store.add([(record_of(SpooledSend("t", send, None, ("A",)), 1), 1) for send in sends])
+    store.close()
+    (table,) = tmp_path.glob("*.sst")
+    data = bytearray(table.read_bytes())
+    data[min(int(share * len(data)), len(data) - 1)] ^= 1
+    table.write_bytes(data)
+    done = run("spool", "show", str(tmp_path), "--records")
+    assert done.exit_code == 0, done.output
+    exported = run("spool", "export", str(tmp_path))
+    for one in (done, exported):
+        assert "is damaged, and not all of it could be read. What opens it to send from it" in " ".join(
+            one.stderr.split()
+        )
+    assert least <= sum(bool(one.get("body")) for one in documents(exported.stdout)) <= least + 39
+    (summary,) = documents(run("spool", "show", str(tmp_path), "--json").stdout)
+    assert summary["depth"] == depth
+    again = Store(tmp_path, sync="never")
+    again.close()
+    assert run("spool", "show", str(tmp_path)).stderr == ""
+
+
 def test_a_spool_in_use_can_be_shown_and_not_sent(run: Run, folder: Path) -> None:
     store = Store(folder)
     assert run("spool", "show", str(folder)).exit_code == 0
@@ -80,6 +133,15 @@ def test_a_spool_in_use_can_be_shown_and_not_sent(run: Run, folder: Path) -> Non
     assert done.exit_code == 1
     assert "is in use by another process" in done.stderr
     store.close()
+
+
+def test_what_an_environment_by_its_number_left_is_not_sent_to_where_the_number_points_now(
+    run: Run, folder: Path
+) -> None:
+    done = run("spool", "send", str(folder), "--environment", "1")
+    assert done.exit_code == 1
+    assert "option 'environment' is '1' without option 'environments'" in done.stderr
+    assert "a command does not know what those counted who filled the spool" in done.stderr
 
 
 def test_a_folder_without_a_spool_is_said_to_have_none(run: Run, tmp_path: Path) -> None:

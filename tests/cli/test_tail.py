@@ -10,7 +10,8 @@ from rocketmq_spark.cli.tail import document, line
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
 from rocketmq_spark.options import parse
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
+from tests.helpers import awaited
 
 MESSAGE = ReceivedMessage(
     topic="t", queue=MessageQueue("t", "broker-a", 1), queue_offset=7, commit_log_offset=0, body=b"a\nb",
@@ -25,7 +26,7 @@ def filled(run, topic):
     """A topic with the messages 0 to 9, one after the other in one queue after the other."""
     for tags, numbers in (("even", range(0, 10, 2)), ("odd", range(1, 10, 2))):
         run("produce", topic, "--tags", tags, input="".join(f"{i}\n" for i in numbers))
-    eventually(lambda: len(bodies(run("tail", topic, "--no-follow"))), lambda count: count == 10)
+    awaited(lambda: len(bodies(run("tail", topic, "--no-follow"))), lambda count: count == 10)
     return topic
 
 
@@ -37,6 +38,24 @@ def bodies(done):
 def test_a_line():
     expected = "1970-01-01T00:00:02.500Z  broker-a/1@7  tags=x keys=k1,k2 mine=1  a\\nb"
     assert line(MESSAGE) == expected
+
+
+def test_a_line_stays_one_whatever_a_message_holds():
+    foreign = replace(
+        MESSAGE,
+        body=b"\x1b[2Ja\n1970-01-01 forged",
+        properties={"TAGS": "x\ny", "KEYS": "k\r\n", "mine\n": "\x1b]52;c;aGk=\x07"},
+    )
+    shown = line(foreign)
+    assert shown.isprintable()
+    assert "\\x1b[2Ja\\n1970-01-01 forged" in shown
+
+
+@pytest.mark.parametrize("never", [2**63 - 1, -(2**63), 253_402_300_800_000])
+def test_a_time_that_no_calendar_has_is_shown_as_its_number(never):
+    message = replace(MESSAGE, store_timestamp=never, born_timestamp=never)
+    assert line(message).startswith(f"@{never}  broker-a/1@7")
+    assert (document(message)["storeTimestamp"], document(message)["bornTimestamp"]) == (f"@{never}", f"@{never}")
 
 
 def test_a_document_has_the_names_of_the_columns():
@@ -60,7 +79,7 @@ def test_a_poisoned_topic_is_shown_as_a_whole(rocketmq, run, topic):
     queue = sender.publish_queues(topic, Deadline.after(10))[0]
     for body, flag in ((b"before", 0), (b"poison", 1), (b"behind", 0)):
         sender.send(queue, SendRequest("g", body, sys_flag=flag), Deadline.after(10))
-    shown = eventually(
+    shown = awaited(
         lambda: documents(run("tail", topic, "--no-follow", "--json").stdout), lambda found: len(found) == 3
     )
     assert [one.get("body") for one in shown] == ["before", None, "behind"]

@@ -2,7 +2,9 @@ import uuid
 
 import pytest
 
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
+from tests.helpers import awaited
+from tests.reading import feed
 
 
 @pytest.fixture
@@ -14,15 +16,56 @@ def test_create_list_describe_delete(run, name):
     assert run("topic", "create", name, "--queues", "3").stdout == f"Topic {name} has 3 queues on broker-a\n"
     assert name in run("topic", "list").stdout.splitlines()
     run("produce", name, input="a\nb\n")
-    described = eventually(
-        lambda: run("topic", "describe", name), lambda done: done.stderr == "2 messages in 3 queues\n"
-    )
+    described = awaited(lambda: run("topic", "describe", name), lambda done: done.stderr == "2 messages in 3 queues\n")
     heading, *queues = (line.split() for line in described.stdout.splitlines())
     assert heading[:5] == ["BROKER", "QUEUE", "FIRST", "END", "MESSAGES"]
     assert [queue[:3] for queue in queues] == [["broker-a", str(i), "0"] for i in range(3)]
     assert sorted(queue[4] for queue in queues) == ["0", "1", "1"]
     assert run("topic", "delete", name, "--yes").stdout == f"Topic {name} is deleted\n"
     assert name not in run("topic", "list").stdout.splitlines()
+
+
+def test_a_topic_that_is_there_is_not_created_over(run, rocketmq, name):
+    """Eight queues became two once, and sixty of eighty messages went out of sight without a word."""
+    rocketmq.create_topic(name, 8)
+    for queues in ("2", "8", "9"):
+        done = run("topic", "create", name, "--queues", queues)
+        assert done.exit_code == 1
+        assert f"topic {name} is there: it has 8 on broker-a" in done.stderr
+        assert f"rocketmq-spark topic widen {name} --queues N, or topic shrink" in done.stderr
+    assert len(rocketmq.admin.describe_topic(name)) == 8
+
+
+def test_a_topic_gets_more_queues_and_keeps_what_it_is(run, rocketmq, name):
+    rocketmq.create_topic(name, 2, attributes={"message.type": "FIFO"})
+    rocketmq.admin.create_topic(name, 2, perm=4)
+    assert run("topic", "widen", name, "--queues", "5").stdout == f"Topic {name} has 5 queues on broker-a\n"
+    config = rocketmq.admin.topic_config(name, "broker-a")
+    assert (config.read_queues, config.write_queues, config.perm) == (5, 5, 4)
+    assert config.attributes == {"message.type": "FIFO"}
+    assert run("topic", "widen", name, "--queues", "5").exit_code == 0
+    done = run("topic", "widen", name, "--queues", "4")
+    assert (done.exit_code, len(rocketmq.admin.describe_topic(name))) == (1, 5)
+    assert (
+        f"--queues is 4, fewer than topic {name} has: 5 on broker-a. That is for: rocketmq-spark topic shrink"
+        in done.stderr
+    )
+
+
+def test_a_topic_that_gets_fewer_queues_says_what_goes_out_of_sight(run, rocketmq, name):
+    rocketmq.create_topic(name, 8)
+    feed(rocketmq, name, 80)
+    done = run("topic", "shrink", name, "--queues", "2", input="y\n")
+    assert done.exit_code == 2
+    said = " ".join(done.stderr.split())
+    assert f"Take 6 queues away from topic {name}: 60 messages go out of sight. There is no terminal" in said
+    assert len(rocketmq.admin.describe_topic(name)) == 8
+    done = run("topic", "shrink", name, "--queues", "2", "--yes", "--json")
+    assert documents(done.stdout) == [{"topic": name, "brokers": ["broker-a"], "queues": 2, "outOfSight": 60}]
+    assert len(rocketmq.admin.describe_topic(name)) == 2
+    assert "--queues is 3, more than topic" in run("topic", "shrink", name, "--queues", "3", "--yes").stderr
+    run("topic", "widen", name, "--queues", "8")
+    assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(name).values()) == 80
 
 
 def test_json(run, name):
@@ -54,11 +97,13 @@ def test_a_batch_topic(run, rocketmq, name):
 
 def test_system_topics_are_shown_on_request(run):
     everything = run("topic", "list", "--all").stdout.splitlines()
-    assert "TBW102" in everything
-    assert "TBW102" not in run("topic", "list").stdout.splitlines()
+    assert "BenchmarkTest" in everything
+    assert "BenchmarkTest" not in run("topic", "list").stdout.splitlines()
 
 
-@pytest.mark.parametrize("verb", [["describe"], ["delete", "--yes"]])
+@pytest.mark.parametrize(
+    "verb", [["describe"], ["delete", "--yes"], ["widen", "--queues", "9"], ["shrink", "--queues", "1", "--yes"]]
+)
 def test_a_misspelt_topic_is_told_with_the_nearest(run, topic, verb):
     done = run("topic", verb[0], topic + "x", *verb[1:])
     assert done.exit_code == 1

@@ -31,7 +31,7 @@ class Parts:
 
     def __init__(self, name_server: str, **how: Any) -> None:
         self.groups = Groups()
-        dialling = Dialling(connect_timeout_s=1.0, address_map=how.pop("address_map", {}))
+        dialling = Dialling(how.pop("connect_timeout_s", 30.0), address_map=how.pop("address_map", {}))
         self.pool = Pool(dialling, self.groups.asked)
         self.calls = Calls(self.pool, **how)
         self.name_servers = NameServers(self.calls, name_server.split(";"))
@@ -52,7 +52,7 @@ class Parts:
 
     @property
     def soon(self) -> Deadline:
-        return Deadline.after(5.0)
+        return Deadline.after(30.0)
 
 
 @pytest.fixture

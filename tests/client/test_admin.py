@@ -23,6 +23,7 @@ from rocketmq_spark.wire.bodies import ConsumeProgress
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
+from tests.decode.fetching import stored, text
 from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, ok, refuse, route
 
 ROUTE, CLUSTER = Request.GET_ROUTEINFO_BY_TOPIC, Request.GET_BROKER_CLUSTER_INFO
@@ -158,6 +159,22 @@ def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
     progress = Admin(broker.address, parts.calls).consume_stats("g", "t")
     assert progress == {MessageQueue("t", "a", 1): ConsumeProgress(9, 5, 6, 7)}
     assert broker.seen(Request.GET_CONSUME_STATS)[0].ext["topic"] == "ns%t"
+    parts.pool.close()
+
+
+def test_messages_of_a_key_are_those_that_have_it(broker: MockBroker) -> None:
+    """An index knows hashes, and a broker that has none says so."""
+    parts = Parts(broker.address, scope=Scope("ns"))
+    with MockBroker({Request.QUERY_MESSAGE: refuse(Response.QUERY_NOT_FOUND, "can not find message")}) as other:
+        broker.on(ROUTE, route(1, {"a": broker.address, "b": other.address}))
+        both = stored(properties=text(KEYS="k other", UNIQ_KEY="1")) + stored(properties=text(KEYS="kk", UNIQ_KEY="2"))
+        broker.on(Request.QUERY_MESSAGE, ok(both))
+        found = Admin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
+        assert [(message.msg_id, message.broker_name) for message in found] == [("1", "a")]
+        asked = [server.seen(Request.QUERY_MESSAGE)[0].ext for server in (broker, other)]
+    assert [(ext["topic"], ext["key"], ext["beginTimestamp"], ext["endTimestamp"], ext["bname"]) for ext in asked] == [
+        ("ns%t", "k", "5", "9", name) for name in "ab"
+    ]
     parts.pool.close()
 
 

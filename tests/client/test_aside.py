@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from rocketmq_spark.client.aside import Aside
+from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
 
 def test_a_key_keeps_its_order_and_others_do_not_wait() -> None:
     aside, gate, done = Aside(), threading.Event(), []
     other = threading.Event()
-    aside.run("slow", lambda: done.append(gate.wait(10)))
+    aside.run("slow", lambda: done.append(gate.wait(60)))
     for i in range(5):
         aside.run("slow", lambda i=i: done.append(i))  # type: ignore[misc]
     aside.run("other", other.set)
-    assert other.wait(10)
+    assert other.wait(60)
     assert (done, aside.busy("slow")) == ([], True)
     gate.set()
     eventually(lambda: not aside.busy("slow"))
     assert done == [True, 0, 1, 2, 3, 4]
 
 
-def test_work_that_fails_does_not_keep_the_next_one(caplog) -> None:  # type: ignore[no-untyped-def]
-    aside, done = Aside(), threading.Event()
-
-    def fail() -> None:
-        raise ValueError("no")
-
-    aside.run("k", fail)
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_work_that_fails_does_not_keep_the_next_one(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    aside, gate, done = Aside(), threading.Event(), threading.Event()
+    aside.run("k", lambda: gate.wait(60))
+    aside.run("k", raising(error))
     aside.run("k", done.set)
-    assert done.wait(10)
+    gate.set()
+    assert done.wait(60)
     eventually(lambda: not aside.busy("k"))
-    assert "work for k failed" in caplog.text
+    assert f"the work of thread rocketmq-aside-k failed: {type(error).__name__}: mine" in caplog.text
+
+
+def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    aside, done = Aside(), threading.Event()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        with pytest.raises(RuntimeError):
+            aside.run("k", done.set)
+    assert not aside.busy("k")
+    aside.run("k", done.set)
+    assert done.wait(60)

@@ -104,9 +104,9 @@ def test_what_is_not_known_is_refused() -> None:
 
 def test_subscriptions_are_told_by_tags_or_as_they_are() -> None:
     made = told(
-        "g", Membership({"t": Filter("a || b"), "u": Filter("x > 1", "SQL92")}, 7, message_model="BROADCASTING")
+        "g", Membership({"t": Filter("a || b"), "u": Filter("x > 1", "SQL92")}, {"t": 7}, message_model="BROADCASTING")
     )
-    assert (made.group, made.version_ms, made.message_model) == ("g", 7, "BROADCASTING")
+    assert (made.group, made.versions_ms, made.message_model) == ("g", {"t": 7}, "BROADCASTING")
     assert made.subscriptions["t"].tags == ("a", "b")
     assert (made.subscriptions["u"].sub_string, made.subscriptions["u"].codes) == ("x > 1", ())
     assert made.expression_types == {"t": "TAG", "u": "SQL92"}

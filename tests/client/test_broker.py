@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from rocketmq_spark.codes import Request, Response
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.client.broker import first_not_older
+from rocketmq_spark.codes import Request, Response, SysFlag
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -12,12 +17,14 @@ from rocketmq_spark.errors import (
     ConnectionLost,
     GroupNotFound,
     RocketMQError,
+    ServerFault,
+    ServiceNotAvailable,
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds, SendRequest
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.mockbroker import MockBroker, eventually, offsets, ok, refuse, route
+from tests.mockbroker import Call, MockBroker, eventually, offsets, ok, refuse, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
@@ -50,12 +57,39 @@ class TestBounds:
         broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((1, 9))))
         assert set(routed.brokers.bounds(QUEUES, routed.soon)) == {QUEUES[0]}
 
+    @pytest.mark.parametrize("by_queue", [True, False])
+    def test_a_queue_that_was_never_written_begins_at_0(
+        self, broker: MockBroker, routed: Parts, by_queue: bool
+    ) -> None:
+        """A store that has none says -1, which would be a position that no checkpoint can be read with."""
+        broker.on(Request.GET_TOPIC_STATS_INFO, refuse(3) if by_queue else ok(stats((-1, 0))))
+        broker.on(Request.GET_MIN_OFFSET, ok(offset=-1))
+        broker.on(Request.GET_MAX_OFFSET, ok(offset=0))
+        found = routed.brokers.bounds(QUEUES[:1], routed.soon)
+        assert found == {QUEUES[0]: QueueBounds(0, 0, 0 if by_queue else 5)}
+
     def test_where_the_question_is_unknown_queues_are_asked_one_by_one(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, refuse(3, " request type 202 not supported"))
         broker.on(Request.GET_MIN_OFFSET, offsets({0: 1, 1: 2}))
         broker.on(Request.GET_MAX_OFFSET, offsets({0: 10, 1: 20}))
         found = routed.brokers.bounds(QUEUES, routed.soon)
         assert found == {QUEUES[0]: QueueBounds(1, 10, 0), QUEUES[1]: QueueBounds(2, 20, 0)}
+
+    def test_what_a_proxy_cannot_reach_is_told_as_what_may_pass_and_the_others_are_there(
+        self, broker: MockBroker, routed: Parts
+    ) -> None:
+        broker.on(Request.GET_TOPIC_STATS_INFO, refuse(3, " request type 202 not supported"))
+        broker.on(Request.GET_MIN_OFFSET, offsets({0: 1, 1: 2}))
+        away = refuse(Response.SYSTEM_ERROR, "connect to 10.0.0.7:10911 failed")
+        broker.on(Request.GET_MAX_OFFSET, lambda call: away if call.ext("queueId") == "1" else ok(offset=10))
+        told: list[tuple[RocketMQError, MessageQueue]] = []
+        found = routed.brokers.bounds(QUEUES, routed.soon, lambda error, queue: told.append((error, queue)))
+        assert found == {QUEUES[0]: QueueBounds(1, 10, 0)}
+        assert [(type(error), error.retriable, queue) for error, queue in told] == [
+            (ServiceNotAvailable, True, QUEUES[1])
+        ]
+        with pytest.raises(ServerFault, match=r"10\.0\.0\.7"):
+            routed.brokers.bounds(QUEUES, routed.soon)
 
     def test_without_queues_nothing_is_asked(self, broker: MockBroker, routed: Parts) -> None:
         assert routed.brokers.bounds([], routed.soon) == {}
@@ -121,6 +155,10 @@ class TestSomeBrokersDoNotAnswer:
         assert (caught.value.addr, caught.value.topic) == (broker.address, "t")
 
 
+def _pulled(next_offset: int) -> dict[str, int]:
+    return {"nextBeginOffset": next_offset, "minOffset": 0, "maxOffset": 2000, "suggestWhichBrokerId": 0}
+
+
 class TestSingleQuestions:
     def message(self, offset: int = 5, stored_ms: int = 777) -> bytes:
         return store("t", b"body", queue_offset=offset, store_ms=stored_ms)
@@ -141,17 +179,42 @@ class TestSingleQuestions:
         assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) is time_ms
 
     def test_the_store_time_of_a_message_and_not_of_a_later_one(self, broker: MockBroker, routed: Parts) -> None:
-        broker.on(Request.PULL_MESSAGE, [ok(self.message()), ok(self.message(6))])
+        broker.on(Request.PULL_MESSAGE, [ok(self.message()), ok(self.message(6)), ok(b"garbage")])
         assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) == 777
+        assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) is None
         assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) is None
         ext = broker.seen(Request.PULL_MESSAGE)[0].ext
         assert (ext["sysFlag"], ext["maxMsgNums"], ext["queueOffset"]) == ("4", "1", "5")
 
+    def test_store_times_of_many_queues(self, broker: MockBroker, routed: Parts) -> None:
+        of_queue = {"0": ok(self.message()), "1": refuse(19)}
+        broker.on(Request.PULL_MESSAGE, lambda call: of_queue[call.ext("queueId")])
+        offsets = dict.fromkeys(QUEUES, 5)
+        assert routed.brokers.store_times_ms("g", offsets, routed.soon) == {QUEUES[0]: 777}
+        of_queue.update({"0": refuse(Response.SYSTEM_BUSY, "busy"), "1": refuse(Response.NO_PERMISSION, "no")})
+        assert routed.brokers.store_times_ms("g", offsets, routed.soon) == {}
+
     def test_a_sample_of_sizes(self, broker: MockBroker, routed: Parts) -> None:
         body = self.message() + self.message(6)
-        broker.on(Request.PULL_MESSAGE, [ok(body), refuse(19)])
+        broker.on(Request.PULL_MESSAGE, [ok(body, **_pulled(7)), refuse(19), ok(b"", **_pulled(7))])
         assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (len(body), 2)
         assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (0, 0)
+        assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (0, 0)
+
+    @pytest.mark.parametrize("asked", [5, 700])
+    def test_messages_within_a_message_are_counted_one_by_one(
+        self, asked: int, broker: MockBroker, routed: Parts
+    ) -> None:
+        """A batch comes whole, wherever in it was asked."""
+        body = store("t", b"a thousand of them", queue_offset=5, sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
+        broker.on(Request.PULL_MESSAGE, ok(body, **_pulled(1005)))
+        assert routed.brokers.sample("g", QUEUES[0], asked, routed.soon) == (len(body), 1000)
+
+    @pytest.mark.parametrize("body", [b"x" * 200, b"short"])
+    def test_a_sample_of_what_cannot_be_decoded(self, body: bytes, broker: MockBroker, routed: Parts) -> None:
+        """What a plan does about it is a matter of option badMessage, when it is read."""
+        broker.on(Request.PULL_MESSAGE, ok(body, **_pulled(7)))
+        assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (len(body), 2)
 
     def test_members_of_a_group(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(
@@ -181,6 +244,66 @@ def test_search_asks_for_the_lower_boundary(broker: MockBroker, routed: Parts) -
     broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, lambda call: ok(offset=int(call.ext("timestamp")) + 1))
     assert routed.brokers.search_offsets({QUEUES[1]: 10, QUEUES[0]: 20}, routed.soon) == {QUEUES[1]: 11, QUEUES[0]: 21}
     assert {c.ext["boundaryType"] for c in broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)} == {"LOWER"}
+
+
+@given(
+    st.lists(st.integers(0, 12), max_size=40).map(sorted), st.integers(0, 5), st.integers(-3, 45), st.integers(0, 13)
+)
+def test_the_first_message_of_a_time_is_found_from_any_place_near_it(
+    times: list[int], expired: int, near: int, time_ms: int
+) -> None:
+    first, looks = min(expired, len(times)), 0
+
+    def look(offset: int) -> int | None:
+        nonlocal looks
+        looks += 1
+        return times[offset] if first <= offset < len(times) else None
+
+    expected = next((i for i in range(first, len(times)) if times[i] >= time_ms), len(times))
+    found = first_not_older(look, near, time_ms)
+    assert looks < 20
+    if first <= near < len(times):
+        assert found == expected
+    else:
+        assert (found, looks) == (near, 1), "callers clamp it"
+
+
+class TestOldBrokersTakeTheNearestMessageOfATime:
+    """As brokers before 5.1.4: of messages at 10, 20, 20, 20 and 30 the one that is nearest, whichever of several."""
+
+    TIMES = (10, 20, 20, 20, 30)
+
+    @pytest.fixture(params=[401, 438, 440, 513])
+    def version(self, request: pytest.FixtureRequest, broker: MockBroker) -> int:
+        def search(call: Call) -> Command:
+            wanted = int(call.ext("timestamp"))
+            nearest = min(reversed(range(5)), key=lambda i: abs(self.TIMES[i] - wanted))
+            return replace(ok(offset=nearest), version=request.param)
+
+        def pull(call: Call) -> Command:
+            at = int(call.ext("queueOffset"))
+            if at >= 5:
+                return refuse(19, "OFFSET_OVERFLOW_ONE")
+            return ok(store("t", b"x", queue_offset=at, store_ms=self.TIMES[at]), **_pulled(at + 1))
+
+        broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, search)
+        broker.on(Request.PULL_MESSAGE, pull)
+        return int(request.param)
+
+    @pytest.mark.parametrize(("time_ms", "expected"), [(0, 0), (11, 1), (19, 1), (20, 1), (21, 4), (30, 4), (31, 5)])
+    def test_its_answer_is_corrected(
+        self, routed: Parts, broker: MockBroker, version: int, time_ms: int, expected: int
+    ) -> None:
+        found = routed.brokers.search_offsets({QUEUES[0]: time_ms}, routed.soon, group="g")
+        asked = {command.ext["consumerGroup"] for command in broker.seen(Request.PULL_MESSAGE)}
+        if version < 440:
+            assert (found, asked) == ({QUEUES[0]: expected}, {"g"})
+        else:
+            assert asked == set(), "newer brokers are believed"
+
+    def test_without_a_group_nobody_looks(self, routed: Parts, broker: MockBroker, version: int) -> None:
+        assert routed.brokers.search_offsets({QUEUES[0]: 20}, routed.soon) == {QUEUES[0]: 3}
+        assert broker.seen(Request.PULL_MESSAGE) == []
 
 
 def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -> None:

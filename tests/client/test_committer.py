@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request, Response
-from rocketmq_spark.errors import GroupNotFound
+from rocketmq_spark.errors import CallTimeout, GroupNotFound
 from rocketmq_spark.model import MessageQueue
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker, ok, refuse
+from tests.mockbroker import Call, MockBroker, never, ok, refuse, route
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 
@@ -21,6 +23,25 @@ def test_offsets_are_stored_and_errors_are_told(broker: MockBroker, parts: Parts
     assert [type(error) for error in failed.values()] == [GroupNotFound]
     stored = broker.seen(Request.UPDATE_CONSUMER_OFFSET)
     assert [(c.ext["consumerGroup"], c.ext["commitOffset"]) for c in stored] == [("g", "5"), ("g", "6")]
+
+
+def in_50_ms(call: Call) -> None:
+    """As a broker that is not beside us."""
+    threading.Timer(0.05, call.answer, (ok(),)).start()
+
+
+def test_a_broker_that_hangs_takes_no_time_from_the_queues_of_others(broker: MockBroker) -> None:
+    with MockBroker() as hangs:
+        parts = Parts(broker.address)
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": hangs.address, "broker-b": broker.address}))
+        broker.on(Request.UPDATE_CONSUMER_OFFSET, in_50_ms)
+        hangs.on(Request.UPDATE_CONSUMER_OFFSET, never)
+        parts.routes.get("t")
+        queues = [MessageQueue("t", name, number) for name in ("broker-a", "broker-b") for number in range(2)]
+        failed = parts.committer.commit_each("g", dict.fromkeys(queues, 5), Deadline.after(2.0))
+        assert {queue.broker_name: type(error) for queue, error in failed.items()} == {"broker-a": CallTimeout}
+        assert len(failed) == len(broker.seen(Request.UPDATE_CONSUMER_OFFSET)) == 2
+        parts.pool.close()
 
 
 def test_members(broker: MockBroker, parts: Parts) -> None:
@@ -44,7 +65,7 @@ def test_a_group_is_made_with_its_retry_topic(broker: MockBroker, parts: Parts) 
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, ok(json.dumps(body).encode()))
     broker.on(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, ok())
     broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
-    parts.committer.create_group("g")
+    parts.committer.create_group("g", ["broker-a"])
     parts.committer.create_retry_topic("g", 1.0)
     (made,) = broker.seen(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     assert json.loads(bytes(made.body))["groupName"] == "g"

@@ -108,7 +108,7 @@ def test_nobody_is_held_up_while_the_kind_is_asked_for(broker: MockBroker, parts
     pull(parts)  # from now on there is a connection
     held, told = Held(), Told()
     broker.on(Request.GET_TOPIC_CONFIG, held)
-    parts.member.pull(replace(REQUEST, filter=Filter("BB")), Deadline.after(5.0), told)
+    parts.member.pull(replace(REQUEST, filter=Filter("BB")), Deadline.after(30.0), told)
     assert not told.outcomes
     (call,) = held.wait(1)
     call.answer(topic_config())
@@ -164,7 +164,7 @@ def test_a_broker_that_is_gone_is_an_error(broker: MockBroker, parts: Parts) -> 
     broker.refuse_connections()
     broker.drop()
     told = Told()
-    parts.member.pull(REQUEST, Deadline.after(2.0), told)
+    parts.member.pull(REQUEST, Deadline.after(30.0), told)
     assert isinstance(told.one, ConnectionLost)
 
 
@@ -261,7 +261,7 @@ def test_a_connection_is_made_aside_and_nobody_is_held_up(broker: MockBroker, pa
     polls = LongPolls(parts.calls, parts.routes, parts.kinds)
     outcomes = [Told(), Told()]
     for told in outcomes:
-        polls.pull(REQUEST, Deadline.after(5.0), told)
+        polls.pull(REQUEST, Deadline.after(30.0), told)
     assert not any(told.outcomes for told in outcomes)
     for call in held.wait(2):
         call.answer(refuse(Response.PULL_NOT_FOUND, **BOUNDS))

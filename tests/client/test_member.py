@@ -13,7 +13,14 @@ import pytest
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Request, Response
-from rocketmq_spark.errors import BrokerError, ConnectionLost, LocalProtocolError, RouteNotFound, ServerFault
+from rocketmq_spark.errors import (
+    BrokerError,
+    BrokerNotFound,
+    ConnectionLost,
+    LocalProtocolError,
+    RouteNotFound,
+    ServerFault,
+)
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.membership import Answer, MembersChanged, Membership, Question
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, SendRequest
@@ -21,7 +28,7 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.client.test_long_polls import Told
-from tests.mockbroker import NO_ROUTE, WAIT_S, MockBroker, eventually, offsets, ok, refuse, route
+from tests.mockbroker import NO_ROUTE, WAIT_S, Call, MockBroker, eventually, offsets, ok, refuse, route
 
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
 
@@ -161,6 +168,30 @@ def test_1_9_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, 
         assert parts.member.committed("g", QUEUES[0], parts.soon) == 8
 
 
+def test_4_25_a_slave_that_has_no_offset_does_not_say_that_there_is_none(broker: MockBroker, parts: Parts) -> None:
+    """It may not have copied it yet, and a group that begins at its queues' ends would skip what was sent since."""
+    none = refuse(Response.QUERY_NOT_FOUND)
+
+    def young(call: Call) -> Command:
+        return none if call.command.ext.get("setZeroIfNotFound") == "false" else ok(offset=0)
+
+    with MockBroker({Request.QUERY_CONSUMER_OFFSET: young}) as slave:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
+        parts.routes.get("t")
+        with pytest.raises(BrokerNotFound, match="its slave may not have the group's offset yet") as caught:
+            parts.member.committed("g", QUEUES[0], parts.soon)
+        assert caught.value.retriable
+
+
+def test_what_one_broker_garbles_of_its_locks_costs_the_others_nothing(broker: MockBroker, parts: Parts) -> None:
+    granted = {"lockOKMQSet": [{"topic": "t", "brokerName": "broker-b", "queueId": 1}]}
+    with MockBroker({Request.LOCK_BATCH_MQ: ok(json.dumps(granted).encode())}) as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
+        broker.on(Request.LOCK_BATCH_MQ, ok(b"{]"))
+        queues = parts.member.queues("t", parts.soon)
+        assert parts.member.lock("g", queues, parts.soon) == {MessageQueue("t", "broker-b", 1)}
+
+
 def test_locks_are_asked_of_each_broker_and_one_that_fails_is_alone(broker: MockBroker, parts: Parts) -> None:
     with MockBroker() as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
@@ -180,7 +211,7 @@ def test_locks_are_asked_of_each_broker_and_one_that_fails_is_alone(broker: Mock
 def join(
     parts: Parts, group: str, topic: str = "t", asked: Callable[[str, Question], Answer | None] = nothing
 ) -> Callable[[Deadline], None]:
-    return parts.member.join(group, lambda: Membership({topic: Filter("a")}, version_ms=3), asked, 0.0)
+    return parts.member.join(group, lambda: Membership({topic: Filter("a")}, versions_ms={topic: 3}), asked, 0.0)
 
 
 def test_1_6_a_heartbeat_tells_the_subscriptions(broker: MockBroker, parts: Parts) -> None:
@@ -231,7 +262,12 @@ def test_a_member_of_a_real_group(real: Parts, broker_cluster: LocalBroker, make
     member, soon = real.member, Deadline.after(30.0)
     (queue,) = member.queues(topic, soon)
     subscriptions = {topic: Filter("*"), f"%RETRY%{group}": Filter("*")}
-    leave = member.join(group, lambda: Membership(subscriptions, version_ms=1), lambda address, question: None, 30.0)
+    leave = member.join(
+        group,
+        lambda: Membership(subscriptions, versions_ms=dict.fromkeys(subscriptions, 1)),
+        lambda address, question: None,
+        30.0,
+    )
     member.heartbeat(soon)
     assert member.members(group, topic, soon) == [member.client_id]
     assert member.filters(group, topic, soon) == subscriptions

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from rocketmq_spark.client.readers import Reader, readers, wanted
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.readers import Reader, groups, readers, wanted
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
@@ -75,3 +76,20 @@ def test_what_each_member_wants(asked: MockBroker) -> None:
     assert wanted(parts.calls, parts.admin, "g") == {"m1": {"t": Filter("a || b")}, "m2": None}
     assert wanted(parts.calls, parts.admin, "nobody") == {}
     parts.close()
+
+
+def test_groups_are_those_of_users_in_the_namespace(broker: MockBroker) -> None:
+    parts = Parts(broker.address, scope=Scope("ns"))
+    table = f'{{"brokerAddrTable":{{"a":{{"brokerName":"a","cluster":"c","brokerAddrs":{{0:"{broker.address}"}}}}}}}}'
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(table.encode()))
+    groups_there = {
+        name: {"groupName": name} for name in ("ns%g", "other%h", "i", "TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS")
+    }
+    broker.on(
+        Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, ok(json.dumps({"subscriptionGroupTable": groups_there}).encode())
+    )
+    assert groups(parts.calls, Admin(broker.address, parts.calls)) == ["g"]
+    parts.pool.close()
+    parts = Parts(broker.address)
+    assert groups(parts.calls, Admin(broker.address, parts.calls)) == ["i", "ns%g", "other%h"]
+    parts.pool.close()

@@ -12,10 +12,11 @@ import pytest
 
 from rocketmq_spark.client.route import NameServers
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request
+from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     ConnectionLost,
+    NotSupported,
     OptionError,
     RouteNotFound,
 )
@@ -26,6 +27,12 @@ from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
+
+
+def cluster_of(addresses: dict[str, str]) -> mb.Command:
+    """The list of all brokers: one, with these addresses by id."""
+    table = {"broker-a": {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": addresses}}
+    return ok(json.dumps({"brokerAddrTable": table, "clusterAddrTable": {"c": ["broker-a"]}}).encode())
 
 
 @pytest.fixture
@@ -61,7 +68,7 @@ class TestNameServers:
 
     def test_a_server_that_hangs_costs_one_request_s_time_not_the_whole_deadline(self, broker: MockBroker) -> None:
         with MockBroker({ROUTE: mb.never}) as deaf:
-            parts = Parts(f"{deaf.address};{broker.address}", request_timeout_s=0.1)
+            parts = Parts(f"{deaf.address};{broker.address}", request_timeout_s=1.0)
             starting_with(parts, 0)
             assert parts.routes.get("t", 0.0, Deadline.after(30.0)).topic == "t"
             parts.pool.close()
@@ -72,6 +79,29 @@ class TestNameServers:
             starting_with(parts, 0)
             assert parts.routes.fetch("t").topic == "t"
             parts.pool.close()
+
+    def test_a_broker_in_the_list_is_passed_over_and_alone_it_is_named(self, broker: MockBroker) -> None:
+        with MockBroker() as other:  # knows no requests of a name server
+            parts = Parts(f"{other.address};{broker.address}")
+            starting_with(parts, 0)
+            assert parts.routes.fetch("t").topic == "t"
+            parts.pool.close()
+            alone = Parts(other.address)
+            for ask in (lambda: alone.routes.fetch("t"), alone.routes.topics, alone.routes.any_broker):
+                with pytest.raises(
+                    OptionError, match=f"option 'nameServer' names {other.address}, which is no name serv"
+                ) as e:
+                    ask()
+                assert "Give host and port of the name server, 9876" in str(e.value)
+                assert not e.value.retriable
+            alone.pool.close()
+
+    def test_a_proxy_that_does_not_list_brokers_is_no_broker(self, broker: MockBroker, parts: Parts) -> None:
+        broker.on(ROUTE, [NO_ROUTE, refuse(1, "busy")])
+        for _ in range(2):
+            with pytest.raises(NotSupported):
+                parts.routes.topics()
+        assert parts.routes.any_broker()
 
     def test_threads_that_fail_together_do_not_pass_over_the_living_one(self, broker: MockBroker, dead: str) -> None:
         """Each once moved the common pointer on, two threads therefore past the server that lived."""
@@ -251,3 +281,33 @@ class TestRoutes:
         with pytest.raises(RouteNotFound) as caught:
             real.routes.get(topic[:-1])
         assert topic in str(real.routes.missing_topic(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("listed", "acting"),
+    [
+        (cluster_of({"0": "m:1"}), False),
+        (cluster_of({"1": "m:1"}), True),
+        (cluster_of({"0": "n:1", "1": "m:1"}), True),
+        (ok(b'{"brokerAddrTable": {}, "clusterAddrTable": {}}'), True),
+        (refuse(Response.NO_PERMISSION), False),
+        (refuse(Response.SYSTEM_BUSY), True),
+    ],
+    ids=["master", "slave", "slave of another", "not listed", "refused", "busy"],
+)
+def test_a_slave_that_acts_for_its_master_is_told_from_a_master(
+    parts: Parts, broker: MockBroker, listed: mb.Command, acting: bool
+) -> None:
+    """The list of all brokers says it; where that cannot be had for now nobody is believed."""
+    body = json.loads(route(1, {"broker-a": "m:1"}, perm=4).body)
+    body["brokerDatas"][0]["enableActingMaster"] = True
+    broker.on(ROUTE, ok(json.dumps(body).encode()))
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, listed)
+    data = parts.routes.fetch("t").brokers["broker-a"]
+    assert (data.acting, data.master, data.own_master) == (acting, "m:1", None if acting else "m:1")
+    parts.routes.refresh(["t", "u"], 0.0)
+    assert parts.routes.get("t").brokers["broker-a"].acting is acting
+    body["queueDatas"][0]["perm"] = 6
+    broker.on(ROUTE, ok(json.dumps(body).encode()))
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_ERROR))  # not asked
+    assert not parts.routes.fetch("t").brokers["broker-a"].acting

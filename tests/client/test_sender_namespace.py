@@ -33,7 +33,7 @@ def tenant(broker: MockBroker) -> Iterator[Parts]:
 def later(parts: Parts, request: SendRequest) -> None:
     told: Future[Any] = Future()
     parts.sender.send_async(QUEUE, request, parts.soon, told.set_result)
-    told.result(10)
+    told.result(60)
 
 
 @pytest.mark.parametrize("batch", [False, True])

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from rocketmq_spark.clock import Deadline
+import pytest
+
+from rocketmq_spark.clock import Clock, Deadline
+from rocketmq_spark.codes import Response
 from rocketmq_spark.consumer.assigned import Part
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.errors import (
+    GroupNotFound,
+    LocalProtocolError,
+    RocketMQError,
+    RouteNotFound,
+    ServerFault,
+    error_for,
+)
 from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import (
+    Filter,
     MessageQueue,
     PullAnswer,
     PullRequest,
@@ -16,8 +31,12 @@ from rocketmq_spark.model import (
     QueueBounds,
     ReceivedMessage,
 )
+from tests.producer.scripted import ManualTimer, Time
 
 Done = Callable[[PullAnswer | RocketMQError], None]
+
+A, B = (MessageQueue("t", "b", i) for i in range(2))
+AT_ONCE = 0.0
 
 
 def message(queue: MessageQueue, offset: int) -> ReceivedMessage:
@@ -41,6 +60,7 @@ class FakeMember:
         self.stored: dict[MessageQueue, int] = {}
         self.commits: list[dict[MessageQueue, int]] = []
         self.ids = ["me"]
+        self.known = False  # brokers know the group: it had a member, or pulled
         self.errors: list[RocketMQError] = []
         self.refused: dict[MessageQueue, RocketMQError] = {}
         self.unknown: dict[MessageQueue, RocketMQError] = {}
@@ -59,6 +79,7 @@ class FakeMember:
 
     def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
         self.pulls.append(request)
+        self.known = True
         if self.errors:
             done(self.errors.pop(0))
         else:
@@ -66,34 +87,46 @@ class FakeMember:
 
     def _answer(self, request: PullRequest, done: Done) -> None:
         queue, at = request.queue, request.offset
+        if queue not in self.high:
+            known = any(queue.topic == other.topic for other in self.high)
+            code = Response.INVALID_PARAMETER if known else Response.TOPIC_NOT_EXIST
+            done(error_for(code)("there is no such queue", "a:1", code, queue.topic))
+            return
         low, high = self.low[queue], self.high[queue]
         end = min(at + request.count, high)
         if not low <= at <= high:
             done(PullAnswer(PullStatus.OFFSET_ILLEGAL, min(max(at, low), high), low, high))
         elif at == high:
             self.waiting.append((request, done))
+        elif request.filter.expression == "rare":  # messages are of every tag but this one
+            done(PullAnswer(PullStatus.NO_MATCHED_MSG, end, low, high))
         else:
             found = [message(queue, offset) for offset in range(at, end)]
             done(PullAnswer(PullStatus.FOUND, end, low, high, read=lambda: found))
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        return sorted(queue for queue in self.high if queue.topic == topic)
+        found = sorted(queue for queue in self.high if queue.topic == topic)
+        if not found:
+            raise RouteNotFound("no such topic", topic=topic)
+        return found
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         if queue in self.unknown:
             raise self.unknown[queue]
-        return self.stored.get(queue)
+        return self.stored.get(queue, 0 if young_at_zero and not self.low[queue] else None)
 
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
-        return QueueBounds(self.low[queue], self.high[queue], 0)
+        return QueueBounds(self.low.get(queue, 0), self.high.get(queue, 0), 0)
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
         """Message n was stored in the n-th millisecond."""
-        return epoch_ms
+        return min(epoch_ms, self.high.get(queue, 0))
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
+        if not self.known:
+            return {queue: GroupNotFound("no such group", queue=str(queue)) for queue in offsets}
         done = {queue: offset for queue, offset in offsets.items() if queue not in self.refused}
         self.commits.append(done)
         self.stored.update(done)
@@ -102,6 +135,8 @@ class FakeMember:
     def join(
         self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
+        if self._membership is not None:
+            raise LocalProtocolError(f"consumer group {group!r} has a member in this process already")
         self._membership, self.asked = membership, asked
 
         def leave(deadline: Deadline) -> None:
@@ -116,9 +151,19 @@ class FakeMember:
     def heartbeat(self, deadline: Deadline) -> None:
         assert self._membership is not None
         self.memberships.append(self._membership())
+        self.known = True
 
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
+        self._check_online()
         return list(self.ids)
+
+    def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
+        self._check_online()
+        return dict(self.memberships[-1].subscriptions)
+
+    def _check_online(self) -> None:
+        if not self.joined or not self.memberships:
+            raise ServerFault("no consumer for this group", "a:1", Response.SYSTEM_ERROR)
 
 
 class Rows:
@@ -127,3 +172,38 @@ class Rows:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.messages = [one for part in parts for one in part.read()]
         self.num_rows = len(self.messages)
+
+
+class Hand:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.time = Time()  # of the thread that follows the group
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now)
+
+
+def made(fake: FakeMember, hand: Hand | None = None, **settings: Any) -> PullConsumer:
+    settings = {"consume_from": ConsumeFrom(Where.EARLIEST), **settings}
+    wanted = PullConsumerSettings(group="g", **settings)
+    hand = hand or Hand()
+    return PullConsumer(fake, wanted, Rows, hand.clock, make_timer=lambda _: ManualTimer(hand.time))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def fake() -> FakeMember:
+    return FakeMember([A, B])
+
+
+@pytest.fixture
+def consumer(fake: FakeMember, hand: Hand) -> Iterator[PullConsumer]:
+    with made(fake, hand) as one:
+        yield one

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,20 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import RETRY_PREFIX
+from rocketmq_spark.codes import RETRY_PREFIX, Response
 from rocketmq_spark.consumer.consumer import Consumer
 from rocketmq_spark.consumer.running import Make
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Work, Workers
-from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import (
+    BrokerError,
+    GroupNotFound,
+    LocalProtocolError,
+    RocketMQError,
+    RouteNotFound,
+    ServerFault,
+    error_for,
+)
 from rocketmq_spark.membership import Asked, MembersChanged, Membership
 from rocketmq_spark.model import (
     Filter,
@@ -55,6 +64,7 @@ class ManualWorkers(Workers):
         self.held = False  # as if every thread were busy
         self.waiting: list[Work] = []
         self.unfinished = False
+        self.threads: list[threading.Thread] | None = None  # a list: work is done there, and time goes on meanwhile
 
     def submit(self, *work: Work) -> None:
         for each in work:
@@ -63,6 +73,9 @@ class ManualWorkers(Workers):
     def _do(self, work: Work) -> None:
         if self.held:
             self.waiting.append(work)
+        elif self.threads is not None:
+            self.threads.append(threading.Thread(target=work))
+            self.threads[-1].start()
         else:
             work()
 
@@ -86,18 +99,23 @@ class Lying:
     first: int = 0
 
 
+RARE = "rare"  # messages are of every tag but this one
+
+
 class FakeBrokers:
     """All brokers, and the name server."""
 
     def __init__(self, time: Time, topics: Mapping[str, str]) -> None:
         self.time = time
         self.heard: Membership | None = None  # of the member that spoke last
+        self.versions: dict[str, int] = {}  # the newest of each topic that the group wants
         self.timer = ManualTimer(time)
         self.topics = {topic: qs(queues, topic) for topic, queues in topics.items()}
         self.queues: defaultdict[MessageQueue, Lying] = defaultdict(Lying)
         self.offsets: dict[MessageQueue, int] = {}
         self.locks: dict[MessageQueue, str] = {}
         self.members: dict[str, FakeMember] = {}
+        self.groups: set[str] = set()  # those that ever had a member, or pulled
         self.dead: list[ReceivedMessage] = []
         self.failing: dict[str, RocketMQError] = {}  # by verb, or verb and broker name
         self.parked: list[tuple[PullRequest, Done]] = []
@@ -112,9 +130,14 @@ class FakeBrokers:
             self.parked.remove((request, done))
             done(self.answer(request))
 
-    def delayed(self, found: ReceivedMessage, level: int) -> None:
+    def kept(self, message: ReceivedMessage) -> ReceivedMessage:
+        """The message as it is stored, whatever its reader made of it."""
+        lying = self.queues[message.queue]
+        return lying.messages[message.queue_offset - lying.first]
+
+    def delayed(self, found: ReceivedMessage, level: int, most: int) -> None:
         """To the retry topic at its time, or to the dead letters."""
-        if level < 0 or found.reconsume_times >= 16:
+        if level < 0 or found.reconsume_times >= most:
             self.dead.append(found)
             return
         self.topics.setdefault(RETRY, qs("a:0", RETRY))
@@ -124,6 +147,10 @@ class FakeBrokers:
             wait_s, lambda: self.send(queue, found.body, times=found.reconsume_times + 1, topic=found.topic)
         )
 
+    def copied(self, found: ReceivedMessage, most: int) -> None:
+        """Who sends a copy says how often it came; a group that has locked queues is an ordered one, whose copies are dead."""
+        self.delayed(found, -1 if self.locks else 0, most)
+
     def answer(self, request: PullRequest) -> PullAnswer:
         lying = self.queues[request.queue]
         end = lying.first + len(lying.messages)
@@ -131,9 +158,28 @@ class FakeBrokers:
             right = lying.first if request.offset < lying.first else end
             return PullAnswer(PullStatus.OFFSET_ILLEGAL, right, lying.first, end)
         at = request.offset - lying.first
-        found = lying.messages[at : at + request.count]
-        status = PullStatus.FOUND if found else PullStatus.NO_NEW_MSG
-        return PullAnswer(status, request.offset + len(found), lying.first, end, found)
+        looked_at = lying.messages[at : at + request.count]
+        found = looked_at if request.filter.expression != RARE else []
+        status = PullStatus.FOUND if found else PullStatus.NO_MATCHED_MSG if looked_at else PullStatus.NO_NEW_MSG
+        return PullAnswer(status, request.offset + len(looked_at), lying.first, end, found)
+
+    def hear(self, wants: Membership | None) -> None:
+        """What a heartbeat says; of each topic the newest version counts."""
+        self.heard = wants
+        told = wants.versions_ms if wants else {}
+        self.versions = {topic: max(at_ms, self.versions.get(topic, 0)) for topic, at_ms in told.items()}
+
+    def refusal(self, request: PullRequest) -> RocketMQError | None:
+        """Of a pull of a queue that is not there, or by a filter of which no heartbeat has told, unless it brings it along."""
+        topic = request.queue.topic
+        if request.queue not in self.topics.get(topic, ()):
+            code = Response.INVALID_PARAMETER if topic in self.topics else Response.TOPIC_NOT_EXIST
+            return error_for(code)("there is no such queue", "a:1", code, topic)
+        known = self.versions.get(request.queue.topic)
+        if request.post_filter or (known is not None and known >= request.version_ms):
+            return None
+        code = Response.SUBSCRIPTION_NOT_EXIST if known is None else Response.SUBSCRIPTION_NOT_LATEST
+        return error_for(code)("the consumer's subscription is not here", "a:1", code, request.queue.topic)
 
     def told(self, gone: bool = False) -> None:
         """A member came or went: the others are told."""
@@ -149,10 +195,12 @@ class FakeMember:
         self.brokers = brokers
         self.client_id = client_id
         self.asked: Asked | None = None
+        self.group = ""
         self.membership: Callable[[], Membership] | None = None
         self.calls: list[tuple[str, Any]] = []
         self.begun: Counter[MessageQueue] = Counter()  # how often a queue became this member's
         self.pulls: Counter[tuple[MessageQueue, int]] = Counter()  # under way
+        self.parked: list[tuple[PullRequest, Done]] = []  # all that ever were
 
     def _call(self, verb: str, what: Any, broker: str = "") -> None:
         self.calls.append((verb, what))
@@ -169,7 +217,7 @@ class FakeMember:
         if self.asked is not None:
             raise LocalProtocolError(f"consumer group {group!r} has a member in this process already")
         self._call("join", group)
-        self.asked, self.membership = asked, membership
+        self.asked, self.membership, self.group = asked, membership, group
 
         def leave(deadline: Deadline) -> None:
             self._call("leave", group)
@@ -181,7 +229,9 @@ class FakeMember:
 
     def heartbeat(self, deadline: Deadline) -> None:
         self._call("heartbeat", self.membership and self.membership())
-        self.brokers.heard = self.membership() if self.membership else None
+        if self.membership is not None:
+            self.brokers.groups.add(self.group)
+        self.brokers.hear(self.membership() if self.membership else None)
         if self.client_id not in self.brokers.members:
             self.brokers.members[self.client_id] = self
             self.brokers.told()
@@ -194,16 +244,21 @@ class FakeMember:
 
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
         self._call("members", topic)
+        if not self.brokers.members:
+            raise ServerFault("no consumer for this group", "a:1", Response.SYSTEM_ERROR, topic)
         return self.brokers.random.sample(sorted(self.brokers.members), len(self.brokers.members))
 
     def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
         self._call("filters", topic)
+        if not self.brokers.members:
+            raise BrokerError("the consumer group is not online", "a:1", Response.CONSUMER_NOT_ONLINE)
         return dict(self.brokers.heard.subscriptions) if self.brokers.heard else {}
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         self.begun[queue] += 1
         self._call("committed", queue, queue.broker_name)
-        return self.brokers.offsets.get(queue)
+        young = young_at_zero and not self.brokers.queues[queue].first
+        return self.brokers.offsets.get(queue, 0 if young else None)
 
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
         self._call("bounds", queue, queue.broker_name)
@@ -219,6 +274,8 @@ class FakeMember:
     ) -> dict[MessageQueue, RocketMQError]:
         self.calls.append(("commit", dict(offsets)))
         assert min(offsets.values(), default=0) >= 0
+        if group not in self.brokers.groups:
+            return {queue: GroupNotFound("no such group", queue=str(queue)) for queue in offsets}
         failing = self.brokers.failing
         errors = {q: failing[k] for q in offsets for k in ("commit", f"commit {q.broker_name}") if k in failing}
         self.brokers.offsets |= {queue: offset for queue, offset in offsets.items() if queue not in errors}
@@ -226,6 +283,7 @@ class FakeMember:
 
     def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
         self.calls.append(("pull", request))
+        self.brokers.groups.add(request.group)
         queue = request.queue
         one = queue, self.begun[queue]
         self.pulls[one] += 1
@@ -238,7 +296,8 @@ class FakeMember:
 
         if request.commit_offset is not None:
             self.brokers.offsets[queue] = request.commit_offset
-        error = self.brokers.failing.get("pull") or self.brokers.failing.get(f"pull {queue.broker_name}")
+        failing = self.brokers.failing
+        error = failing.get("pull") or failing.get(f"pull {queue.broker_name}") or self.brokers.refusal(request)
         if error is not None:
             once(error)
             return
@@ -247,6 +306,7 @@ class FakeMember:
             once(answer)
             return
         entry = (request, once)
+        self.parked.append(entry)
         self.brokers.parked.append(entry)
         self.brokers.timer.later(request.suspend_s, lambda: self._over(entry))
 
@@ -259,11 +319,11 @@ class FakeMember:
         self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
     ) -> None:
         self._call("send_back", (message.body, delay_level, max_reconsume_times), message.broker_name)
-        self.brokers.delayed(message, delay_level)
+        self.brokers.delayed(self.brokers.kept(message), delay_level, max_reconsume_times)
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
         self._call("send_to_retry", message.body)
-        self.brokers.delayed(replace(message), 0)
+        self.brokers.copied(replace(message), max_reconsume_times)
 
     def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
         self._call("lock", list(queues))
@@ -287,11 +347,23 @@ class GroupBench:
         self.counts: list[int] = []  # how many threads each wanted
         self.got: list[tuple[str, bytes, int]] = []  # who, what, how often it had come before
         self.consumers: list[Consumer] = []
+        self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 
     def consumer(self, name: str | None = None, **settings: Any) -> tuple[Consumer, FakeMember]:
         port = FakeMember(self.brokers, name or f"m{next(self.numbers)}")
-        make = Make(lambda _: ManualTimer(self.time), self._workers)
+        timers = self.timers[port.client_id] = []
+
+        def timer(_: str) -> ManualTimer:
+            timers.append(ManualTimer(self.time))
+            return timers[-1]
+
+        def workers(name: str, count: int) -> ManualWorkers:
+            one = self._workers(name, count)
+            timers.append(one.timer)
+            return one
+
+        make = Make(timer, workers)
         made = Consumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
         self.consumers.append(made)
         return made, port
@@ -308,6 +380,15 @@ class GroupBench:
         made.start(noting)
         self.time.run_due()
         return made, port
+
+    def die(self, consumer: Consumer, port: FakeMember) -> None:
+        """Without a word; the broker notices that the connection is gone, and keeps the locks."""
+        for timer in self.timers[port.client_id]:
+            timer.close()
+        self.brokers.parked = [entry for entry in self.brokers.parked if entry not in port.parked]
+        del self.brokers.members[port.client_id]
+        self.consumers.remove(consumer)
+        port.asked = None
 
     def bodies(self) -> list[bytes]:
         return [body for _, body, _ in self.got]

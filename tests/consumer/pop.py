@@ -1,21 +1,24 @@
-"""A Proxy in memory: it lends what is put into it, and notes what it is told.
+"""A Proxy in memory: it lends what is put into it, as a real one does (tests/contracts), and notes what it is told.
 
 A question for messages waits until something comes, or the Proxy closes.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.in_hand import InHand, Lent
 from rocketmq_spark.consumer.pop_settings import PopSettings
 from rocketmq_spark.consumer.settling import Settling
-from rocketmq_spark.errors import ClosedError, RocketMQError, RouteNotFound
+from rocketmq_spark.consumer.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
+from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.popped import GroupPolicy, PoppedMessage
 from tests.consumer.group import ManualWorkers
@@ -24,20 +27,25 @@ from tests.test_popped import popped
 
 SETTINGS = PopSettings(group="g")
 INVISIBLE_MS = 30_000
+_LOOK_S = 0.02
+_numbers = itertools.count()
 
 
 class FakeProxy:
-    """Implements ``ports.PopMember``; ``failing`` has errors by verb."""
+    """Implements ``ports.PopMember``; ``failing`` has errors by verb. Leases end as time goes on, which ``now_s`` tells."""
 
     client_id = "me"
 
-    def __init__(self, **places: int) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, **places: int) -> None:
+        self.now_s = now_s
         self.counts = dict(places)
         self.told: list[tuple[Any, ...]] = []
         self.failing: dict[str, RocketMQError] = {}
         self.said = GroupPolicy(3, True, (10.0, 30.0))
         self.filters: list[Mapping[str, Filter]] = []
         self.lying: defaultdict[tuple[str, int], list[PoppedMessage]] = defaultdict(list)
+        self.lent: dict[str, tuple[int, PoppedMessage]] = {}  # by receipt: where each lies again when the time is over
+        self.until: dict[str, float] = {}  # of every receipt, also of those that others replaced
         self.waiting = 0
         self.changed = threading.Condition()
         self.closed = False
@@ -49,7 +57,8 @@ class FakeProxy:
             self.changed.notify_all()
 
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
-        self._note("subscribe")
+        if "subscribe" in self.failing:
+            raise self.failing["subscribe"]
         self.filters.append(dict(filters))
 
     def policy(self) -> GroupPolicy:
@@ -65,37 +74,64 @@ class FakeProxy:
     def receive(
         self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
+        assert invisible_s >= MIN_INVISIBLE_S, "an error of the Proxy"
+        assert wait_s >= MIN_WAIT_S, "an error of the Proxy"
         with self.changed:
             if "receive" in self.failing:
                 raise self.failing.pop("receive")
             self.waiting += 1
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.closed or self.lying[topic, place], wait_s)
+            end = Deadline.after(wait_s)
+            while not (self.closed or self._there(topic, place) or end.expired):
+                self.changed.wait(_LOOK_S)  # nobody tells when a lease ends
             self.waiting -= 1
             if self.closed:
                 raise ClosedError("the channel was closed")
             found = self.lying[topic, place][:count]
             del self.lying[topic, place][:count]
-        return found
+            return [self._lend(message, place, invisible_s) for message in found]
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
-        self._note("ack", message.msg_id)
+        """With a receipt that was replaced it is no error, and comes again all the same."""
+        self._note("ack", message)
+        self.lent.pop(message.receipt, None)
 
     def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
-        self._note("change", message.msg_id, invisible_s)
+        """With a receipt that was replaced it comes once more than it should."""
+        self._note("change", message, invisible_s)
+        place, _ = self.lent.pop(message.receipt, (0, message))
+        message.receipt = self._lend(message, place, invisible_s).receipt
 
     def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
-        self._note("dlq", message.msg_id)
+        """Whatever its receipt, even when its time is over."""
+        self._note("dlq", message)
+        self.lent.pop(message.receipt, None)
 
     def close(self, deadline: Deadline) -> None:
         with self.changed:
             self.closed = True
             self.changed.notify_all()
 
-    def _note(self, verb: str, *what: Any) -> None:
+    def _note(self, verb: str, message: PoppedMessage, *what: Any) -> None:
         if verb in self.failing:
             raise self.failing[verb]
-        self.told.append((verb, *what))
+        if verb != "dlq" and self.until.get(message.receipt, 0.0) <= self.now_s():
+            raise NotFound("the Proxy refused: invalid receipt handle", topic=message.topic)
+        self.told.append((verb, message.msg_id, *what))
+
+    def _lend(self, message: PoppedMessage, place: int, invisible_s: float) -> PoppedMessage:
+        lent = replace(message, receipt=f"receipt {next(_numbers)}")
+        self.until[lent.receipt] = self.now_s() + invisible_s
+        self.lent[lent.receipt] = place, replace(lent)
+        return lent
+
+    def _there(self, topic: str, place: int) -> bool:
+        """Whether there is something, of which the time is over included."""
+        for receipt in [one for one in self.lent if self.until[one] <= self.now_s()]:
+            at, message = self.lent.pop(receipt)
+            again = replace(message, delivery_attempt=message.delivery_attempt + 1)
+            self.lying[message.topic, at].append(again)
+        return bool(self.lying[topic, place])
 
 
 @dataclass
@@ -103,18 +139,21 @@ class PopBench:
     """The parts of a consumer without threads: work is done, and time passes, when the test says so."""
 
     settings: PopSettings = SETTINGS
-    proxy: FakeProxy = field(default_factory=lambda: FakeProxy(t=1))
+    places: int = 1
 
     def __post_init__(self) -> None:
         self.time = Time()
+        self.proxy = FakeProxy(self.time.monotonic, t=self.places)
         self.timer = ManualTimer(self.time)
         self.workers = ManualWorkers(self.time)
         self.in_hand = InHand()
         self.settling = Settling(self.proxy, self.settings, self.in_hand, self.timer)
 
     def lent(self, *messages: PoppedMessage) -> list[Lent]:
+        self.proxy.put(*messages)
+        found = self.proxy.receive("t", 0, len(messages), INVISIBLE_MS / 1000, MIN_WAIT_S, Deadline.after(MIN_WAIT_S))
         now_ms = self.timer.now_ms()
-        return self.in_hand.came("t", messages, now_ms + INVISIBLE_MS, now_ms)
+        return self.in_hand.came("t", found, now_ms + INVISIBLE_MS, now_ms)
 
 
 def of(msg_id: str, group: str | None = None, attempt: int = 1, queue_id: int = 0) -> PoppedMessage:

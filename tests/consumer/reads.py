@@ -38,6 +38,7 @@ class Run:
                         raise self.reads.error
                     self.reads.given += 1
                     self.reads.given_of[r.queue] += 1
+                    self.reads.reached[r.queue] = end
                     middle = (at + end) // 2
                     yield [(r.queue, at, [(middle, middle - at), (end, end - at)][middle == at :], b"x" * (end - at))]
         finally:
@@ -58,6 +59,7 @@ class Reads:
         self.hangs = False
         self.given = 0
         self.given_of: Counter[MessageQueue] = Counter()
+        self.reached: Counter[MessageQueue] = Counter()  # behind the last offset that was given
 
     def begin(self, ranges: Sequence[OffsetRange], offsets: int, size: int) -> Run:
         self.bounds.append((offsets, size))

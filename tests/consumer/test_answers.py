@@ -5,9 +5,11 @@ import pytest
 from rocketmq_spark.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
+from tests.helpers import raising
 from tests.queues import q, qs
 
 A = q("a:0")
+NO_POP = "AttributeError: 'tuple' object has no attribute 'pop'"
 
 
 def test_a_reset_goes_on_at_the_new_offset_and_forgets_what_was_cached(group: GroupBench) -> None:
@@ -28,6 +30,19 @@ def test_a_reset_goes_on_at_the_new_offset_and_forgets_what_was_cached(group: Gr
     assert q("z:0") not in group.brokers.offsets
     consumer.stop()
     assert group.brokers.offsets[A] == 11
+
+
+def test_of_two_resets_within_a_second_the_later_one_holds(group: GroupBench) -> None:
+    """The queue is on its way back when the second one comes."""
+    _, port = group.start()
+    group.time.advance(3)
+    group.brokers.send(A, *(b"%d" % i for i in range(10)))
+    group.time.advance(15)
+    group.got.clear()
+    port.asked("a:1", ResetOffsets("T", {A: 9}))
+    port.asked("a:1", ResetOffsets("T", {A: 7}))
+    group.time.advance(3)
+    assert group.bodies() == [b"7", b"8", b"9"]
 
 
 def test_offsets_are_those_of_one_topic(group: GroupBench) -> None:
@@ -65,6 +80,8 @@ def test_running_info_shows_queues_and_stacks(group: GroupBench, stacks: bool) -
         (lambda messages, context: context.retry(), DirectOutcome.LATER, None),
         (lambda messages, context: "nonsense", DirectOutcome.LATER, None),
         (lambda messages, context: 1 / 0, DirectOutcome.THROW_EXCEPTION, "ZeroDivisionError: division by zero"),
+        (raising(SystemExit("mine")), DirectOutcome.THROW_EXCEPTION, "SystemExit: mine"),
+        (lambda messages, context: messages.pop(), DirectOutcome.THROW_EXCEPTION, NO_POP),
     ],
 )
 def test_a_message_may_be_consumed_directly(group: GroupBench, does, outcome, remark) -> None:

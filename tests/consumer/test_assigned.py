@@ -27,6 +27,17 @@ def assigned() -> Assigned:
     return one
 
 
+def test_of_a_pull_that_was_made_twice_the_first_answer_counts() -> None:
+    one = assigned()
+    first, _ = one.due(0.0)
+    one.not_made([first])
+    (again,) = one.due(0.0)
+    assert again == first
+    assert one.told(first, found(first, 4))
+    assert not one.told(again, found(again, 4))
+    assert one.places[A].waiting == 4
+
+
 def test_1_14_each_queue_has_one_pull_and_the_next_begins_where_the_answer_says() -> None:
     one = assigned()
     first, second = one.due(0.0)
@@ -42,7 +53,7 @@ def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
     ask = one.due(0.0)[0]
     one.told(ask, found(ask, 4))
     assert one.due(0.0) == []
-    one.take()
+    one.ready.take()
     assert [due.offset for due in one.due(0.0)] == [9]
 
 
@@ -53,7 +64,7 @@ def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
         (ask,) = one.due(0.0)
         one.told(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
     assert one.due(0.0) == []
-    one.take()
+    one.ready.take()
     assert [due.offset for due in one.due(0.0)] == [2]
 
 
@@ -68,7 +79,7 @@ def test_what_is_read_ahead_is_given_in_order_and_nothing_else_is_asked_for() ->
     assert one.bring(ahead, part(A, 8, 9))
     one.let_go([ahead], calm_until=5.0)
     assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == []  # 4 offsets wait already
-    assert [(p.start, p.next_offset) for p in one.take(9)] == [(5, 6), (6, 8), (8, 9)]
+    assert [(p.start, p.next_offset) for p in one.ready.take(9)] == [(5, 6), (6, 8), (8, 9)]
     assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == [(A, 9)]
     assert one.places[A].calm_until == 5.0
     assert (one.places[A].waiting, one.places[A].bytes) == (0, 0)
@@ -83,7 +94,7 @@ def test_what_is_read_ahead_of_a_queue_that_was_sought_or_dropped_is_not_taken()
     assert not one.bring(second, part(B, 7, 8))
     one.let_go([first, second], 9.0)
     assert one.places[A].calm_until == 0.0
-    assert one.take(9) == []
+    assert one.ready.take(9) == []
 
 
 def test_what_failed_is_asked_again_later_at_the_master() -> None:
@@ -126,6 +137,64 @@ def test_offsets_without_a_wanted_message_are_passed_over() -> None:
     assert one.to_commit() == {A: 20}
 
 
+def test_a_gap_that_was_passed_while_messages_wait_is_done_with_them_and_no_sooner() -> None:
+    one = assigned()
+    first, _ = one.due(0.0)
+    one.told(first, found(first, 1))
+    (second,) = one.due(0.0)
+    one.told(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.finish()
+    assert one.to_commit() == {}  # the message of offset 5 waits
+    one.ready.take()
+    one.finish()
+    assert one.to_commit() == {}  # nor was it given yet
+    (third,) = one.due(0.0)
+    one.told(third, PullAnswer(PullStatus.NO_NEW_MSG, 21, 0, 99))
+    one.finish()
+    assert one.to_commit() == {}
+    one.ready.give()
+    one.finish()
+    assert one.to_commit() == {A: 21}
+
+
+def test_a_gap_behind_a_part_that_a_loop_gave_to_its_end_is_done_with_it() -> None:
+    one = assigned()
+    first, _ = one.due(0.0)
+    one.told(first, found(first, 2))
+    one.ready.take()
+    (second,) = one.due(0.0)
+    one.told(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.ready.give_up_to(7)
+    one.ready.take_back()
+    one.finish()
+    assert (one.ready.take(), one.to_commit()) == ([], {A: 20})
+
+
+def test_a_loop_gives_message_by_message_until_its_part_is_worthless() -> None:
+    one = assigned()
+    ask = one.due(0.0)[0]
+    one.told(ask, found(ask, 4))
+    (part,) = one.ready.take()
+    one.ready.give_up_to(6)
+    one.finish()
+    assert (one.ready.lends(part), one.to_commit()) == (True, {A: 6})
+    one.pause([A])
+    assert not one.ready.lends(part)
+    one.pause([A], False)
+    one.ready.give_up_to(7)
+    one.ready.take_back()
+    assert not one.ready.lends(part)
+    assert (one.places[A].waiting, one.infos()[A].cached_min_offset) == (2, 7)
+    (rest,) = one.ready.take()
+    assert (rest.first, rest.next_offset, rest.count) == (7, 9, 2)
+    one.seek(A, 5)
+    assert not one.ready.lends(rest)
+    one.ready.give_up_to(9)
+    one.ready.take_back()
+    one.finish()
+    assert (one.places[A].waiting, one.ready.take(), one.to_commit()) == (0, [], {})
+
+
 def test_an_illegal_offset_is_put_right() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
@@ -139,10 +208,10 @@ def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:
     ask = one.due(0.0)[0]
     one.pause([A])
     one.told(ask, found(ask, 1))
-    assert one.take() == []
+    assert one.ready.take() == []
     assert one.due(0.0) == []
     one.pause([A], paused=False)
-    assert [part.queue for part in one.take()] == [A]
+    assert [part.queue for part in one.ready.take()] == [A]
 
 
 def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
@@ -150,18 +219,21 @@ def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
     first, second = one.due(0.0)
     one.told(first, found(first, 1))
     one.told(second, found(second, 1))
-    parts = one.take(5)
-    one.put_back(parts)
+    parts = one.ready.take(5)
+    one.ready.take_back()
     one.finish()
     assert one.to_commit() == {}
-    assert one.take(5) == parts
+    assert [(p.queue, p.first, p.next_offset) for p in one.ready.take(5)] == [
+        (p.queue, p.start, p.next_offset) for p in parts
+    ]
 
 
 def test_what_was_committed_is_not_committed_again() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
     one.told(ask, found(ask, 1))
-    one.take()
+    one.ready.take()
+    one.ready.give()
     one.finish()
     one.committed({A: 6, MessageQueue("gone", "b", 0): 3})
     assert one.to_commit() == {}
@@ -171,14 +243,17 @@ def test_a_dropped_queue_gives_what_is_finished() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
     one.told(ask, found(ask, 2))
-    one.take()
+    one.ready.take()
+    one.ready.give()
     one.finish()
     assert one.assign({B: None}) == {A: 7}
     assert list(one.places) == [B]
 
 
 class Machine(RuleBasedStateMachine):
-    """One queue after the other is pulled, polled, finished, committed; the model is a list of what each poll gave."""
+    """Queues are pulled, polled, finished, committed, paused; polls are interrupted, and loops left in the middle. The model is
+    a list of what was given.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -186,6 +261,7 @@ class Machine(RuleBasedStateMachine):
         self.one.assign({A: 0, B: 0})
         self.under_way: list[Ask] = []
         self.given: dict[MessageQueue, list[int]] = {A: [], B: []}
+        self.passed: dict[MessageQueue, set[int]] = {A: set(), B: set()}
         self.last: dict[MessageQueue, int] = {A: 0, B: 0}
 
     @rule()
@@ -200,13 +276,50 @@ class Machine(RuleBasedStateMachine):
         ask = self.under_way.pop(0)
         assert self.one.failed(ask, 0.0) if fails else self.one.told(ask, found(ask, count))
 
-    @rule()
-    def poll(self) -> None:
-        """Finishes what came before; what it gives is not finished."""
+    @rule(count=st.integers(1, 2))
+    def pass_over(self, count: int) -> None:
+        """Nothing of the next offsets is wanted."""
+        if self.under_way:
+            ask = self.under_way.pop(0)
+            end = ask.offset + count
+            assert self.one.told(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, end, 0, 99))
+            self.passed[ask.queue] |= set(range(ask.offset, end))
+
+    def begin_poll(self) -> None:
+        self.one.ready.take_back()
         self.one.finish()
         self.last = {queue: len(self.given[queue]) for queue in (A, B)}
-        for part in self.one.take():
-            self.given[part.queue] += range(part.start, part.next_offset)
+
+    @rule(most=st.integers(1, 3), interrupted=st.booleans())
+    def poll(self, most: int, interrupted: bool) -> None:
+        """Finishes what came before; what it gives is not finished, and what it does not come to give is not given."""
+        self.begin_poll()
+        for part in self.one.ready.take(most):
+            if not interrupted:
+                self.given[part.queue] += self.messages(part)
+        if not interrupted:
+            self.one.ready.give()
+
+    @rule(most=st.integers(0, 4))
+    def loop(self, most: int) -> None:
+        """A loop over messages, which is left after so many."""
+        self.begin_poll()
+        for part in self.one.ready.take():
+            messages = self.messages(part)
+            for offset in messages[:most]:
+                assert self.one.ready.lends(part)
+                self.one.ready.give_up_to(offset + 1)
+                self.given[part.queue].append(offset)
+            if most > len(messages):
+                assert self.one.ready.lends(part)
+                self.one.ready.give()
+
+    def messages(self, part: Part) -> list[int]:
+        return [offset for offset in range(part.first, part.next_offset) if offset not in self.passed[part.queue]]
+
+    @rule(queue=QUEUES, paused=st.booleans())
+    def pause(self, queue: MessageQueue, paused: bool) -> None:
+        self.one.pause([queue], paused)
 
     @rule(queue=QUEUES)
     def commit(self, queue: MessageQueue) -> None:
@@ -214,16 +327,35 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_offset_is_given_once_and_in_order(self) -> None:
-        for queue in (A, B):
-            assert self.given[queue] == list(range(len(self.given[queue])))
+        for queue, given in self.given.items():
+            wanted = [offset for offset in range(99) if offset not in self.passed[queue]]
+            assert given == wanted[: len(given)]
 
     @invariant()
     def what_the_last_poll_gave_is_not_committed(self) -> None:
-        assert all(offset == self.last[queue] for queue, offset in self.one.to_commit().items())
+        """Nor what waits, whatever was passed over behind it."""
+        for queue, done in self.one.to_commit().items():
+            assert set(range(done)) <= {*self.given[queue][: self.last[queue]], *self.passed[queue]}
+
+    @invariant()
+    def what_waits_is_counted(self) -> None:
+        ready = self.one.ready._parts
+        for queue, place in self.one.places.items():
+            assert place.waiting == sum(part.count for part in ready if part.queue == queue)
+
+    def teardown(self) -> None:
+        """Once everything was polled everything may be committed, what was passed over behind it, too."""
+        self.one.pause([A, B], False)
+        for _ in range(3):
+            self.one.ready.take_back()
+            self.one.ready.take(99)
+            self.one.ready.give()
+        self.one.finish()
+        assert all(place.done == place.pull_at for place in self.one.places.values())
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
 def test_one_part_is_no_more_than_an_answer() -> None:
@@ -238,14 +370,15 @@ def test_one_part_is_no_more_than_an_answer() -> None:
     one.bring(ask, Part(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
     assert (one.places[A].waiting, one.places[A].bytes) == (6, 6)
     for expected in (1, 2, 3):
-        (part,) = one.take()
+        (part,) = one.ready.take()
         part.read()
         assert len(decoded) == expected
         if expected == 2:
-            one.put_back([part])
-            (again,) = one.take()
+            one.ready.take_back()
+            (again,) = one.ready.take()
             assert (again.start, again.next_offset) == (7, 8)
+        one.ready.give()
     assert decoded == [(5, b"aa"), (7, b"bbb"), (8, b"c")]
     assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
     one.bring(ask, Part(A, 11, [(12, 1), (13, 2)], b"xy", decode))
-    assert [part.next_offset for part in one.take(2)] == [13]
+    assert [part.next_offset for part in one.ready.take(2)] == [13]

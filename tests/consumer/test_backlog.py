@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import ahead, backlog
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.consumer import Consumer
@@ -18,6 +19,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.consumer.group import FakeBrokers, FakeMember
 from tests.consumer.reads import COUNT, Reads
+from tests.helpers import RAISED, no_more_threads
 from tests.mockbroker import WAIT_S, eventually
 from tests.producer.scripted import Time
 from tests.queues import q
@@ -43,7 +45,8 @@ class Bench:
         self, listener: Callable[..., Any] = lambda message: None, tags: str | None = None, **how: Any
     ) -> Consumer:
         settings: dict[str, Any] = {"thresholds": Thresholds(40, 1 << 20, 400), "pull_batch_size": COUNT, "threads": 4}
-        made = Make(read_ahead=ReadAhead(self.reads.begin, self._messages))
+        how_to = ReadAhead(self.reads.begin, lambda *given: self.messages(*given))
+        made = Make(read_ahead=how_to)
         self.consumer = consumer = Consumer(self.port, ConsumerSettings(group="g", **settings | how), made)
         consumer.subscribe("T", tags=tags)
 
@@ -61,7 +64,7 @@ class Bench:
     def pulls(self, queue: MessageQueue) -> list[int]:
         return [request.offset for request in self.port.seen("pull") if request.queue == queue]
 
-    def _messages(self, queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
+    def messages(self, queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
         return self.brokers.queues[queue].messages[start : start + len(stored)]
 
 
@@ -194,8 +197,9 @@ def test_a_queue_that_goes_is_read_no_more_and_the_others_go_on(bench: Bench) ->
     consumer = bench.start(one_by_one(free))
     eventually(lambda: bench.reads.given_of[A] >= 2)
     assert consumer._running is not None
-    consumer._running.rebalancing.close = lambda deadline: None  # type: ignore[method-assign]
-    consumer._running._ownership.drop([A])
+    held = consumer._running.held
+    FakeMember(bench.brokers, "first of all").heartbeat(Deadline.after(WAIT_S))  # it has A from now on
+    eventually(lambda: [each.queue for each in held.owned()] == [B])
     before = bench.got[A].copy()
     free.release(2000)
     eventually(lambda: bench.consumed(B, 1000))
@@ -211,6 +215,65 @@ def test_what_is_odd_is_left_to_pulls(bench: Bench, monkeypatch: pytest.MonkeyPa
     eventually(lambda: bench.consumed(A, 1000))
     assert len(bench.reads.runs) == 1
     assert len(bench.pulls(A)) >= 170
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_what_cannot_be_made_messages_is_pulled(
+    bench: Bench, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The position moves when messages are there: what fails on the way is asked for again, and by pulls."""
+    monkeypatch.setattr(ahead, "CALM_S", 600.0)
+    real, fails = bench.messages, [1]
+
+    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
+        if start >= 40 and fails.pop():
+            raise error
+        return real(queue, start, stored)
+
+    monkeypatch.setattr(bench, "messages", messages)
+    bench.fill(A, 1000)
+    consumer = bench.start()
+    eventually(lambda: bench.consumed(A, 1000))
+    assert f"the work of thread rocketmq-ahead-a failed: {type(error).__name__}: mine" in caplog.text
+    eventually(lambda: consumer.stats()["cached"] == 0)
+
+
+def test_what_could_not_be_made_messages_holds_back_no_later_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "CALM_S", 0.0)
+    real, fails = bench.messages, [1] * 20
+
+    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
+        if fails:
+            raise ZeroDivisionError(fails.pop())
+        return real(queue, start, stored)
+
+    monkeypatch.setattr(bench, "messages", messages)
+    bench.fill(A, 3000)
+    bench.start()
+    eventually(lambda: bench.consumed(A, 3000))
+    assert fails == []
+    assert len(bench.pulls(A)) < 300
+
+
+def test_bytes_on_their_way_are_counted_down(bench: Bench) -> None:
+    """Else a backlog is held back for bytes that came long ago."""
+    bench.fill(A, 1000)
+    bench.start(thresholds=Thresholds(40, 100, 400))
+    eventually(lambda: bench.consumed(A, 1000))
+    assert len(bench.pulls(A)) < 50
+
+
+def test_without_a_thread_for_it_a_backlog_is_pulled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_more_threads(monkeypatch, "rocketmq-ahead")
+    bench.fill(A, 300)
+    bench.start()
+    eventually(lambda: bench.consumed(A, 300))
+    assert "what is far behind on a is not read ahead: can't start new thread" in caplog.text
+    assert not bench.reads.runs
 
 
 def test_a_read_that_hangs_is_stopped_with_the_consumer(bench: Bench) -> None:

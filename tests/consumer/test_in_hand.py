@@ -55,6 +55,18 @@ def test_the_end_waits_for_what_others_have():
     assert hand.finish(Deadline.after(30)) == []
 
 
+def test_the_end_waits_for_what_no_listener_has_yet():
+    hand = InHand()
+    (waits,) = hand.came("t", [of("A")], 30_000, 0)
+    end = threading.Thread(target=hand.finish, args=(Deadline.after(30),), daemon=True)
+    end.start()
+    end.join(0.05)
+    assert end.is_alive()
+    hand.end(waits)
+    end.join(60)
+    assert not end.is_alive()
+
+
 def test_a_listener_that_ends_its_own_consumer_waits_for_no_turn_behind_it():
     hand = InHand()
     mine, _ = hand.came("t", [of("A"), of("B")], 30_000, 0)

@@ -71,6 +71,24 @@ def test_a_damaged_only_file_is_no_empty_one(path: Path) -> None:
         LocalOffsets(path).load()
 
 
+def test_two_processes_that_store_at_once_mix_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other, real = LocalOffsets(path), LocalOffsets(path), os.fsync
+    store.store({A: 0})
+    turns = [lambda: other.store({A: 2, B: 2})]
+
+    def beside(descriptor: int) -> None:
+        if turns:
+            turns.pop()()  # while the first one has written, and not replaced anything yet
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", beside)
+    store.store({A: 1})
+    assert store.load() == {A: 1}
+    assert sorted(each.name for each in path.parent.iterdir()) == ["offsets.json", "offsets.json.bak"]
+    path.unlink()
+    assert store.load() in ({A: 0}, {A: 2, B: 2})
+
+
 def test_a_process_that_dies_while_it_writes_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalOffsets(path)
     store.store({A: 1})

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,12 @@ from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.local_offsets import LocalOffsets
 from rocketmq_spark.consumer.offset_store import BrokerOffsets, FileOffsets
 from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeMember, GroupBench
+from tests.helpers import raising
 from tests.queues import q
 
-A, B, SOON = q("a:0"), q("b:0"), Deadline(1e12)
+A, B, SOON = q("a:0"), q("b:0"), Deadline(1e9)
 
 
 @pytest.fixture
@@ -23,21 +27,113 @@ def held() -> Held:
 
 def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(group: GroupBench, held: Held, caplog) -> None:
     port = FakeMember(group.brokers, "me")
+    group.brokers.groups.add("g")
     store = BrokerOffsets(port, "g", held)
     store.persist(SOON)
     held.offsets.put(A, 1)
     held.offsets.put(B, 2)
     group.brokers.failing["commit b"] = CallTimeout("late")
-    store.persist(SOON)
-    assert "offset 2 of T/b/0 is not stored yet" in caplog.text
+    for _ in range(3):
+        store.persist(SOON)
     del group.brokers.failing["commit b"]
     store.persist(SOON)
     store.persist(SOON)
-    assert port.seen("commit") == [{A: 1, B: 2}, {B: 2}]
+    assert port.seen("commit") == [{A: 1, B: 2}, {B: 2}, {B: 2}, {B: 2}]
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("group g: offsets of queues of b cannot be stored, they are sent again: ")
+    assert second == "group g: offsets of queues of b are stored again"
     store.persist(SOON, [A, q("z:9")])
     assert port.seen("commit")[-1] == {A: 1}
     assert store.read(A, SOON) == 1
+    assert store.read(q("c:0"), SOON) == 0  # as brokers say of a young queue
+    group.brokers.queues[q("c:0")].first = 1
     assert store.read(q("c:0"), SOON) is None
+
+
+class Hanging:
+    """A store whose first commit, of these offsets, is under way until ``go_on``."""
+
+    def __init__(self, group: GroupBench, held: Held, offsets: dict[MessageQueue, int]) -> None:
+        self.port = FakeMember(group.brokers, "me")
+        group.brokers.groups.add("g")
+        self.store, self._real = BrokerOffsets(self.port, "g", held), self.port.commit
+        self._entered, self._free = threading.Event(), threading.Event()
+        self.stored = threading.Semaphore(0)
+        self.port.commit = self._commit  # type: ignore[method-assign]
+        for queue, offset in offsets.items():
+            held.offsets.put(queue, offset)
+        self._first = self.beside()
+        assert self._entered.wait(60)
+
+    def _commit(self, *given: Any) -> Any:
+        if not self._entered.is_set():
+            self._entered.set()
+            assert self._free.wait(60)
+        found = self._real(*given)
+        self.stored.release()
+        return found
+
+    def beside(self, *queues: MessageQueue) -> threading.Thread:
+        """A run on a thread of its own."""
+        thread = threading.Thread(target=self.store.persist, args=(SOON, queues or None), daemon=True)
+        thread.start()
+        return thread
+
+    def go_on(self) -> None:
+        self._free.set()
+        self._first.join(60)
+
+
+def test_a_reset_waits_for_the_commit_of_its_queue_that_is_under_way(group: GroupBench, held: Held) -> None:
+    """An offset from before it must not come after it."""
+    hanging = Hanging(group, held, {A: 50})
+    held.offsets.put(A, 0)
+    reset = hanging.beside(A)
+    reset.join(0.05)
+    assert reset.is_alive()
+    hanging.go_on()
+    reset.join(60)
+    assert hanging.port.seen("commit") == [{A: 50}, {A: 0}]
+    assert group.brokers.offsets == {A: 0}
+
+
+def test_a_commit_that_hangs_for_longer_than_a_reset_waits_is_overtaken_by_nothing(
+    group: GroupBench, held: Held
+) -> None:
+    hanging = Hanging(group, held, {A: 50})
+    held.offsets.put(A, 0)
+    hanging.store.persist(Deadline.after(0.02), [A])
+    hanging.store.persist(SOON)
+    assert (hanging.port.seen("commit"), held.offsets.untold()) == ([], {A: 0})
+    hanging.go_on()
+    assert (group.brokers.offsets, held.offsets.untold()) == ({A: 50}, {A: 0})
+    hanging.store.persist(SOON)
+    assert (group.brokers.offsets, held.offsets.untold()) == ({A: 0}, {})
+
+
+def test_a_broker_that_hangs_does_not_keep_others_from_the_last_offsets(group: GroupBench, held: Held) -> None:
+    hanging = Hanging(group, held, {B: 1})
+    held.offsets.put(A, 7)
+    held.offsets.put(B, 2)
+    last = hanging.beside(A, B)
+    assert hanging.stored.acquire(timeout=60)
+    assert group.brokers.offsets == {A: 7}
+    hanging.go_on()
+    last.join(60)
+    assert hanging.port.seen("commit") == [{A: 7}, {B: 1}, {B: 2}]
+
+
+def test_a_commit_that_raises_does_not_keep_its_queue(group: GroupBench, held: Held, monkeypatch) -> None:
+    port = FakeMember(group.brokers, "me")
+    group.brokers.groups.add("g")
+    store = BrokerOffsets(port, "g", held)
+    held.offsets.put(A, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(port, "commit", raising(ZeroDivisionError()))
+        with pytest.raises(ZeroDivisionError):
+            store.persist(SOON)
+    store.persist(SOON)
+    assert group.brokers.offsets == {A: 1}
 
 
 def test_a_file_keeps_what_is_not_here_now(held: Held, tmp_path: Path) -> None:
@@ -55,8 +151,12 @@ def test_a_file_that_cannot_be_written_is_told_and_tried_again(held: Held, tmp_p
     (tmp_path / "g").write_text("a file where a folder should be")
     store = FileOffsets(LocalOffsets(tmp_path / "g" / "offsets.json"), held)
     held.offsets.put(A, 1)
-    store.persist(SOON)
-    assert "offsets are not stored yet" in caplog.text
+    for _ in range(3):
+        store.persist(SOON)
+    assert caplog.text.count("offsets are not stored yet") == 1
     (tmp_path / "g").unlink()
     store.persist(SOON)
     assert store.read(A, SOON) == 1
+    held.offsets.put(A, 2)
+    store.persist(SOON)
+    assert caplog.text.count("offsets are stored again") == 1

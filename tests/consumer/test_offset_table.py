@@ -22,24 +22,6 @@ def test_1_25_an_offset_only_grows_unless_somebody_knows_better() -> None:
     assert table.get(A) == 1024
 
 
-def test_a_frozen_offset_stays_until_it_is_forgotten() -> None:
-    table = OffsetTable()
-    table.freeze(A, 1024)
-    table.raise_to(A, 2000)
-    table.put(A, 5)
-    assert table.get(A) == 1024
-    table.forget(A)
-    table.put(A, 5)
-    assert table.get(A) == 5
-
-
-def test_freezing_overwrites_what_was_there() -> None:
-    table = OffsetTable()
-    table.put(A, 9)
-    table.freeze(A, 2)
-    assert table.every() == {A: 2}
-
-
 def test_4_29_no_offset_is_below_zero() -> None:
     with pytest.raises(ValueError, match="is -1; expected one of at least 0"):
         OffsetTable().put(A, -1)
@@ -69,13 +51,12 @@ def test_queues_of_others_are_forgotten() -> None:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Against three dictionaries."""
+    """Against two dictionaries."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = OffsetTable()
         self.values: dict[object, int] = {}
-        self.frozen: set[object] = set()
         self.told: dict[object, int] = {}
 
     queues = st.sampled_from([A, B])
@@ -84,28 +65,18 @@ class TableMachine(RuleBasedStateMachine):
     @rule(queue=queues, offset=numbers)
     def raise_to(self, queue, offset):
         self.table.raise_to(queue, offset)
-        if queue not in self.frozen:
-            self.values[queue] = max(offset, self.values.get(queue, 0))
+        self.values[queue] = max(offset, self.values.get(queue, 0))
 
     @rule(queue=queues, offset=numbers)
     def put(self, queue, offset):
         self.table.put(queue, offset)
-        if queue not in self.frozen:
-            self.values[queue] = offset
-
-    @rule(queue=queues, offset=numbers)
-    def freeze(self, queue, offset):
-        self.table.freeze(queue, offset)
-        if queue not in self.frozen:
-            self.values[queue] = offset
-        self.frozen.add(queue)
+        self.values[queue] = offset
 
     @rule(queue=queues)
     def forget(self, queue):
         self.table.forget(queue)
         self.values.pop(queue, None)
         self.told.pop(queue, None)
-        self.frozen.discard(queue)
 
     @rule()
     def tell(self):

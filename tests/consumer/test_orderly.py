@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rocketmq_spark.consumer import orderly
+from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
 from tests.consumer.group import GroupBench
+from tests.helpers import raising
 from tests.queues import q, qs
 
 A = q("a:0")
@@ -15,6 +23,33 @@ def started(group: GroupBench, listener: Any = None, **how: Any) -> Any:
     consumer, port = group.start(listener, ordered=True, **how)
     group.time.advance(1.6)
     return consumer, port
+
+
+@contextmanager
+def hanging(group: GroupBench, *bodies: bytes) -> Iterator[tuple[Consumer, Callable[[], None]]]:
+    """A member whose listener has the first message of b:0 and does not come back, and what lets it come back."""
+    inside, free = threading.Event(), threading.Event()
+
+    def listener(messages: Any, context: Any) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert free.wait(60)
+
+    def go_on() -> None:
+        free.set()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    consumer, _ = started(group, listener)
+    threads = group.workers[0].threads = []
+    group.brokers.send(q("b:0"), *bodies)
+    group.time.advance(0.1)
+    assert inside.wait(60)
+    try:
+        yield consumer, go_on
+    finally:
+        go_on()
 
 
 def test_queues_are_locked_before_they_are_pulled_and_again_every_twenty_seconds(group: GroupBench) -> None:
@@ -44,6 +79,112 @@ def test_a_failed_message_is_tried_again_in_place_and_holds_up_its_queue_only(gr
     assert group.brokers.offsets[A] == 2
 
 
+@pytest.mark.parametrize(
+    "does",
+    [
+        raising(SystemExit("mine")),
+        raising(type("Odd", (Exception,), {"__str__": lambda self: 1 / 0})()),
+        lambda messages, context: messages.pop(0),
+        lambda messages, context: context.suspend("5s"),
+        lambda messages, context: ...,
+    ],
+)
+def test_whatever_a_listener_does_its_message_is_tried_again_and_the_queue_goes_on(
+    group: GroupBench, does: Any
+) -> None:
+    fails = [True, True, False]
+    consumer, _ = started(group, lambda messages, context: does(messages, context) if fails.pop(0) else None)
+    fails += [False]
+    group.brokers.send(A, b"1", b"2")
+    group.time.advance(60)
+    assert [entry[1:] for entry in group.got] == [(b"1", 0), (b"1", 1), (b"1", 2), (b"2", 0)]
+    assert consumer._running.held.queues[A].lock.held(int(group.time.now * 1000))
+    consumer.stop()
+    assert group.brokers.offsets[A] == 2
+
+
+@pytest.mark.parametrize("what", ["listener", "dead letter"])
+def test_a_bug_behind_the_listener_ends_no_queue(group: GroupBench, what: str, monkeypatch) -> None:
+    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"1" else None, max_tries=0)
+    if what == "listener":
+        real, turns = orderly.ordered, [raising(SystemExit("a bug"))]
+        monkeypatch.setattr(orderly, "ordered", lambda *given: (turns.pop() if turns else real)(*given))
+    else:
+        port.send_to_retry = raising(SystemExit("a bug"))
+    group.brokers.send(A, b"1", b"2")
+    group.time.advance(0.1)
+    monkeypatch.undo()
+    port.__dict__.pop("send_to_retry", None)
+    group.time.advance(2)
+    assert group.bodies()[-1] == b"2"
+    assert [m.body for m in group.brokers.dead] == [b"1"]
+
+
+@pytest.mark.parametrize("error", [RemoteProtocolError("garbage"), CallTimeout("late"), SystemExit("a bug")])
+def test_a_lock_answer_that_means_nothing_is_asked_for_again_each_three_seconds(
+    group: GroupBench, error: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, port = started(group)
+    real, asked = port.lock, []
+
+    def lock(name: str, queues: Any, deadline: Any) -> set[Any]:
+        if len(queues) > 1:
+            return set()  # of the looks at all of them: somebody else has the lock
+        asked.append(queues)
+        raise error
+
+    port.lock = lock
+    group.brokers.send(A, b"1")
+    group.time.advance(20)
+    group.got.clear()
+    group.brokers.send(A, b"2")
+    group.time.advance(1)
+    asked.clear()
+    group.time.advance(9.3)  # three times 3.1
+    assert (group.got, len(asked)) == ([], 3)
+    assert "whether T/a/0 is locked is not known, it is asked again: " in caplog.text
+    port.lock = real
+    group.time.advance(5)
+    assert group.bodies() == [b"2"]
+
+
+def test_a_queue_gives_its_thread_to_others_after_a_minute(group: GroupBench, tmp_path: Path) -> None:
+    def listener(messages: Any, context: Any) -> None:
+        group.time.now += 25
+
+    started(group, listener, clustering=False, offsets_folder=tmp_path)  # nobody looks at locks meanwhile
+    group.workers[0].held = True
+    group.brokers.send(A, b"1", b"2", b"3", b"4", b"5")
+    group.brokers.send(q("a:1"), b"other")
+    group.time.advance(0.1)
+    group.workers[0].let_go()
+    group.time.advance(200)
+    assert group.bodies() == [b"1", b"2", b"3", b"other", b"4", b"5"]
+
+
+def test_calls_and_failures_are_told(group: GroupBench, caplog: pytest.LogCaptureFixture) -> None:
+    def listener(messages: Any, context: Any) -> None:
+        group.time.now += 0.25
+        if not messages[0].reconsume_times:
+            raise ValueError("mine")
+
+    consumer, _ = started(group, listener)
+    group.brokers.send(A, b"1")
+    group.time.advance(3)
+    topic = consumer.stats()["topics"]["T"]
+    assert (topic["consume_ms"], topic["failed"]) == (250.0, 1)
+    assert caplog.messages == ["messages of T/a/0 failed: the listener raised ValueError: mine"]
+
+
+def test_a_queue_tells_when_its_listener_was_called_last(group: GroupBench) -> None:
+    consumer, _ = started(group)
+    group.time.advance(10)
+    group.brokers.send(A, b"1")
+    group.time.advance(0.1)
+    consumed_ms = {queue: held.last_consume_ms for queue, held in consumer._running.held.queues.items()}
+    assert consumed_ms.pop(A) > max(consumed_ms.values()) + 10_000
+
+
 def test_a_queue_waits_for_as_long_as_the_listener_says(group: GroupBench) -> None:
     started(group, lambda messages, context: None if messages[0].reconsume_times else context.suspend(5000))
     group.brokers.send(A, b"1")
@@ -51,14 +192,6 @@ def test_a_queue_waits_for_as_long_as_the_listener_says(group: GroupBench) -> No
     assert len(group.got) == 1
     group.time.advance(0.3)
     assert len(group.got) == 2
-
-
-def test_1_24_after_its_last_try_a_message_goes_to_the_retry_topic_and_the_queue_on(group: GroupBench) -> None:
-    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, max_tries=2)
-    group.brokers.send(A, b"bad", b"good")
-    group.time.advance(5)
-    assert port.seen("send_back") == [(b"bad", 0, 2)]
-    assert group.bodies() == [b"bad", b"bad", b"bad", b"good"]
 
 
 def test_a_commit_by_hand_finishes_all_since_the_last_one_and_a_rollback_repeats_them(group: GroupBench) -> None:
@@ -81,9 +214,11 @@ def test_a_commit_by_hand_finishes_all_since_the_last_one_and_a_rollback_repeats
 
 def test_4_18_who_leaves_stores_offsets_before_the_locks_are_free(group: GroupBench) -> None:
     consumer, port = started(group)
-    group.brokers.send(A, b"1")
+    for number, queue in enumerate(ALL):
+        group.brokers.send(queue, *[b"x"] * number)
     group.time.advance(0.1)
     consumer.stop()
+    assert group.brokers.offsets == {queue: number for number, queue in enumerate(ALL)}
     order = [verb for verb, _ in port.calls]
     assert len(order) - order[::-1].index("commit") < order.index("unlock") + 1 < order.index("leave") + 1
     assert group.brokers.locks == {}
@@ -100,25 +235,119 @@ def test_4_19_a_queue_that_somebody_else_has_locked_is_taken_when_it_is_free(gro
 
 
 def test_4_18_a_queue_changes_hands_only_when_its_listener_is_through(group: GroupBench) -> None:
-    first, _port = started(group)
-    held = first._running.held.queues[q("b:0")]
-    first._running._consuming._calling.add(held)
-    second, _ = started(group)
-    assert (group.owned(first), group.owned(second)) == (ALL[:2], [q("b:1")])
-    assert held.dropped
-    first._running._consuming._calling.discard(held)
-    first._running._consuming.left()
-    group.time.advance(2.1)
-    assert group.owned(second) == ALL[2:]
+    with hanging(group, b"one", b"two") as (first, go_on):
+        second, _ = started(group)
+        assert (group.owned(first), group.owned(second)) == (ALL[:2], [q("b:1")])
+        group.time.advance(10)
+        assert group.owned(second) == [q("b:1")]
+        assert group.brokers.locks[q("b:0")] == "m1"
+        go_on()
+        group.time.advance(2.1)
+        assert group.owned(second) == ALL[2:]
+    # The first one gets no more of it; what it had finished when the queue was not its own any more is not counted.
+    assert [who for who, _, _ in group.got] == ["m1", "m2", "m2"]
+    assert group.bodies() == [b"one", b"one", b"two"]
+
+
+@pytest.mark.parametrize("how", ["reset", "repair", "reset, hangs for long"])
+def test_4_18_a_queue_that_comes_back_waits_for_the_call_that_is_under_way(group: GroupBench, how: str) -> None:
+    """As Java's lock of a queue does: a reset or a repaired offset makes a new process queue, and the listener is one."""
+    b = q("b:0")
+    with hanging(group, b"one", b"two") as (consumer, go_on):
+        running = consumer._running
+        old = running.held.queues[b]
+        running.rebalancing.repair(old, 0) if how == "repair" else running.rebalancing.reset({b: 0})
+        group.time.advance(30 if "long" in how else 5)
+        assert group.bodies() == [b"one"]
+        assert group.brokers.locks[b] == "m1"
+        assert group.brokers.offsets[b] == 0  # at once, although the listener is not through
+        assert (running.held.queues[b] is old) == ("long" not in how)
+        go_on()
+        group.workers[0].threads = None
+        group.time.advance(2.1)
+    assert group.bodies() == [b"one", b"one", b"two"]
+    assert old not in running.held.queues.values()
+    consumer.stop()
+    assert group.brokers.offsets[b] == 2
+
+
+def test_4_18_of_two_that_wait_for_a_call_the_last_one_comes_after_it(group: GroupBench) -> None:
+    """The other one is gone, and nobody works for it any more."""
+    b = q("b:0")
+    with hanging(group, b"one", b"two") as (consumer, go_on):
+        running = consumer._running
+        for _ in range(2):
+            running.rebalancing.reset({b: 0})
+            group.time.advance(30)
+        go_on()
+        group.workers[0].threads = None
+        group.time.advance(0.1)
+    assert group.bodies() == [b"one", b"one", b"two"]
+    assert running._consuming._tasks == set()
+
+
+def test_4_18_a_queue_whose_lock_was_lost_under_a_listener_is_not_kept_for_ever(group: GroupBench) -> None:
+    """Nor does it come back to a second call beside the first."""
+    b = q("b:0")
+    with hanging(group, b"one", b"two") as (consumer, go_on):
+        held = consumer._running.held
+        old = held.queues[b]
+        group.brokers.locks[b] = "somebody"
+        group.time.advance(19.6)  # a look at the locks: this one is not ours any more
+        assert not old.lock.held(int(group.time.now * 1000))
+        consumer._running.rebalancing.reset({b: 0})
+        group.time.advance(2)
+        assert b not in held.queues
+        del group.brokers.locks[b]
+        group.time.advance(2.1)
+        assert group.brokers.locks[b] == "m1"
+        assert (held.queues[b].count, group.bodies()) == (2, [b"one"])
+        go_on()
+        group.workers[0].threads = None
+        group.time.advance(0.1)
+    assert group.bodies() == [b"one", b"one", b"two"]
+
+
+def test_the_lock_counts_from_its_question(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers may take long to say where the queues begin, and their minute begins when they give the locks."""
+    consumer, port = group.consumer(ordered=True)
+    real = port.committed
+
+    def slow(*given: Any, **how: Any) -> Any:
+        group.time.now += 9.0
+        return real(*given, **how)
+
+    monkeypatch.setattr(port, "committed", slow)
+    consumer.subscribe("T")
+    began_ms = int(group.time.now * 1000)
+    consumer.start(print)
+    group.time.advance(0)
+    held = consumer._running.held.queues
+    assert {held[queue].lock.granted_ms for queue in ALL} == {began_ms}
+    assert not held[ALL[-1]].lock.held(began_ms + 30_001)
+
+
+def test_a_renewed_lock_counts_from_its_question_too(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer, port = started(group)
+    real = port.lock
+
+    def slow(*given: Any) -> Any:
+        asked_ms.append(int(group.time.now * 1000))
+        found = real(*given)
+        group.time.now += 2.5
+        return found
+
+    asked_ms: list[int] = []
+    monkeypatch.setattr(port, "lock", slow)
+    group.time.advance(20)
+    assert {each.lock.granted_ms for each in consumer._running.held.owned()} == {asked_ms[-1]}
 
 
 def test_4_18_a_listener_that_hangs_does_not_keep_a_queue_for_ever(group: GroupBench) -> None:
-    first, _ = started(group)
-    held = first._running.held.queues[q("b:0")]
-    first._running._consuming._calling.add(held)
-    second, _ = started(group)
-    group.time.advance(24)
-    assert group.owned(second) == ALL[2:]
+    with hanging(group, b"one"):
+        second, _ = started(group)
+        group.time.advance(24)
+        assert group.owned(second) == ALL[2:]
 
 
 def test_a_lock_that_is_lost_stops_the_queue_until_it_is_granted_again(group: GroupBench) -> None:

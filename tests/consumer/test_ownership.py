@@ -1,10 +1,23 @@
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.consumer import ownership
+from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.offset_store import BrokerOffsets
+from rocketmq_spark.consumer.ownership import Ownership
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
-from rocketmq_spark.errors import CallTimeout, ServerFault
-from tests.consumer.group import GroupBench
+from rocketmq_spark.errors import AccessDenied, CallTimeout, ServerFault
+from rocketmq_spark.model import MessageQueue
+from tests.consumer.group import GROUP, FakeMember, GroupBench
+from tests.producer.scripted import ManualTimer
 from tests.queues import q, qs
 
 A = q("a:0")
@@ -24,6 +37,12 @@ def test_4_22_4_25_a_queue_whose_offset_is_not_known_waits_a_second(group: Group
     assert not [request for request in port.seen("pull") if request.offset < 0]
 
 
+def test_a_queue_that_its_broker_refuses_to_tell_of_is_no_reason_not_to_ask_for_the_others(group: GroupBench) -> None:
+    group.brokers.failing["committed a"] = AccessDenied("no")
+    _, port = group.start()
+    assert [queue for queue in port.seen("committed") if queue.broker_name == "a"] == ALL[:2]
+
+
 def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
     group.brokers.failing["committed a"] = CallTimeout("late")
     _, port = group.start()
@@ -35,13 +54,17 @@ def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
     [
         (ConsumeFrom(), []),
         (ConsumeFrom(Where.EARLIEST), [b"0", b"1", b"2"]),
-        (ConsumeFrom(Where.TIMESTAMP, 2), [b"2"]),
+        (ConsumeFrom(Where.TIMESTAMP, 7), [b"2"]),
     ],
 )
-def test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there(group: GroupBench, mode, first) -> None:
+@pytest.mark.parametrize("young", [False, True])
+def test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there(group: GroupBench, mode, first, young) -> None:
+    """But for a young queue, all of which it gets in every mode."""
+    group.brokers.queues[A].first = 0 if young else 5
+    first = [b"0", b"1", b"2"] if young else first
     group.brokers.send(A, b"0", b"1", b"2")
     consumer, _ = group.start(consume_from=mode)
-    group.time.advance(1)
+    group.time.advance(40)
     assert group.bodies() == first
     consumer.stop()
     group.brokers.send(A, b"3")
@@ -50,33 +73,243 @@ def test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there(group: Gro
     assert group.bodies() == [*first, b"3"]
 
 
+class Owner:
+    """One member's ownership without the rest of it: ``begun`` is what it would pull, and from where."""
+
+    def __init__(self, group: GroupBench, ordered: bool = False) -> None:
+        self.port = FakeMember(group.brokers, "me")
+        group.brokers.groups.add(GROUP)
+        settings = ConsumerSettings(group=GROUP, ordered=ordered)
+        self.held = Held(settings.thresholds)
+        self.store = BrokerOffsets(self.port, GROUP, self.held)
+        self.begun: list[tuple[MessageQueue, int]] = []
+        self.owns = Ownership(
+            self.port,
+            settings,
+            self.held,
+            self.store,
+            self._begin,
+            ManualTimer(group.time).now_ms,
+        )
+
+    def _begin(self, queue: ProcessQueue, offset: int) -> None:
+        self.begun.append((queue.queue, offset))
+
+
 def test_4_20_what_was_in_memory_is_forgotten_when_a_queue_comes(group: GroupBench) -> None:
-    consumer, _port = group.start()
-    group.time.advance(1)
-    held = consumer._running.held
-    consumer._running._ownership.drop([A])
-    group.brokers.offsets[A] = 0
-    group.brokers.send(A, b"1")
-    held.offsets.put(A, 99)
-    assert consumer._running._ownership.add([A]) == ([A], False)
-    assert held.offsets.get(A) == 0
-    group.time.advance(1)
-    assert group.bodies() == [b"1"]
+    one = Owner(group)
+    one.owns.add([A])
+    assert one.owns.drop([A]) == [A]
+    group.brokers.offsets[A] = 3
+    one.held.offsets.put(A, 99)  # by somebody who was late
+    assert one.owns.add([A]) == [A]
+    assert one.held.offsets.get(A) == 3
+    assert one.begun == [(A, 0), (A, 3)]
 
 
 def test_4_21_a_queue_is_begun_once_however_often_it_is_added(group: GroupBench) -> None:
-    consumer, port = group.start()
-    ownership = consumer._running._ownership
-    assert ownership.add(ALL) == ([], False)
-    group.time.advance(1)
-    assert len(port.seen("pull")) == len(ALL)
+    one = Owner(group)
+    assert one.owns.add(ALL) == ALL
+    assert one.owns.add(ALL) == []
+    assert [queue for queue, _ in one.begun] == ALL
+
+
+def test_a_repair_that_comes_too_late_does_not_touch_the_queue_that_came_back(group: GroupBench) -> None:
+    one = Owner(group)
+    one.owns.add([A])
+    old = one.held.queues[A]
+    one.owns.drop([A])
+    group.brokers.offsets[A] = 3
+    one.owns.add([A])
+    one.owns.repair(old, 99)
+    assert (one.held.queues[A].dropped, one.held.offsets.get(A), group.brokers.offsets[A]) == (False, 3, 3)
+
+
+def test_results_count_no_more_from_the_moment_of_a_reset(group: GroupBench) -> None:
+    """A result that comes between the reset and the end of the queue would raise the offset again."""
+    one, seen = Owner(group), []
+    one.owns.add([A])
+
+    def calling(queue: ProcessQueue) -> bool:
+        one.held.finished(queue, 50)
+        seen.append(one.held.offsets.get(A))
+        return False
+
+    one.owns.orderly = SimpleNamespace(calling=calling)  # type: ignore[assignment]
+    one.owns.reset({A: 5})
+    assert set(seen) == {5}
+    assert (group.brokers.offsets[A], one.held.queues) == (5, {})
 
 
 def test_an_offset_that_cannot_be_stored_does_not_keep_a_queue(group: GroupBench) -> None:
-    consumer, _ = group.start()
-    group.time.advance(1)
-    group.brokers.send(A, b"1")
-    group.time.advance(0.1)
+    one = Owner(group)
+    one.owns.add([A])
+    one.held.offsets.put(A, 1)
     group.brokers.failing["commit a"] = CallTimeout("late")
-    assert consumer._running._ownership.drop([A])
-    assert A not in consumer._running.held.queues
+    assert one.owns.drop([A]) == [A]
+    assert one.held.owned() == []
+    assert A not in group.brokers.offsets
+
+
+def test_a_reset_holds_over_a_commit_that_its_broker_answers_later(group: GroupBench, monkeypatch) -> None:
+    """The reset does not wait for ever, and cannot be stored before that commit: the member keeps it until it is."""
+    monkeypatch.setattr(ownership, "TIMEOUT_S", 0.02)
+    one = Owner(group)
+    one.owns.add([A])
+    one.held.offsets.put(A, 50)
+    entered, go_on, real = threading.Event(), threading.Event(), one.port.commit
+
+    def late(*given: Any) -> Any:
+        if not entered.is_set():
+            entered.set()
+            assert go_on.wait(60)
+        return real(*given)
+
+    one.port.commit = late  # type: ignore[method-assign]
+    commit = threading.Thread(target=one.store.persist, args=(Deadline.after(60),), daemon=True)
+    commit.start()
+    assert entered.wait(60)
+    one.owns.reset({A: 5})
+    go_on.set()
+    commit.join(60)
+    one.owns.add([A])
+    assert one.begun == [(A, 0), (A, 5)]
+    one.store.persist(Deadline.after(60))
+    assert group.brokers.offsets[A] == 5
+
+
+@pytest.mark.parametrize(("after_s", "begins"), [(60, 3), (60.1, 7)])
+def test_an_offset_that_was_set_and_not_stored_is_ours_to_store_for_a_minute(
+    group: GroupBench, after_s: float, begins: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By then the group may be elsewhere. The log says that it is given up."""
+    one = Owner(group)
+    one.owns.add([A])
+    group.brokers.failing["commit"] = CallTimeout("late")
+    one.owns.reset({A: 3})
+    group.brokers.failing.clear()
+    group.brokers.offsets[A] = 7
+    group.time.advance(after_s - 0.001)
+    one.owns.add([A])
+    assert one.begun[1:] == [(A, begins)]
+    assert ("offset 3 of T/a/0 was set, no broker stored it" in caplog.text) == (begins == 7)
+
+
+def test_an_offset_that_was_set_is_kept_while_rebalances_try_to_bring_its_queue_back(group: GroupBench) -> None:
+    one = Owner(group)
+    one.owns.add([A])
+    group.brokers.failing |= {"commit": CallTimeout("late"), "committed": CallTimeout("late")}
+    one.owns.reset({A: 3})
+    for _ in range(10):
+        group.time.advance(30)
+        assert one.owns.add([A]) == []
+    group.brokers.failing.clear()
+    assert one.owns.add([A]) == [A]
+    assert one.begun[1:] == [(A, 3)]
+
+
+def test_what_was_finished_after_a_reset_is_kept_when_no_broker_stored_it(group: GroupBench) -> None:
+    """Neither is the reset lost with the second release, nor is what was finished since given again."""
+    one = Owner(group)
+    one.owns.add([A])
+    group.brokers.offsets[A] = 50
+    group.brokers.failing["commit"] = CallTimeout("late")
+    one.owns.reset({A: 3})
+    one.owns.add([A])
+    one.held.offsets.raise_to(A, 9)
+    one.owns.drop([A])
+    one.owns.add([A])
+    group.brokers.failing.clear()
+    one.owns.drop([A])
+    one.owns.add([A])
+    assert one.begun[1:] == [(A, 3), (A, 9), (A, 9)]
+    group.brokers.offsets[A] = 12  # by another member, later: nothing of the reset is left here
+    one.owns.drop([A])
+    group.brokers.offsets[A] = 12
+    one.owns.add([A])
+    assert one.begun[-1] == (A, 12)
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_reset_of_a_queue_that_is_between_release_and_begin_counts(
+    group: GroupBench, stores: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The newest wins, and the log names what was reset and what is not here."""
+    one = Owner(group)
+    one.owns.add([A])
+    if not stores:
+        group.brokers.failing["commit"] = CallTimeout("late")
+    one.owns.reset({A: 40})
+    one.owns.reset({A: 10, q("b:0"): 5})
+    assert group.brokers.offsets == ({A: 10} if stores else {})
+    assert one.held.offsets.every() == {}
+    one.owns.add([A])
+    assert one.begun[1:] == [(A, 10)]
+    assert "offsets are reset to {'T/a/0': 40}" in caplog.text
+    assert "changing hands are reset to {'T/a/0': 10}" in caplog.text
+    assert "did not reset them: {'T/b/0': 5}" in caplog.text
+
+
+def test_a_reset_of_a_queue_that_was_released_is_stored_for_its_next_member(group: GroupBench) -> None:
+    one = Owner(group)
+    one.owns.add([A])
+    one.held.offsets.put(A, 50)
+    one.owns.drop([A])
+    one.owns.reset({A: 0})
+    assert group.brokers.offsets[A] == 0
+    group.brokers.offsets[A] = 5  # the next member's
+    one.owns.add([A])
+    assert one.begun[-1] == (A, 5)
+
+
+def test_a_queue_that_has_been_away_for_long_is_not_reset_here(
+    group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Owner(group)
+    one.owns.add([A])
+    one.held.offsets.put(A, 50)
+    one.owns.drop([A])
+    group.time.advance(60.1)
+    one.owns.reset({A: 0})
+    assert group.brokers.offsets[A] == 50
+    assert "did not reset them: {'T/a/0': 0}" in caplog.text
+    assert "are reset to" not in caplog.text
+
+
+def test_a_reset_while_a_queue_is_added_makes_the_next_run_begin_it(group: GroupBench) -> None:
+    """The offset that was read may be from before the reset."""
+    one = Owner(group)
+    group.brokers.offsets[A] = 50
+    real = one.port.committed
+
+    def committed(*given: Any) -> int | None:
+        del one.port.committed
+        found = real(*given)
+        one.owns.reset({A: 5})
+        return found
+
+    one.port.committed = committed  # type: ignore[method-assign]
+    assert one.owns.add([A]) == []
+    assert one.owns.add([A]) == [A]
+    assert one.begun == [(A, 5)]
+
+
+@pytest.mark.parametrize("meanwhile", ["leaves", "adds it"])
+def test_what_happens_while_a_queue_is_added_counts(group: GroupBench, meanwhile: str) -> None:
+    """Who leaves has no queue afterwards and keeps no lock; a queue that another run was first to begin is begun once."""
+    one = Owner(group, ordered=True)
+    real = one.port.committed
+
+    def committed(*given: Any) -> int | None:
+        del one.port.committed
+        if meanwhile == "leaves":
+            one.owns.leave(Deadline.after(3))
+        else:
+            assert one.owns.add([A]) == [A]
+        return real(*given)
+
+    one.port.committed = committed  # type: ignore[method-assign]
+    assert one.owns.add([A]) == []
+    left = meanwhile == "leaves"
+    assert (len(one.begun), one.held.queues.keys()) == ((0, set()) if left else (1, {A}))
+    assert group.brokers.locks == ({} if left else {A: "me"})

@@ -10,6 +10,7 @@ from rocketmq_spark.consumer.pop_listening import InAnyOrder, InOrder, pause_s
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.popped import GroupPolicy
 from tests.consumer.pop import INVISIBLE_MS, PopBench, of
+from tests.helpers import raising
 
 POLICY = GroupPolicy(3, True, (10.0, 30.0))
 
@@ -55,6 +56,8 @@ def none_done(context: Any) -> None:
         (lambda context: context.retry(-1), ("dlq", "A")),
         (none_done, ("change", "A", 10.0)),
         (raises, ("change", "A", 10.0)),
+        (raising(SystemExit()), ("change", "A", 10.0)),
+        (lambda context: context.retry("3"), ("change", "A", 10.0)),
         (lambda context: "done", ("change", "A", 10.0)),
     ],
 )
@@ -65,6 +68,26 @@ def test_the_proxy_hears_what_the_listener_made_of_a_message(does, told):
     assert listens.bench.proxy.told == [told]
     done, back = told[0] == "ack", told[0] == "change"
     assert listens.bench.in_hand.stats() == Stats(consumed=int(done), failed=int(not done), sent_back=int(back))
+
+
+@pytest.mark.parametrize(
+    ("does", "attempt", "dead"),
+    [
+        (lambda context: context.retry(), 2, False),
+        (lambda context: context.retry(), 3, True),
+        (lambda context: context.retry(-1), 1, True),
+        (lambda context: None, 3, False),
+    ],
+)
+@pytest.mark.parametrize("told", [True, False])
+def test_a_line_says_that_a_message_is_a_dead_letter_once_the_proxy_knows(does, attempt, dead, told, caplog):
+    listens = Listens(A=does)
+    if not told:
+        listens.bench.proxy.failing |= dict.fromkeys(("change", "dlq", "ack"), ConnectionLost("away"))
+    listens.in_any_order().submit(listens.bench.lent(of("A", attempt=attempt)))
+    listens.bench.time.run_due()
+    line = f"message A of t/broker-a/0 is a dead letter now, in topic %DLQ%g, after attempt {attempt}"
+    assert (line in caplog.text) == (dead and told)
 
 
 def test_what_the_listener_should_not_do_is_said(caplog):
@@ -84,8 +107,9 @@ def test_what_waited_for_too_long_goes_to_no_listener(kind):
     listens.bench.time.advance(INVISIBLE_MS / 1000)
     listening.submit([*lent, *listens.bench.lent(of("B"))])
     listens.bench.time.run_due()
-    assert listens.got == [("B", 0)]
-    assert listens.bench.proxy.told == [("ack", "B")]
+    # In order nothing overtakes it: what is behind it comes again, too.
+    assert listens.got == ([("B", 0)] if kind == "in_any_order" else [])
+    assert listens.bench.proxy.told == ([("ack", "B")] if kind == "in_any_order" else [])
 
 
 @pytest.mark.parametrize(
@@ -117,12 +141,13 @@ def test_without_a_group_the_queue_has_the_order():
     assert listens.got == [("A", 0), ("C", 0)]
 
 
-def test_the_last_attempt_of_a_group_makes_a_dead_letter_and_the_next_goes_on():
+def test_the_last_attempt_of_a_group_makes_a_dead_letter_and_the_next_goes_on(caplog):
     listens = Listens(A1=raises)
     listens.in_order().submit(listens.bench.lent(of("A1", "a", attempt=2), of("A2", "a")))
     listens.bench.time.advance(1)
     assert listens.got == [("A1", 1), ("A1", 2), ("A2", 0)]
     assert listens.bench.proxy.told == [("dlq", "A1"), ("ack", "A2")]
+    assert caplog.text.count("is a dead letter now, in topic %DLQ%g, after attempt 3") == 1
 
 
 def test_what_comes_while_a_group_waits_comes_behind_it():
@@ -149,6 +174,33 @@ def test_where_nobody_knows_that_a_message_is_done_the_next_is_left_to_come_agai
     listening.submit(listens.bench.lent(of("A1", "a", attempt=2), of("A2", "a", attempt=2)))
     listens.bench.time.run_due()
     assert listens.got[1:] == [("A1", 1), ("A2", 1)]
+
+
+@pytest.mark.parametrize("kind", ["in_any_order", "in_order"])
+def test_where_it_cannot_be_told_for_any_reason_a_message_comes_again_and_the_next_is_consumed(kind, caplog):
+    listens = Listens()
+    listens.bench.proxy.failing["ack"] = SystemExit("a bug")
+    listening = getattr(listens, kind)()
+    listening.submit(listens.bench.lent(of("A", "a")))
+    listens.bench.time.run_due()
+    assert (listens.got, listens.bench.in_hand.all()) == ([("A", 0)], [])
+    assert "what became of message A" in caplog.text
+    listens.bench.proxy.failing.clear()
+    listening.submit(listens.bench.lent(of("A", "a", attempt=2)))
+    listens.bench.time.run_due()
+    assert listens.got == [("A", 0), ("A", 1)]
+    assert listens.bench.proxy.told == [("ack", "A")]
+
+
+@pytest.mark.parametrize("kind", ["in_any_order", "in_order"])
+def test_messages_cannot_be_taken_out_of_the_listeners_hands(kind):
+    listens = Listens()
+    seen = []
+    listening = getattr(listens, kind)()
+    listening._listener = lambda messages, context: seen.append(type(messages))
+    listening.submit(listens.bench.lent(of("A", "a")))
+    listens.bench.time.run_due()
+    assert seen == [tuple]
 
 
 def test_at_the_end_what_waits_after_a_failure_is_left_and_what_does_not_fail_is_finished():

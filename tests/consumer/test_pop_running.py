@@ -15,6 +15,7 @@ from rocketmq_spark.errors import ConnectionLost, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.popped import GroupPolicy
 from tests.consumer.pop import SETTINGS, FakeProxy, of
+from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
 from tests.producer.scripted import ManualTimer, Time
 
@@ -24,7 +25,7 @@ class Member:
 
     def __init__(self, **settings: Any) -> None:
         self.time = Time()
-        self.proxy = FakeProxy(t=1)
+        self.proxy = FakeProxy(self.time.monotonic, t=1)
         self.consumer = Consumer(
             self.proxy, replace(SETTINGS, **settings), Make(timer=lambda _: ManualTimer(self.time))
         )
@@ -47,12 +48,12 @@ class Member:
 
         def wait(message: Any) -> None:
             has.set()
-            goes_on.wait(30)
+            goes_on.wait(60)
 
         self.does = wait
         self.start()
         self.proxy.put(of("A"))
-        assert has.wait(30)
+        assert has.wait(60)
         return goes_on
 
 
@@ -66,9 +67,9 @@ def member() -> Iterator[Member]:
 def test_messages_are_consumed_and_counted(member):
     member.start()
     member.proxy.put(of("A"), of("B"))
-    eventually(lambda: member.consumer.stats()["consumed"] == 2 and not member.consumer.stats()["cached"], 30)
+    eventually(lambda: member.consumer.stats()["consumed"] == 2 and not member.consumer.stats()["cached"], 60)
     assert sorted(member.got) == ["A", "B"]
-    assert sorted(member.proxy.told[1:]) == [("ack", "A"), ("ack", "B")]
+    assert sorted(member.proxy.told) == [("ack", "A"), ("ack", "B")]
     stats = member.consumer.stats()
     assert (stats["failed"], stats["sent_back"], stats["lag"]) == (0, 0, None)
     assert stats["topics"]["t"]["consumed_per_s"] > 0
@@ -83,15 +84,17 @@ def test_what_is_wanted_may_change_while_it_runs(member):
     assert member.proxy.filters[-1] == {"u": NO_FILTER}
     member.time.run_due()
     member.proxy.put(replace(of("A"), topic="u"))
-    eventually(lambda: member.got == ["A"], 30)
+    eventually(lambda: member.got == ["A"], 60)
 
 
 def test_a_listener_that_takes_long_keeps_its_message(member):
     goes_on = member.held_up()
     member.time.advance(60)
-    assert [told for told in member.proxy.told if told[0] == "change"] == [("change", "A", 30.0)] * 6
+    assert member.proxy.told == [("change", "A", 30.0)] * 6
     goes_on.set()
-    eventually(lambda: member.proxy.told[-1] == ("ack", "A"), 30)
+    member.proxy.put(of("B"))
+    eventually(lambda: member.proxy.told[6:] == [("ack", "A"), ("ack", "B")], 60)
+    assert member.got == ["A", "B"]
 
 
 def test_the_end_finishes_what_is_in_hand(member):
@@ -99,12 +102,29 @@ def test_the_end_finishes_what_is_in_hand(member):
     stopped: list[object] = []
     stops = threading.Thread(target=lambda: stopped.append(member.consumer.stop(30)))
     stops.start()
-    eventually(lambda: member.consumer._closed, 30)
+    eventually(lambda: member.consumer._closed, 60)
     goes_on.set()
-    stops.join(30)
+    stops.join(60)
     assert stopped == [[]]
     assert member.proxy.told[-1] == ("ack", "A")
     assert member.proxy.closed
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_the_end_consumes_what_waits_for_a_listener_in_the_time_given_and_leaves_the_rest(in_time):
+    member = Member(threads=1)
+    goes_on = member.held_up()
+    member.proxy.put(of("B"))
+    eventually(lambda: member.consumer.stats()["cached"] == 2, 60)
+    stops = threading.Thread(target=member.consumer.stop, args=(30 if in_time else 0.1,))
+    stops.start()
+    eventually(lambda: member.consumer._closed, 60)
+    if in_time:
+        goes_on.set()
+    stops.join(60)
+    goes_on.set()
+    assert member.got == (["A", "B"] if in_time else ["A"])
+    assert [message.msg_id for _, message in member.proxy.lent.values()] == ([] if in_time else ["A", "B"])
 
 
 def test_a_listener_may_end_its_own_consumer(member):
@@ -112,9 +132,9 @@ def test_a_listener_may_end_its_own_consumer(member):
     member.does = lambda message: ended.append(member.consumer.stop(30))
     member.start()
     member.proxy.put(of("A"))
-    eventually(lambda: member.proxy.closed and ended, 30)
+    eventually(lambda: member.proxy.closed and ended, 60)
     assert [[message.msg_id for message in left] for left in ended] == [["A"]]
-    eventually(lambda: not member.consumer.stats()["cached"], 30)
+    eventually(lambda: not member.consumer.stats()["cached"], 60)
     assert ("ack", "A") not in member.proxy.told  # what comes after the end counts for nothing
 
 
@@ -123,6 +143,15 @@ def test_a_listener_that_does_not_end_is_told_of():
     goes_on = member.held_up()
     assert [message.msg_id for message in member.consumer.stop(0.1)] == ["A"]
     goes_on.set()
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_a_start_that_is_interrupted_leaves_again(error):
+    member = Member()
+    member.proxy.failing["subscribe"] = error
+    with pytest.raises(type(error)):
+        member.start()
+    assert member.proxy.closed
 
 
 def test_nobody_joins_where_no_proxy_answers():
@@ -145,6 +174,20 @@ def test_an_ordered_group_keeps_its_order():
     member = Member(ordered=True)
     member.start()
     member.proxy.put(*(of(f"{n:02}", "a") for n in range(20)))
-    eventually(lambda: len(member.got) == 20, 30)
+    eventually(lambda: len(member.got) == 20, 60)
     assert member.got == [f"{n:02}" for n in range(20)]
     assert member.consumer.stop(30) == []
+
+
+def test_a_stop_that_is_interrupted_leaves_and_is_continued_by_the_next(member, monkeypatch):
+    goes_on = member.held_up()
+    running = member.consumer._running
+    with monkeypatch.context() as patch:
+        patch.setattr(running._in_hand, "finish", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            member.consumer.stop()
+    assert member.proxy.closed
+    goes_on.set()
+    assert member.consumer.stop() == []
+    assert running._workers._closed
+    assert running._looks._closed

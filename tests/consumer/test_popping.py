@@ -10,7 +10,8 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.in_hand import Lent
 from rocketmq_spark.consumer.popping import Popping
 from rocketmq_spark.errors import ConnectionLost
-from tests.consumer.pop import SETTINGS, FakeProxy, PopBench, of
+from tests.consumer.pop import SETTINGS, PopBench, of
+from tests.helpers import no_more_threads
 from tests.mockbroker import eventually
 
 
@@ -19,7 +20,7 @@ class Asks:
 
     def __init__(self, threads: int = 20) -> None:
         settings = replace(SETTINGS, threads=threads, error_pause_s=0.01)
-        self.bench = PopBench(settings, FakeProxy(t=2))
+        self.bench = PopBench(settings, places=2)
         self.proxy = self.bench.proxy
         self.got: list[Lent] = []
         self.popping = Popping(self.proxy, settings, self.bench.in_hand, self.bench.timer, self._came)
@@ -46,10 +47,10 @@ def asks() -> Iterator[Asks]:
 
 def test_every_broker_is_asked_and_what_comes_is_handed_on(asks):
     asks.popping.look(["t"])
-    eventually(lambda: asks.proxy.waiting == 2, 30)
+    eventually(lambda: asks.proxy.waiting == 2, 60)
     asks.proxy.put(of("A"), of("B"))
     asks.proxy.put(of("C"), place=1)
-    eventually(lambda: asks.ids() == ["A", "B", "C"], 30)
+    eventually(lambda: asks.ids() == ["A", "B", "C"], 60)
     asks.popping.look(["t"])
     assert asks.threads() == 2
     assert asks.bench.in_hand.stats().cached == 3
@@ -59,8 +60,27 @@ def test_an_error_is_said_and_the_broker_asked_again(asks, caplog):
     asks.proxy.failing["receive"] = ConnectionLost("away")
     asks.popping.look(["t"])
     asks.proxy.put(of("A"))
-    eventually(lambda: asks.ids() == ["A"], 30)
+    eventually(lambda: asks.ids() == ["A"], 60)
     assert "no messages of t for now: " in caplog.text
+
+
+def test_a_thread_that_ends_is_started_again_by_the_next_look(asks, caplog):
+    asks.proxy.failing["receive"] = SystemExit("a bug")
+    asks.popping.look(["t"])
+    eventually(lambda: asks.threads() == asks.proxy.waiting == 1, 60)
+    assert "-pop-t-" in caplog.text
+    assert "failed: SystemExit: a bug" in caplog.text
+    asks.popping.look(["t"])
+    eventually(lambda: asks.threads() == asks.proxy.waiting == 2, 60)
+
+
+def test_a_thread_that_cannot_be_started_is_started_by_the_next_look(asks, monkeypatch):
+    with monkeypatch.context() as patch:
+        no_more_threads(patch, "rocketmq-g-pop-t-1")
+        with pytest.raises(RuntimeError):
+            asks.popping.look(["t"])
+    asks.popping.look(["t"])
+    eventually(lambda: asks.threads() == asks.proxy.waiting == 2, 60)
 
 
 def test_a_topic_that_is_not_there_is_waited_for_and_known_ones_outlive_an_error(asks):
@@ -68,20 +88,20 @@ def test_a_topic_that_is_not_there_is_waited_for_and_known_ones_outlive_an_error
     assert asks.threads() == 0
     asks.proxy.counts["u"] = 1
     asks.popping.look(["u"])
-    eventually(lambda: asks.proxy.waiting == 1, 30)
+    eventually(lambda: asks.proxy.waiting == 1, 60)
     asks.proxy.failing["places"] = ConnectionLost("away")
     asks.popping.look(["u"])
     asks.proxy.put(replace(of("A"), topic="u"))
-    eventually(lambda: asks.ids() == ["A"], 30)
+    eventually(lambda: asks.ids() == ["A"], 60)
 
 
 def test_what_is_not_wanted_any_more_goes_to_no_listener(asks):
     asks.popping.look(["t"])
-    eventually(lambda: asks.proxy.waiting == 2, 30)
+    eventually(lambda: asks.proxy.waiting == 2, 60)
     asks.popping.look([])
     asks.proxy.put(of("A"))
     asks.proxy.put(of("B"), place=1)
-    eventually(lambda: asks.threads() == 0, 30)
+    eventually(lambda: asks.threads() == 0, 60)
     assert asks.got == []
 
 
@@ -90,10 +110,10 @@ def test_while_many_wait_for_a_listener_nothing_is_asked_for():
     (full,) = asks.bench.lent(of("A"))
     asks.popping.look(["t"])
     asks.proxy.put(of("B"))
-    eventually(lambda: asks.threads() == 2, 30)
+    eventually(lambda: asks.threads() == 2, 60)
     assert (asks.proxy.waiting, asks.got) == (0, [])
     asks.bench.in_hand.begin(full, asks.bench.timer.now_ms())
-    eventually(lambda: asks.ids() == ["B"], 30)
+    eventually(lambda: asks.ids() == ["B"], 60)
     asks.popping.close()
     asks.proxy.close(Deadline.after(0))
     asks.popping.join(Deadline.after(30))

@@ -42,6 +42,14 @@ def test_1_15_the_cache_is_sorted_by_offset_and_repeats_count_once() -> None:
     assert offsets(queue.take(10)) == [3, 4, 5, 9]
 
 
+def test_the_span_ends_at_the_last_message_that_waits_however_many_behind_it_are_gone() -> None:
+    queue = filled(1, 2, 5, 6, 7)
+    queue.remove(messages(5, 6, 7))
+    assert (queue.span, queue.offsets) == (1, (1, 2))
+    queue.put(messages(8))
+    assert queue.offsets == (1, 8)
+
+
 def test_taken_messages_are_committed_or_wait_again_with_what_they_went_through() -> None:
     queue = filled(1, 2, 3)
     assert offsets(queue.take(2)) == [1, 2]
@@ -79,7 +87,9 @@ def test_the_lock_is_ours_for_thirty_seconds() -> None:
     assert [lock.held(at) for at in (0, 30_000, 30_001)] == [True, True, False]
     lock.grant(40_000)
     lock.lose()
-    assert not lock.held(40_000)
+    assert (lock.held(40_000), lock.granted_ms) == (False, 40_000)
+    lock.grant(50_000)
+    assert lock.held(50_000)
 
 
 def test_a_reset_forgets_everything() -> None:
@@ -139,8 +149,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        assert self.queue.commit() == (max(self.taken) + 1 if self.taken else None)
-        self.taken.clear()
+        done = [offset for offset in self.taken if not self.waiting or offset < min(self.waiting)]
+        assert self.queue.commit() == (max(done) + 1 if done else None)
+        for offset in done:
+            del self.taken[offset]
 
     @rule(some=st.data())
     def put_back(self, some: st.DataObject) -> None:
@@ -172,3 +184,21 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
+
+
+def test_a_commit_does_not_pass_what_waits_before_a_dead_letter() -> None:
+    queue = filled(0, 1, 2, 3)
+    queue.take(2)
+    queue.bury(queue.take(1))
+    queue.rollback()
+    assert offsets(queue.take(1)) == [0]
+    assert queue.commit() == 1
+    assert offsets(queue.take(5)) == [1, 3]
+    assert (queue.commit(), queue.count) == (4, 0)
+
+
+def test_what_is_to_be_taken_alone_is() -> None:
+    queue = filled(0, 1, 2, 3)
+    queue.put_back(queue.take(4)[1:3], alone=True)
+    queue.rollback()
+    assert [offsets(queue.take(5)) for _ in range(5)] == [[0], [1], [2], [3], []]

@@ -10,6 +10,7 @@ from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.pull_answers import PullAnswers
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.membership import (
     ConsumeDirectly,
     InfoAsked,
@@ -30,7 +31,8 @@ MEMBERSHIP = Membership({"t": NO_FILTER}, 7, "CONSUME_ACTIVELY")
 class Asked:
     def __init__(self) -> None:
         self.fake = FakeMember([A, B, OTHER])
-        self.polls = Polls(self.fake, PullConsumerSettings(group="g"), Clock())  # type: ignore[arg-type]
+        subscriptions = Subscriptions("g", False, lambda: 1)
+        self.polls = Polls(self.fake, PullConsumerSettings(group="g"), subscriptions, Clock())  # type: ignore[arg-type]
         self.looks = 0
         self.stored: list[dict[MessageQueue, int]] = []
         self.answers = PullAnswers(self.polls, lambda: MEMBERSHIP, self.look, lambda o: self.stored.append(dict(o)))
@@ -48,6 +50,7 @@ def asked() -> Asked:
     made.fake.add(A, 40)
     made.polls.assign({A: 0, B: 0, OTHER: 0})
     made.polls.wait(Deadline.after(0), 1)
+    made.polls.given = True
     made.polls.finish()
     return made
 
@@ -57,8 +60,10 @@ def test_a_change_of_members_is_looked_at(asked: Asked) -> None:
     assert asked.looks == 1
 
 
-def test_a_reset_moves_the_queues_that_are_ours_and_is_stored(asked: Asked) -> None:
-    assert asked(ResetOffsets("t", {A: 3, MessageQueue("t", "b", 9): 5})) is None
+def test_a_reset_moves_the_queues_that_are_ours_and_is_stored(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    away = MessageQueue("t", "b", 9)
+    assert asked(ResetOffsets("t", {A: 3, away: 5})) is None
+    assert f"did not reset them: {[away]}" in caplog.text
     assert asked.stored == [{A: 3}]
     (part,) = asked.polls.wait(Deadline.after(0), 1)
     assert (part.queue, part.start) == (A, 3)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer.assigned import Part
 from rocketmq_spark.consumer.pull_consumer import PullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
@@ -27,47 +28,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.membership import InfoAsked, MembersChanged, OffsetsAsked, QueueInfo, ResetOffsets, RunningInfo
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.queues.environment import Environment
-from tests.consumer.fake_member import FakeMember, Rows, bodies
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, bodies, made
 from tests.mockbroker import WAIT_S
-from tests.producer.scripted import ManualTimer, Time
-
-A, B = (MessageQueue("t", "b", i) for i in range(2))
-AT_ONCE = 0.0
-
-
-class Hand:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.time = Time()  # of the thread that follows the group
-
-    @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.now)
-
-
-@pytest.fixture
-def hand() -> Hand:
-    return Hand()
-
-
-@pytest.fixture
-def fake() -> FakeMember:
-    return FakeMember([A, B])
-
-
-@pytest.fixture
-def consumer(fake: FakeMember, hand: Hand) -> Iterator[PullConsumer]:
-    with made(fake, hand) as one:
-        yield one
-
-
-def made(fake: FakeMember, hand: Hand | None = None, **settings: Any) -> PullConsumer:
-    settings = {"consume_from": ConsumeFrom(Where.EARLIEST), **settings}
-    wanted = PullConsumerSettings(group="g", **settings)
-    hand = hand or Hand()
-    return PullConsumer(fake, wanted, Rows, hand.clock, make_timer=lambda _: ManualTimer(hand.time))  # type: ignore[arg-type]
 
 
 def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: PullConsumer) -> None:
@@ -161,7 +123,7 @@ def test_a_commit_that_fails_is_raised_and_tried_again(
     fake.refused[A] = ServerFault("full")
     with pytest.raises(ServerFault):
         consumer.commit()
-    assert "offset 3 of t/b/0 was not committed" in caplog.text
+    assert "offsets of queues of b cannot be stored" in caplog.text
     fake.refused.clear()
     consumer.commit()
     assert fake.stored == {A: 3}
@@ -186,6 +148,27 @@ def test_seeking(fake: FakeMember, consumer: PullConsumer) -> None:
         consumer.seek(A, 1)
     with pytest.raises(OffsetError, match="not assigned"):
         consumer.seek(B, 1)
+
+
+@pytest.mark.parametrize("offset", [-5, 2**63, 1.5, "7", None, True])
+def test_an_offset_that_is_none_is_refused_by_name(fake: FakeMember, consumer: PullConsumer, offset: Any) -> None:
+    fake.add(A, 9)
+    consumer.assign([A])
+    for use in (lambda: consumer.commit({B: 3, A: offset}), lambda: consumer.seek(A, offset)):
+        with pytest.raises(OffsetError, match=f"is {re.escape(repr(offset))}; expected a whole number from 0 to"):
+            use()
+    assert fake.stored == {}
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, 1e300, "5s", None, True])
+def test_a_timeout_that_is_none_is_refused_by_name(fake: FakeMember, consumer: PullConsumer, timeout_s: Any) -> None:
+    fake.add(A, 1)
+    consumer.assign([A])
+    for poll in (consumer.poll, consumer.poll_arrow):
+        with pytest.raises(OptionError, match=f"is {re.escape(repr(timeout_s))}; expected a number of seconds up to"):
+            poll(timeout_s)
+    assert bodies(consumer.poll(-1)) == [0]
 
 
 def test_pausing(fake: FakeMember, consumer: PullConsumer) -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import BrokerBusy, BrokerError, CallTimeout, GroupNotFound, RocketMQError
-from rocketmq_spark.model import Filter
-from tests.consumer.group import FakeMember, GroupBench
+from rocketmq_spark.model import Filter, PullRequest
+from tests.consumer.group import Done, FakeMember, GroupBench
 from tests.queues import q, qs
 
 A, B = q("a:0"), q("b:0")
@@ -89,12 +91,20 @@ def test_4_31_a_queue_has_one_pull_however_often_it_changes_hands(group: GroupBe
 
 def test_1_31_a_pull_that_finds_nothing_is_held_and_then_repeated_at_once(group: GroupBench) -> None:
     _, port = group.start()
-    group.time.advance(0.6)
+    real, allowed_s = port.pull, []
+
+    def pull(request: PullRequest, deadline: Deadline, done: Done) -> None:
+        allowed_s.append(deadline.remaining())
+        real(request, deadline, done)
+
+    port.pull = pull
+    group.time.advance(0.5)
     assert {request.suspend_s for request in port.seen("pull")} == {15.0}
-    group.time.advance(14)
+    group.time.advance(14.99)
     assert len(pulls(port)) == 1
-    group.time.advance(1)
+    group.time.advance(0.01)
     assert len(pulls(port)) == 2
+    assert allowed_s == [pytest.approx(30.0)] * 8  # of four queues
     group.brokers.send(A, b"1")
     group.time.run_due()
     assert group.bodies() == [b"1"]
@@ -131,6 +141,18 @@ def test_an_interval_between_pulls_is_kept(group: GroupBench) -> None:
     assert pulls(port) == [0]
     group.time.advance(0.2)
     assert pulls(port) == [0, 32]
+
+
+def test_4_26_a_group_that_begins_at_the_first_message_begins_where_the_queue_does_now(group: GroupBench) -> None:
+    """Without an offset it asks for 0, which is gone, and is told the minimum."""
+    group.brokers.queues[A].first = 100
+    group.brokers.send(A, b"1", b"2")
+    consumer, port = group.start(consume_from=ConsumeFrom(Where.EARLIEST))
+    group.time.advance(3)
+    assert pulls(port) == [0, 100, 102]
+    assert group.bodies() == [b"1", b"2"]
+    consumer.stop()
+    assert group.brokers.offsets[A] == 102
 
 
 def test_4_26_an_illegal_offset_is_repaired_and_nothing_but_the_right_one_is_stored(group: GroupBench) -> None:

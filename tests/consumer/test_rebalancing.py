@@ -7,11 +7,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, OptionError, ServerFault
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment
 from tests.consumer.group import RETRY, FakeMember, GroupBench
+from tests.helpers import raising
 from tests.queues import q, qs
 
 ALL = qs("a:0-1 b:0-1")
@@ -56,7 +56,7 @@ def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group
     group.time.advance(10)
     assert runs(port) - before == 10
     assert group.owned(consumer) == ALL
-    assert "the strategy says ZeroDivisionError('mine')" in caplog.text
+    assert "the strategy says ZeroDivisionError: mine" in caplog.text
 
 
 def test_1_11_nothing_moves_while_nothing_changes(group: GroupBench) -> None:
@@ -179,9 +179,8 @@ def test_many_calls_make_one_run_and_none_sooner_than_a_second(group: GroupBench
 
 def test_4_9_heartbeats_tell_everybody_of_a_change(group: GroupBench) -> None:
     _, port = group.start()
-    versions = [membership.version_ms for membership in port.seen("heartbeat")]
-    assert len(versions) == 2
-    assert versions[0] < versions[1]
+    first, second = (membership.versions_ms for membership in port.seen("heartbeat"))
+    assert (first["T"] < second["T"], first[RETRY] == second[RETRY]) == (True, True)
 
 
 def test_no_run_after_the_end(group: GroupBench) -> None:
@@ -225,13 +224,7 @@ class Handing(RuleBasedStateMachine):
         """Without a word; the broker notices that the connection is gone, and keeps the locks for a minute."""
         if self.running:
             consumer, port = self.running.pop(which % len(self.running))
-            for timer in (consumer._running._pulls, consumer._running._upkeep, consumer._running._locks):
-                timer.close()
-            consumer._running.rebalancing.close(Deadline.after(1))
-            self.group.brokers.parked = [e for e in self.group.brokers.parked if e[0].queue not in port.pulls]
-            del self.group.brokers.members[port.client_id]
-            self.group.consumers.remove(consumer)
-            port.asked = None
+            self.group.die(consumer, port)
             for queue, owner in list(self.group.brokers.locks.items()):
                 if owner == port.client_id:
                     self.group.brokers.timer.later(60, lambda queue=queue: self.group.brokers.locks.pop(queue, None))
@@ -298,3 +291,19 @@ def test_a_member_of_a_broadcasting_group_has_the_queues_of_its_environment(grou
     consumer, _ = group.start(environment=Environment.of("1", "2"), clustering=False, offsets_folder=tmp_path)
     group.time.advance(2)
     assert group.owned(consumer) == qs("a:0 b:0")
+
+
+def test_a_rebalance_for_which_there_is_no_thread_is_made_by_the_next_that_wakes_it(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer, port = group.start()
+    group.time.advance(2)
+    rebalancing = consumer._running.rebalancing
+    with monkeypatch.context() as patch:
+        patch.setattr(rebalancing._timer, "later", raising(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            rebalancing.wake()
+    asked = len(port.seen("members"))
+    rebalancing.wake()
+    group.time.run_due()
+    assert len(port.seen("members")) > asked

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +11,6 @@ from rocketmq_spark.consumer.result import (
     Context,
     OrderedContext,
     OrderedVerdict,
-    Raised,
     Step,
     Verdict,
     concurrent,
@@ -16,21 +18,29 @@ from rocketmq_spark.consumer.result import (
     ordered,
     slices,
 )
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.failures import Failure
 from tests.consumer.messages import QUEUE, message
 
-FAILED = Raised(KeyError("k"))
+FAILED = Failure(KeyError("k"))
+
+
+def context(ack_index: int | None = None, delay_level: int = 0) -> Context:
+    made = Context(QUEUE)
+    made.ack_index, made.delay_level = ack_index, delay_level
+    return made
 
 
 @pytest.mark.parametrize(("ack_index", "done"), [(None, 4), (99, 4), (3, 4), (2, 3), (0, 1), (-1, 0), (-5, 0)])
 def test_1_20_returning_none_is_success_up_to_the_ack_index(ack_index: int | None, done: int) -> None:
-    assert concurrent(None, Context(QUEUE, ack_index, delay_level=3), 4) == Verdict(done, 3)
+    assert concurrent(None, context(ack_index, delay_level=3), 4) == Verdict(done, 3)
 
 
 def test_1_20_1_24_a_retry_is_of_all_messages_at_its_level() -> None:
-    context = Context(QUEUE, ack_index=2)
-    assert concurrent(context.retry(), context, 4) == Verdict(0)
-    assert concurrent(context.retry(5), context, 4) == Verdict(0, 5)
-    assert concurrent(context.retry(level=-1), context, 4) == Verdict(0, -1)
+    given = context(ack_index=2)
+    assert concurrent(given.retry(), given, 4) == Verdict(0)
+    assert concurrent(given.retry(5), given, 4) == Verdict(0, 5)
+    assert concurrent(given.retry(level=-1), given, 4) == Verdict(0, -1)
 
 
 @pytest.mark.parametrize("nonsense", [True, False, 0, "CONSUME_SUCCESS", [], Context, FAILED])
@@ -44,7 +54,7 @@ def test_1_20_everything_else_is_a_failure_and_said(nonsense: object) -> None:
 
 @given(st.none() | st.integers(), st.integers(1, 99))
 def test_1_20_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
-    assert 0 <= concurrent(None, Context(QUEUE, ack_index), size).done <= size
+    assert 0 <= concurrent(None, context(ack_index), size).done <= size
 
 
 def test_ordered_success_commits_by_itself_or_goes_on() -> None:
@@ -68,7 +78,8 @@ def test_a_rollback_is_no_success_where_the_consumer_commits_by_itself() -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "pause"), [(None, 1000), (0, 10), (10, 10), (700, 700), (30_000, 30_000), (9**9, 30_000)]
+    ("asked", "pause"),
+    [(None, 1000), (0, 10), (10, 10), (12.4, 12), (700, 700), (30_000, 30_000), (9**9, 30_000), (math.inf, 30_000)],
 )
 def test_a_suspended_queue_waits_ten_milliseconds_to_thirty_seconds(asked: int | None, pause: int) -> None:
     context = OrderedContext(QUEUE)
@@ -88,4 +99,46 @@ def test_attempts_are_counted_in_a_copy() -> None:
 
 
 def test_1_16_a_pull_is_cut_into_slices() -> None:
-    assert [len(part) for part in slices([message(i) for i in range(32)], 10)] == [10, 10, 10, 2]
+    found = slices([message(i) for i in range(32)], 10)
+    assert [len(part) for part in found] == [10, 10, 10, 2]
+    assert all(isinstance(part, tuple) for part in found)
+
+
+class Textless:
+    def __repr__(self) -> str:
+        raise SystemExit
+
+    __str__ = __repr__
+
+
+WRONG_LEVELS = ["3", None, 1.0, True, -2, 1 << 31, 10**5000, Textless()]
+
+
+@pytest.mark.parametrize("level", WRONG_LEVELS, ids=range(len(WRONG_LEVELS)))
+def test_a_level_that_cannot_be_meant_is_refused_where_it_is_made(level: Any) -> None:
+    given = Context(QUEUE)
+    with pytest.raises(OptionError, match=r"the delay level is .*; expected -1 for a dead letter, 0"):
+        given.retry(level)
+    with pytest.raises(OptionError, match="the delay level is"):
+        given.delay_level = level
+    assert given.delay_level == 0
+
+
+@pytest.mark.parametrize("index", [1.0, "1", True, math.nan, Textless()])
+def test_an_ack_index_that_is_no_index_is_refused(index: Any) -> None:
+    given = Context(QUEUE)
+    with pytest.raises(OptionError, match=r"ack_index is .*; expected the index of a message, -1 or None"):
+        given.ack_index = index
+    assert given.ack_index is None
+
+
+@pytest.mark.parametrize("ms", ["5s", math.nan, True, [1], Textless()])
+def test_a_pause_that_is_no_number_is_refused(ms: Any) -> None:
+    with pytest.raises(OptionError, match=r"suspend is asked for .* ms; expected a number of milliseconds"):
+        OrderedContext(QUEUE).suspend(ms)
+
+
+def test_what_has_no_text_is_a_failure_like_any_other() -> None:
+    for outcome in (Textless(), Failure(type("Odd", (Exception,), {"__str__": Textless.__repr__})())):
+        assert concurrent(outcome, Context(QUEUE), 1).done == 0
+        assert ordered(outcome, OrderedContext(QUEUE), 1000).step is Step.AGAIN

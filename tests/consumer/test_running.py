@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rocketmq_spark.consumer.flow import Thresholds
@@ -15,6 +17,14 @@ def test_1_6_heartbeats_tell_what_the_member_is_and_wants(group: GroupBench) -> 
     assert (first.message_model, first.consume_from_where) == ("CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
     order = [verb for verb, _ in port.calls]
     assert order.index("join") < order.index("heartbeat") < order.index("members")
+
+
+def test_a_member_takes_its_queues_although_no_broker_tells_it_of_a_change(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group.brokers, "told", lambda: None)
+    consumer, _ = group.start()
+    assert group.owned(consumer) == qs("a:0-1 b:0-1")
 
 
 def test_an_unknown_topic_is_waited_for(group: GroupBench) -> None:
@@ -97,6 +107,19 @@ def test_errors_are_waited_out_for_as_long_as_it_is_told(group: GroupBench) -> N
     _, port = group.start(pull_delay_on_error_s=4.0)
     group.time.advance(0.6 + 4 * 3)
     assert sum(request.queue == q("a:0") for request in port.seen("pull")) == 4
+
+
+@pytest.mark.parametrize(("wire", "folder"), [(None, "g"), ("INST%g_dev", "INST%g_dev")])
+def test_a_broadcasting_members_file_has_the_name_of_the_group_on_the_wire(
+    group: GroupBench, tmp_path: Path, wire: str | None, folder: str
+) -> None:
+    consumer, _ = group.start(clustering=False, offsets_folder=tmp_path, wire_group=wire)
+    group.time.advance(1)
+    group.brokers.send(q("a:0"), b"1")
+    group.time.advance(0.1)
+    consumer.stop()
+    (file,) = tmp_path.rglob("offsets.json")
+    assert file.parent.name == folder
 
 
 def test_an_ordered_queue_waits_for_as_long_as_it_is_told(group: GroupBench) -> None:

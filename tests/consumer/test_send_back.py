@@ -10,11 +10,12 @@ from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from tests.consumer.group import FakeMember, GroupBench
-from tests.consumer.messages import message
+from tests.consumer.messages import QUEUE, message
 
 
 @pytest.fixture
 def port(group: GroupBench) -> FakeMember:
+    group.brokers.send(QUEUE, b"0", b"1", b"2", b"3")
     return FakeMember(group.brokers, "me")
 
 

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocketmq_spark import options
+from rocketmq_spark.access import scope
 from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import OptionError
-from tests.queues import qs
+from tests.harness import in_one_test
+from tests.queues import qs, read
 
 
 def test_1_19_1_28_the_defaults_are_those_of_java() -> None:
@@ -95,8 +99,42 @@ def test_every_option_of_a_consumer_is_among_them() -> None:
 
 
 def test_without_options_the_settings_are_the_defaults() -> None:
-    assert replace(of(), allocate=print) == ConsumerSettings(group="g", allocate=print)
+    assert replace(of(), allocate=print) == ConsumerSettings(group="g", wire_group="g", allocate=print)
     assert of(ordered="true").thresholds.max_span is None
+
+
+@in_one_test("case", read("wire_allocation"))
+def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(case: dict[str, Any]) -> None:
+    """Java's see the topic as it stands on the wire. Vectors are from its classes."""
+    names = {"AVG": "averagely", "AVG_BY_CIRCLE": "averagelyByCircle", "CONSISTENT_HASH": "consistentHash"}
+    given = {**SERVER, "allocationStrategy": names[case["strategy"]]}
+    if case["namespace"]:
+        given["namespace"] = case["namespace"]
+    if case["suffix"]:
+        given |= {"environment": case["suffix"], "environmentMode": "suffix"}
+    queues = qs("broker-a:0-3 broker-b:0-3", case["topic"])
+    for kind, role in ((ConsumerSettings, "consumer"), (PullConsumerSettings, "pull consumer")):
+        parsed = options.parse(given).for_role(role)
+        on_wire = scope(parsed).on_wire
+        assert on_wire(case["topic"]) == case["wire"]
+        allocate = kind.of(parsed, on_wire).allocate
+        for member, expected in case["result"].items():
+            found = allocate(member, queues, list(case["result"]))
+            assert [f"{queue.broker_name}:{queue.queue_id}" for queue in found] == expected
+            assert {queue.topic for queue in found} <= {case["topic"]}
+
+
+def test_groups_of_one_name_in_two_namespaces_have_two_names_for_their_files() -> None:
+    def named(**given: str) -> str | None:
+        parsed = options.parse({**SERVER, **given}).for_role("consumer")
+        return ConsumerSettings.of(parsed, scope(parsed).on_wire).wire_group
+
+    suffix = {"environment": "dev", "environmentMode": "suffix"}
+    assert named() == "g"
+    assert named(namespace="INST") == "INST%g"
+    assert named(**suffix) == "g_dev"
+    assert named(namespace="INST", **suffix) == "INST%g_dev"
+    assert named(environment="1", environments="2") == "g_env_1"
 
 
 def test_strategies_come_with_their_configuration() -> None:

@@ -13,6 +13,7 @@ from rocketmq_spark.consumer.simple_consumer import MIN_WAIT_S, SimpleConsumer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.popped import GroupPolicy, PoppedMessage
+from tests.helpers import raising
 from tests.test_popped import popped
 
 
@@ -53,6 +54,7 @@ class Scripted:
 
     def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
         self.asked.append(("change", message.msg_id, invisible_s))
+        message.receipt += "'"
 
     def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
         self.asked.append(("dlq", message.msg_id))
@@ -100,7 +102,8 @@ def test_what_becomes_of_a_message():
     member = Scripted(t=1)
     consumer = SimpleConsumer(member, "g")
     consumer.ack(popped(msg_id="A"))
-    consumer.change_invisible(popped(msg_id="B"), "1m")
+    consumer.change_invisible(kept := popped(msg_id="B"), "1m")
+    assert kept.receipt == "receipt'"  # with which it is acknowledged then
     consumer.change_invisible(popped(msg_id="C"), "0s")
     consumer.forward_to_dlq(popped(msg_id="D"))
     assert member.asked == [("ack", "A"), ("change", "B", 60.0), ("change", "C", 0.0), ("dlq", "D")]
@@ -157,5 +160,17 @@ def test_a_fork_must_make_its_own():
 
     child = multiprocessing.get_context("fork").Process(target=forked)
     child.start()
-    child.join(30)
+    child.join(60)
     assert child.exitcode == 0
+
+
+def test_a_close_that_is_interrupted_is_repeated_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Scripted(t=1)
+    consumer = SimpleConsumer(member, "g")
+    with monkeypatch.context() as patch:
+        patch.setattr(member, "close", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            consumer.close()
+    consumer.close()
+    consumer.close()
+    assert member.closed == 1

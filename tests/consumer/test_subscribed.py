@@ -8,6 +8,7 @@ from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscribed import Subscribed
+from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import FakeMember
@@ -21,7 +22,9 @@ class Seen:
         self.fake = FakeMember(QUEUES)
         settings = PullConsumerSettings(group="g")
         positions = Positions(self.fake, settings)  # type: ignore[arg-type]
-        self.one = Subscribed(self.fake, settings, positions, Clock(lambda: self.now))  # type: ignore[arg-type]
+        clock = Clock(lambda: self.now)
+        self.subscriptions = Subscriptions("g", False, lambda: 1)
+        self.one = Subscribed(self.fake, settings, self.subscriptions, positions, clock)  # type: ignore[arg-type]
 
 
 def nobody(address: str, question: object) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
+from rocketmq_spark.consumer.subscriptions import Subscriptions, TopicFilter, filter_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
 
@@ -40,14 +40,33 @@ def test_1_23_the_retry_topic_is_among_them_where_queues_are_shared() -> None:
     assert broadcasting.all() == {"T": NO_FILTER}
 
 
-def test_every_change_has_a_later_version_even_within_a_millisecond() -> None:
+def test_every_change_has_a_later_version_even_within_a_millisecond_and_is_of_its_topic_alone() -> None:
     found = Subscriptions("g", True, lambda: 5)
-    versions = [found.version_ms]
-    for change in (lambda: found.add("T", NO_FILTER), found.touch, lambda: found.remove("T")):
-        change()
-        versions.append(found.version_ms)
-    assert versions == [5, 6, 7, 8]
-    assert found.get("T") is None
+
+    def versions() -> dict[str, int]:
+        return {topic: each.version_ms for topic, each in found.each().items()}
+
+    assert versions() == {"%RETRY%g": 5}
+    found.add("T", NO_FILTER)
+    found.add("U", NO_FILTER)
+    assert versions() == {"%RETRY%g": 5, "T": 6, "U": 7}
+    found.touch("T")
+    found.touch("gone")
+    assert versions() == {"%RETRY%g": 5, "T": 8, "U": 7}
+    found.remove("T")
+    assert (found.get("T"), versions()) == (None, {"%RETRY%g": 5, "U": 7})
+    found.add("T", Filter("a"))
+    found.touch("%RETRY%g")
+    assert versions() == {"%RETRY%g": 10, "T": 9, "U": 7}
+    assert found.get("T") == TopicFilter(Filter("a"), 9)
+
+
+def test_what_is_not_subscribed_to_has_no_filter() -> None:
+    found = Subscriptions("g", True, lambda: 5)
+    found.add("T", Filter("a"))
+    assert (found.filter("T"), found.filter("U")) == (Filter("a"), NO_FILTER)
+    found.remove("T")
+    assert found.filter("T") == NO_FILTER
 
 
 def test_names_of_topics_are_checked() -> None:

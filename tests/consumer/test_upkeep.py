@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import linecache
+import sys
+import threading
+from types import FrameType
+
 import pytest
 
 from rocketmq_spark.clock import Clock
+from rocketmq_spark.consumer import upkeep
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscribed import Subscribed
+from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import NO_FILTER, MessageQueue
@@ -24,9 +32,10 @@ class Kept:
         self.fake = FakeMember([QUEUE], high=3)
         settings = PullConsumerSettings(group="g")
         clock = Clock(lambda: self.now)
-        self.polls = Polls(self.fake, settings, clock)  # type: ignore[arg-type]
+        subscriptions = Subscriptions("g", False, lambda: 1)
+        self.polls = Polls(self.fake, settings, subscriptions, clock)  # type: ignore[arg-type]
         positions = Positions(self.fake, settings)  # type: ignore[arg-type]
-        self.shared = Subscribed(self.fake, settings, positions, clock)  # type: ignore[arg-type]
+        self.shared = Subscribed(self.fake, settings, subscriptions, positions, clock)  # type: ignore[arg-type]
         self.time = Time()
         self.one = Upkeep(settings, self.polls, positions, self.shared, clock, ManualTimer(self.time))
 
@@ -35,6 +44,7 @@ def test_1_9_offsets_are_committed_every_5_seconds_while_there_are_new_ones() ->
     kept = Kept()
     kept.one.have({QUEUE: 0})
     kept.one.next(kept.one.begin(0.0), 1)
+    kept.polls.given = True
     for now, commits in ((4.9, 0), (5.0, 1), (10.0, 1)):
         kept.now = now
         kept.one.begin(0.0)
@@ -73,7 +83,61 @@ def test_4_2_a_look_that_fails_is_no_end_of_looking(monkeypatch: pytest.MonkeyPa
     assert kept.polls.queues() == [QUEUE]
 
 
-def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_that_ctrl_c_left_behind_is_gone_on_with() -> None:
+    """It may come between any two lines: nobody would ever look again."""
+    kept = Kept()
+    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    kept.one._turn_of = threading.get_ident()
+    kept.one.look()
+    assert kept.polls.queues() == [QUEUE]
+    kept.one.rebalance()
+
+
+class Interrupts:
+    """Raises Ctrl-C at the n-th line of the upkeep, but not at ``with`` and ``try``, where the interpreter lets nothing come."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Interrupts | None:
+        path = frame.f_code.co_filename
+        if path != upkeep.__file__:
+            return None
+        if event == "line" and not linecache.getline(path, frame.f_lineno).lstrip().startswith(("with ", "try:")):
+            self.left -= 1
+            if self.left == -1:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_ctrl_c_at_any_line_of_a_look_keeps_no_thread_from_the_next() -> None:
+    for at in itertools.count():
+        kept = Kept()
+        kept.shared.set("t", NO_FILTER, lambda address, question: None)
+        interrupts, before = Interrupts(at), sys.gettrace()
+        sys.settrace(interrupts)
+        try:
+            kept.one.look()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert kept.polls.queues() in ([], [QUEUE])
+        kept.polls.assign({})
+        for other in (True, False):
+            look = threading.Thread(target=kept.one.rebalance, daemon=True)
+            look.start() if other else look.run()
+            if other:
+                look.join(60)
+            assert kept.polls.queues() == [QUEUE], at
+            kept.polls.assign({})
+        if interrupts.left >= 0:
+            assert at > 10
+            return
+
+
+@pytest.mark.parametrize("nested", ["look", "rebalance"])
+def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     kept.shared.set("t", NO_FILTER, lambda address, question: None)
     looks: list[int] = []
@@ -81,9 +145,38 @@ def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(owned: object) -> dict[MessageQueue, int | None]:
         looks.append(1)
         kept.shared.changed()
-        kept.one.look()
+        getattr(kept.one, nested)()
         return {QUEUE: 0}
 
     monkeypatch.setattr(kept.shared, "look", look)
+    one = threading.Thread(target=kept.one.look, daemon=True)
+    one.start()
+    one.join(60)
+    assert (looks, kept.polls.queues()) == ([1], [QUEUE])
+
+
+def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two threads the second one skips it, unless it must know that it is done."""
+    kept = Kept()
+    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    inside, go_on, looks = threading.Event(), threading.Event(), []
+
+    def look(owned: object) -> dict[MessageQueue, int | None]:
+        looks.append(threading.current_thread())
+        inside.set()
+        assert go_on.wait(60)
+        return {QUEUE: 0}
+
+    monkeypatch.setattr(kept.shared, "look", look)
+    first, second = (threading.Thread(target=kept.one.rebalance, daemon=True) for _ in range(2))
+    first.start()
+    assert inside.wait(60)
     kept.one.look()
-    assert looks == [1]
+    assert looks == [first]
+    second.start()
+    second.join(0.05)
+    assert (second.is_alive(), looks) == (True, [first])
+    go_on.set()
+    for thread in (first, second):
+        thread.join(60)
+    assert looks == [first, second]

@@ -6,6 +6,8 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.workers import Workers
+from tests.helpers import RAISED, no_more_threads, raising
+from tests.mockbroker import eventually
 
 
 def test_1_28_so_many_threads_work_and_never_more_and_nobody_who_submits_waits() -> None:
@@ -18,7 +20,7 @@ def test_1_28_so_many_threads_work_and_never_more_and_nobody_who_submits_waits()
             running[0] += 1
             most[0] = max(most[0], running[0])
         inside.release()
-        go_on.wait(10)
+        go_on.wait(60)
         with lock:
             running[0] -= 1
         done.release()
@@ -26,12 +28,12 @@ def test_1_28_so_many_threads_work_and_never_more_and_nobody_who_submits_waits()
     for _ in range(50):
         workers.submit(work)
     for _ in range(3):
-        assert inside.acquire(timeout=5)
+        assert inside.acquire(timeout=60)
     go_on.set()
     for _ in range(50):
-        assert done.acquire(timeout=5)
+        assert done.acquire(timeout=60)
     assert most == [3]
-    assert workers.close(Deadline.after(5))
+    assert workers.close(Deadline.after(30.0))
 
 
 def test_no_thread_before_the_first_work_and_none_after_the_close() -> None:
@@ -40,20 +42,58 @@ def test_no_thread_before_the_first_work_and_none_after_the_close() -> None:
     assert threading.active_count() == before
     ran = threading.Event()
     workers.submit(ran.set)
-    assert ran.wait(5)
-    assert workers.close(Deadline.after(5))
+    assert ran.wait(60)
+    assert workers.close(Deadline.after(30.0))
     assert threading.active_count() == before
     workers.submit(lambda: pytest.fail("it was closed"))
     assert threading.active_count() == before
 
 
-def test_work_that_raises_is_logged_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    workers, ran = Workers("w", 1), threading.Event()
-    workers.submit(lambda: 1 / 0)
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_work_that_raises_is_logged_and_no_thread_ends(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    workers, ran = Workers("w", 4), threading.Event()
+    for _ in range(8):
+        workers.submit(raising(error))
     workers.submit(ran.set)
-    assert ran.wait(5)
-    assert workers.close(Deadline.after(5))
-    assert "work of w failed" in caplog.text
+    assert ran.wait(60)
+    eventually(lambda: caplog.text.count(f"failed: {type(error).__name__}: mine") == 8)
+    assert sum(thread.name.startswith("w-") for thread in threading.enumerate()) == 4
+    assert workers.close(Deadline.after(30.0))
+
+
+def test_threads_that_cannot_be_started_are_started_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers, ran = Workers("w", 3), [threading.Event() for _ in range(3)]
+    with monkeypatch.context() as patch:
+        no_more_threads(patch, "w-1")
+        workers.submit(ran[0].set)
+        assert ran[0].wait(60)  # one is better than none
+        workers.submit(ran[1].set)
+        assert ran[1].wait(60)
+    assert caplog.text.count("1 of 3 threads of w run, and no more can be started") == 1
+    inside, free = threading.Event(), threading.Event()
+    workers.submit(lambda: (inside.set(), free.wait(60)))
+    assert inside.wait(60)
+    workers.submit(ran[2].set)
+    assert ran[2].wait(60)
+    assert sum(thread.name.startswith("w-") for thread in threading.enumerate()) == 3
+    free.set()
+    assert workers.close(Deadline.after(30.0))
+
+
+def test_work_that_came_when_there_were_no_threads_is_done_when_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, ran = Workers("w", 2), threading.Event()
+    workers.start_missing()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("w-")]
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        workers.submit(ran.set)
+        workers.start_missing()
+    assert not ran.is_set()
+    workers.start_missing()
+    assert ran.wait(60)
+    assert workers.close(Deadline.after(30.0))
 
 
 def test_close_drops_what_was_not_begun_and_says_whether_the_rest_ended() -> None:
@@ -63,14 +103,14 @@ def test_close_drops_what_was_not_begun_and_says_whether_the_rest_ended() -> Non
     def work() -> None:
         begun.append(1)
         inside.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     workers.submit(work)
     workers.submit(work)
-    assert inside.wait(5)
+    assert inside.wait(60)
     assert not workers.close(Deadline.after(0.05))
     go_on.set()
-    assert workers.close(Deadline.after(5))
+    assert workers.close(Deadline.after(30.0))
     assert begun == [1]
 
 
@@ -79,9 +119,9 @@ def test_a_worker_may_close_its_own_pool() -> None:
     done = threading.Event()
 
     def work() -> None:
-        ended.append(workers.close(Deadline.after(5)))
+        ended.append(workers.close(Deadline.after(30.0)))
         done.set()
 
     workers.submit(work)
-    assert done.wait(10)
+    assert done.wait(60)
     assert ended == [True]

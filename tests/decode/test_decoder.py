@@ -22,7 +22,7 @@ from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, fetches, one, stored, text
-from tests.harness import unhex, vectors
+from tests.harness import in_one_test, unhex, vectors
 
 STORED = vectors("stored_messages")
 PULLED = vectors("pull_bodies")
@@ -62,11 +62,7 @@ def rows(batch):
     return found
 
 
-def numbered(cases):
-    return pytest.mark.parametrize("case", cases, ids=[f"{i}-{c.get('label', '')}" for i, c in enumerate(cases)])
-
-
-@numbered(STORED)
+@in_one_test("case", STORED)
 def test_stored_messages_of_java(case):
     data, expected = unhex(case["stored"]), case["decoded"]
     (row,) = both(one(data), "all").to_pylist()
@@ -86,7 +82,7 @@ def test_all_stored_messages_of_java_in_one_buffer():
     assert found.column("body").to_pylist() == [unhex(case["decoded"]["body"]) for case in STORED]
 
 
-@numbered([case for case in PULLED if case["label"] == "whole"])
+@in_one_test("case", [case for case in PULLED if case["label"] == "whole"])
 def test_pulled_bodies_of_java(case):
     body = unhex(case["body"])
     found = both(fetch(Answer([body] if body else [], start=-(1 << 63), next_offset=(1 << 63) - 1)), "all")
@@ -96,7 +92,7 @@ def test_pulled_bodies_of_java(case):
         assert row["body"] == unhex(expected["body"])
 
 
-@numbered([case for case in PULLED if case["label"] != "whole"])
+@in_one_test("case", [case for case in PULLED if case["label"] != "whole"])
 def test_bodies_that_java_gives_up_silently_are_errors(case):
     data = fetch(Answer([unhex(case["body"])], start=5, limit=9, next_offset=9))
     with pytest.raises(DecodeError, match="at or after offset 5"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -114,6 +115,14 @@ def test_any_window_of_any_batches(sizes: list[tuple[int, int, bool]], skipped: 
     both(fetched)
 
 
+def test_a_batch_among_messages_that_were_left_out_is_not_there_any_more() -> None:
+    """What flags any message has had is kept; it says only where looking is worth while."""
+    for flags, there in ((0, False), (int(FLAGS), True)):
+        fetched = one(stored(encode_batch(items(2)), sys_flag=flags))
+        located = stored_messages.locate(fetched.buffer, fetched.pieces)
+        assert inner.present(replace(located, any_flags=int(FLAGS))) is there
+
+
 def test_sizes_that_lie_are_believed_by_nobody() -> None:
     body = bytearray(encode_batch(items(3)))
     body[0:4] = struct.pack(">i", 9)
@@ -161,3 +170,17 @@ def test_what_would_fill_the_memory_is_decompressed_in_portions(monkeypatch: pyt
     fetched = fetch(Answer([batch(40, 0, SysFlag.ZLIB), batch(40, 40, SysFlag.ZLIB)], limit=80, next_offset=80))
     assert inner.opened(stored_messages.locate(fetched.buffer, fetched.pieces)) is None
     assert len(both(fetched)) == 80
+
+
+def test_the_room_of_one_answer_is_shared_by_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch fits in it, two do not."""
+    size = len(encode_batch(items(40)))
+    opened = []
+    for room in (2 * size, 2 * size - 1):
+        monkeypatch.setattr(inner, "_MAX_UNPACKED", room)
+        made = [stored(compression.compress(encode_batch(items(40))), sys_flag=int(FLAGS | SysFlag.COMPRESSED | SysFlag.ZLIB),
+                       queue_offset=at) for at in (0, 40)]  # fmt: skip
+        fetched = fetch(Answer(made, limit=80, next_offset=80))
+        opened.append(inner.opened(stored_messages.locate(fetched.buffer, fetched.pieces)))
+        assert len(both(fetched)) == 80
+    assert [found is not None for found in opened] == [True, False]

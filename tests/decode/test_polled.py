@@ -43,6 +43,14 @@ def test_tags_with_an_equal_hash_are_told_apart() -> None:
     assert batch_of(parts).column("tags").to_pylist() == ["Aa", "Aa", "BB"]
 
 
+def test_rows_that_a_loop_gave_are_left_out_of_their_queue_alone() -> None:
+    parts = [(answer(queue, "a", "b", "c"), NO_FILTER) for queue in QUEUES]
+    batch = batch_of(parts, {QUEUES[0]: 7, MessageQueue("t", "other", 1): 99})
+    rows = zip(batch.column("topic").to_pylist(), batch.column("queueOffset").to_pylist(), strict=True)
+    assert list(rows) == [("t", 7), ("u", 5), ("u", 6), ("u", 7)]
+    assert batch.schema == arrow_schema(BASIC)
+
+
 def test_nothing_has_no_rows() -> None:
     assert batch_of([]).num_rows == 0
     assert batch_of([]).schema == arrow_schema(BASIC)

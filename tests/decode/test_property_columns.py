@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.decode.property_columns import cast
 from rocketmq_spark.decode.schema import TIMESTAMP
+from tests.harness import in_one_test
 
 UTC = datetime.UTC
 
@@ -86,9 +88,12 @@ def test_a_text_means_the_same_alone_and_among_others(texts, kind):
     ]  # NaN is not equal to itself
 
 
-@pytest.mark.parametrize("beside", [[], ["1"], ["x"], [None]])
-@pytest.mark.parametrize("text", ["0x10", "0xffffffff", "1_000", "١٢", "²", "--5", "\u00a07", "1.5.5"])
-@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.date32(), TIMESTAMP])
+KINDS = (pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.date32(), TIMESTAMP)
+NO_NUMBERS = ("0x10", "0xffffffff", "1_000", "١٢", "²", "--5", "\u00a07", "1.5.5")
+BESIDE: tuple[list[str | None], ...] = ([], ["1"], ["x"], [None])
+
+
+@in_one_test(("kind", "text", "beside"), itertools.product(KINDS, NO_NUMBERS, BESIDE))
 def test_what_is_no_number_is_null_beside_anything(kind, text, beside):
     assert cast(pa.array([text, *beside], pa.string()), kind)[0].as_py() is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.decode import stored_messages
-from rocketmq_spark.decode.stored_messages import Malformed
+from rocketmq_spark.decode.stored_messages import SMALLEST_MESSAGE, Malformed, boundaries
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import Answer, fetch, one, stored
+from tests.harness import peak_bytes
 
 
 def parts(fetched):
@@ -96,6 +98,21 @@ def test_a_malformed_message_in_a_long_answer(row, size, reason):
     with pytest.raises(Malformed, match=reason) as caught:
         stored_messages.locate(fetched.buffer, fetched.pieces)
     assert caught.value.at == fetched.pieces[0].begin + sum(map(len, messages[:row]))
+
+
+def test_one_long_answer_among_short_ones_costs_no_more_than_its_messages():
+    """Sizes that lead on and no message behind them: what a stranger may send."""
+    size = struct.pack(">i", SMALLEST_MESSAGE) + bytes(SMALLEST_MESSAGE - 4)
+    counts = [20_000, *[1] * 1_999]
+    buffer = np.frombuffer(size * sum(counts), np.uint8)
+    ends = np.cumsum(np.array(counts, np.int64)) * SMALLEST_MESSAGE
+    found = []
+    assert (
+        peak_bytes(lambda: found.append(boundaries(buffer, ends - np.array(counts) * SMALLEST_MESSAGE, ends))) < 8 << 20
+    )
+    ((starts, per_answer),) = found
+    assert starts.tolist() == list(range(0, len(buffer), SMALLEST_MESSAGE))
+    assert per_answer.tolist() == counts
 
 
 def test_keeping_some_rows():

@@ -43,7 +43,7 @@ class Topic:
 
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
         self._ask()
-        return QueueBounds(self.first[queue], len(self.messages[queue]), 0)
+        return QueueBounds(self.first[queue], max(self.first[queue], len(self.messages[queue])), 0)
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
@@ -85,6 +85,9 @@ class Reader:
     def seek(self, queue: MessageQueue, offset: int) -> None:
         if queue not in self.at:
             raise OffsetError("the queue is not assigned")
+        bounds = self.topic.bounds(queue, Deadline.after(1))
+        if not bounds.min_offset <= offset <= bounds.max_offset:
+            raise OffsetError(f"offset {offset} is sought; expected one of {bounds}")
         self.at[queue] = offset
 
     def close(self) -> None:
@@ -128,9 +131,9 @@ class Node:
 
     def open(self) -> None:
         self.reader = Reader(self.topic)
-        self.store = Store(self.folder, sync="never")
+        self.store = Store(self.folder, sync="never", due_of=waiting.first_due_ms)
         trade = waiting.trade(ProducerSettings(group="g"), "dead", 64)
-        tools = Tools(self.now_ms, lambda broker: 3_600_000, self.topic.groups.add)
+        tools = Tools(self.now_ms, lambda broker: 3_600_000, lambda group, brokers: self.topic.groups.add(group))
         member: Any = self.topic
         self.service = DelayService(
             self.reader, member, Names("g"), self.store,

@@ -14,6 +14,7 @@ from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.session import drainer
 from rocketmq_spark.spool.database import in_use
+from rocketmq_spark.spool.settings import owner_of
 from tests.live.writes import sink_options
 
 
@@ -46,12 +47,12 @@ def test_the_spools_command_leaves_its_folder_alone(rocketmq: LocalBroker, topic
     from tests.delay.nodes import QUEUES, envelope
 
     store = Store(tmp_path / "d")
-    store.belong("the delay service, group 'g'")
+    store.belong(owner_of(sink_options(rocketmq.name_server), "the delay service, group 'g'"))
     found = waiting.arrival(QUEUES[0], 0, envelope("m", 5), 1)
     assert found.record is not None
     store.add([(found.record, found.due_ms)])
     store.close()
-    with pytest.raises(SpoolError, match="holds sends of the delay service"):
+    with pytest.raises(SpoolError, match="holds records of the delay service"):
         drainer(tmp_path / "d", sink_options(rocketmq.name_server))
 
 

@@ -13,7 +13,7 @@ def test_a_job_is_seen_while_it_lives(rocketmq: LocalBroker, topic: str) -> None
     sender = session.sender(sink_options(rocketmq.name_server))
 
     def consumed() -> bool:
-        return sender.consumed(topic, Deadline.after(5))
+        return sender.consumed(topic, Deadline.after(30.0))
 
     assert not consumed()
     with present(topic, name_server=rocketmq.name_server):

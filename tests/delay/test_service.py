@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import Counter
 
 import pytest
 
-from rocketmq_spark.errors import AccessDenied
+from rocketmq_spark.errors import AccessDenied, SpoolError
 from rocketmq_spark.model import Resent
-from rocketmq_spark.wire.envelope import cancelling
-from tests.delay.nodes import QUEUES, START_MS, World, envelope
+from rocketmq_spark.wire.envelope import Envelope, cancelling
+from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
 
 ONE, TWO = QUEUES
 DOWN = Resent(None, "down", passing=True)
@@ -241,7 +243,26 @@ def test_the_groups_of_the_other_numbers_are_made(world: World) -> None:
     node.turn(ONE)
     node.turn(ONE)
     assert world.topic.groups == {"g", "g_stored", "g_done_ms"}
-    assert world.offsets() == (0, 1, START_MS + 4999)
+    assert world.offsets() == (0, 1, START_MS)
+
+
+def test_one_long_delay_makes_a_hand_over_repeat_nothing(world: World) -> None:
+    """What a queue's next node may leave out goes on with time, though the first that waits is due in a month."""
+    node = world.node("a")
+    world.topic.put(envelope("long", 30 * 86_400))
+    node.turn(ONE)
+    for number in range(20):
+        world.topic.put(envelope(f"m{number}", 10 * number + 60))
+        node.turn(ONE)
+        world.time.advance(10)
+        node.turn(ONE)
+    sent = set(node.sends.bodies)
+    node.kill()
+    assert len(sent) > 10
+    other = world.node("b")
+    for _ in range(25):
+        other.turn(ONE)
+    assert not sent & set(other.sends.bodies)
 
 
 def test_when_all_is_done_nothing_more_is_told(world: World) -> None:
@@ -296,3 +317,81 @@ def test_an_error_that_may_pass_is_waited_out_and_another_ends_the_service(
     assert len(turns) == 1
     assert "goes on after an error" in caplog.text
     assert node.reader.closed
+
+
+def damaged(node: Node, share: float) -> None:
+    """One byte of the table that its store wrote, which is opened again."""
+    node.store.close()
+    (table,) = node.folder.glob("*.sst")
+    data = bytearray(table.read_bytes())
+    data[int(share * len(data))] ^= 1
+    table.write_bytes(data)
+    node.open()
+
+
+@pytest.mark.parametrize("share", [i / 16 for i in range(16)])
+def test_damage_makes_nothing_early_and_what_is_lost_is_read_again(world: World, share: float) -> None:
+    """Wherever a byte fell over: due times come from the records themselves, and lost records from the topic."""
+    node = world.node("a")
+    due_s = {f"m{i}": 100.0 + 10 * (i % 50) for i in range(300)}
+    for name, seconds in due_s.items():
+        world.topic.put(envelope(name, seconds))
+    for _ in range(301):
+        node.turn(ONE)
+    assert len(node.store) == 300
+    damaged(node, share)
+    sent: Counter[str] = Counter()
+    for _ in range(700):
+        with contextlib.suppress(SpoolError):
+            node.turn(ONE)
+        for body in node.sends.bodies[sent.total() :]:
+            assert (node.now_ms() - START_MS) / 1000 >= due_s[body.decode()], body
+            sent[body.decode()] += 1
+        world.time.advance(1)
+    assert set(sent) == set(due_s)
+    twice = [name for name, count in sent.items() if count > 1]
+    assert max(sent.values()) <= 2, "what was sent in the moment before the damage was met, and not told yet"
+    assert len({due_s[name] for name in twice}) <= 2, twice
+
+
+def test_damage_that_a_living_node_meets_is_read_again_too(world: World) -> None:
+    node = world.node("a")
+    for i in range(300):
+        world.topic.put(envelope(f"m{i}", 100))
+    for _ in range(301):
+        node.turn(ONE)
+    damaged(node, 0.3)
+    assert len(node.store) == 300, "it was not looked at yet"
+    for _ in range(5):
+        node.turn(ONE)
+    world.time.advance(101)
+    for _ in range(400):
+        with contextlib.suppress(SpoolError):
+            node.turn(ONE)
+        world.time.advance(1)
+    assert set(node.sends.bodies) == {b"m%d" % i for i in range(300)}
+
+
+def test_one_bad_envelope_stops_no_other(world: World) -> None:
+    """An honest date in year 9999, the last moment there is, and what no producer could have sent."""
+    node = world.node("a")
+    far_s = (253_402_300_799_000 - START_MS) / 1000
+    odd = [
+        envelope("y9999", far_s),
+        Envelope("orders", (1 << 63) - 1, "forever", 1, 0, "", b"forever").pack(),
+        b"",
+        b"RDMQ",
+        b"x" * 70_000,
+    ]
+    odd += [envelope("m", 1, topic=topic) for topic in ("t" * 65_535, "a b", "%RETRY%g", "rmq_sys_x")]
+    for body in [envelope("first", 5), *odd, envelope("last", 5)]:
+        world.topic.put(body)
+    for _ in range(20):
+        node.turn(ONE)
+        world.time.advance(1)
+    assert {b"first", b"last"} <= set(node.sends.bodies)
+    assert len([send for send in node.sends.sent if send.topic == "dead"]) == 7
+    assert len(node.store) == 2, "those of far dates"
+    world.time.advance(86_400)
+    node.turn(ONE)
+    assert len(node.sends.sent) == 9

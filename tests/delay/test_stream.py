@@ -17,6 +17,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import Envelope, cancelling
 from tests.fix_spark import wait_until
+from tests.helpers import total
 from tests.spark.pipelines import read, read_stream
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def test_3_27_originals_come_when_they_are_due_once_and_whole(
         try:
             # Python workers and RocksDB take their time to start.
             producer.send(Message(inner, b"no envelope"))
-            wait_until(query, lambda: _stored(rocketmq, dead), 120.0)
+            wait_until(query, lambda: total(rocketmq, dead), 120.0)
             taken_back = _send_and_take_back(producer, inner, target)
             due = _send(producer, inner, target)
             for cancel in taken_back:
                 producer.send(Message(inner, cancel), queue=MessageQueue(inner, "broker-a", 0))
-            wait_until(query, lambda: _stored(rocketmq, target) >= len(due), 120.0)
+            wait_until(query, lambda: total(rocketmq, target) >= len(due), 120.0)
         finally:
             query.stop()
     found = read(on_rocksdb, rocketmq.name_server, target, metadata="full").collect()
@@ -89,10 +90,10 @@ def test_3_24_what_waited_comes_after_a_restart_though_nothing_new_does(
         wait_until(query, lambda: _held(query) and query.lastProgress["numInputRows"] < 2, 120.0)
     finally:
         query.stop()
-    assert _stored(rocketmq, target) == 0
+    assert total(rocketmq, target) == 0
     query = start()
     try:
-        wait_until(query, lambda: _stored(rocketmq, target), 120.0)
+        wait_until(query, lambda: total(rocketmq, target), 120.0)
     finally:
         query.stop()
 
@@ -126,10 +127,6 @@ def _send_and_take_back(producer: Producer, inner: str, target: str) -> list[byt
     for cancel in cancels[:3]:
         producer.send(Message(inner, cancel), queue=queue)
     return cancels[3:]
-
-
-def _stored(mq: LocalBroker, topic: str) -> int:
-    return sum(bounds.max_offset for bounds in mq.admin.describe_topic(topic).values())
 
 
 def test_what_is_missing_is_said_at_once(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.delay import waiting
-from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, released
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.records import Record
@@ -91,3 +91,61 @@ def test_a_record_waits_for_whatever_takes_its_original() -> None:
     assert record(ORDER).target == "topic orders"
     assert record(ORDER._replace(properties=f"{QUEUE}\x01b:2\x02")).target == "broker b"
     assert dataclasses.replace(record(ORDER), target="").kind == waiting.KIND
+
+
+HOSTILE = {
+    "a retry topic": ORDER._replace(topic="%RETRY%billing"),
+    "a dead letter topic": ORDER._replace(topic="%DLQ%billing"),
+    "a system topic": ORDER._replace(topic="SCHEDULE_TOPIC_XXXX"),
+    "a topic of 65,535 bytes": ORDER._replace(topic="t" * 65_535),
+    "an illegal topic": ORDER._replace(topic="a b"),
+    "no body": ORDER._replace(body=b""),
+    "properties of 40,000 bytes": ORDER._replace(properties=f"a\x01{'x' * 40_000}\x02"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_no_producer_could_have_sent_is_a_dead_letter(what: str) -> None:
+    """It is due at once: it waits for nothing that may come."""
+    data = HOSTILE[what].pack()
+    found = waiting.arrival(INNER, 9, data, 1)
+    assert (found.due_ms, found.cancels) == (0, None)
+    assert found.record is not None
+    assert found.record.target == ""
+    send = SEND(found.record)
+    assert (send.topic, send.queue, zlib.decompress(send.request.body) if send.request.sys_flag else send.request.body) == (
+        DEAD_TOPIC, None, data,
+    )  # fmt: skip
+    assert "what this envelope holds is not delivered" in decode_properties(send.request.properties)[PROBLEM]
+    row = released(data)
+    assert (row.topic, row.body, row.tags, row.keys) == (DEAD_TOPIC, data, None, None)
+    assert len(row.properties[PROBLEM]) < 1100
+
+
+def test_an_empty_body_is_a_dead_letter_that_brokers_take() -> None:
+    found = waiting.arrival(INNER, 9, b"", 1)
+    assert found.record is not None
+    assert SEND(found.record).request.body == released(b"").body == b"(empty)"
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "-1", "1e3", str(1 << 40), "٣", ""])
+def test_a_queue_that_is_none_is_any_queue(number: str) -> None:
+    send = SEND(record(ORDER._replace(properties=f"{PROPERTIES}{QUEUE}\x01b:{number}\x02")))
+    assert (send.topic, send.queue) == ("orders", None)
+    assert QUEUE not in decode_properties(send.request.properties)
+
+
+def test_only_topics_that_are_allowed_are_delivered_to() -> None:
+    to_some = waiting.sending(ProducerSettings(group="g"), DEAD_TOPIC, ("ord*", "bills"))
+    for topic, there in {"orders": "orders", "bills": "bills", "bills2": DEAD_TOPIC, "Orders": DEAD_TOPIC}.items():
+        envelope = ORDER._replace(topic=topic)
+        assert to_some(record(envelope)).topic == there
+        assert released(envelope.pack(), topics=("ord*", "bills")).topic == there
+
+
+def test_an_original_asks_nothing_of_brokers_that_its_node_alone_may_ask() -> None:
+    mine = f"{PROPERTIES}DELAY\x013\x02REAL_TOPIC\x01secrets\x02TIMER_DELIVER_MS\x019\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02"
+    assert decode_properties(SEND(record(ORDER._replace(properties=mine))).request.properties) == decode_properties(
+        PROPERTIES
+    )
+    assert released(ORDER._replace(properties=mine).pack()).properties == {"region": "eu"}

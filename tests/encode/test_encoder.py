@@ -126,6 +126,19 @@ def test_some_of_the_rows(made, data):
     assert items_of(encoded.slice(0, len(made))) == [expected(row) for row in made]
 
 
+@pytest.mark.parametrize("max_bytes", [150, 1000, 15_000, 70_000, 1 << 20])
+def test_a_batch_holds_at_most_twice_its_bytes(max_bytes):
+    """Of one hundred batches of rows a sixtieth each waits for its queue."""
+    rows = batch_of([(bytes(100), "t", ["k"], None, 0)] * 600)
+    before = pa.total_allocated_bytes()
+    waiting = [next(encoder()(rows).slice(300, 310).chunks(max_bytes)) for _ in range(100)]
+    for whole in [encoder()(rows) for _ in range(10)]:
+        waiting += whole.chunks(max_bytes)
+    counted = sum(len(chunk.body) for chunk in waiting)
+    del whole
+    assert pa.total_allocated_bytes() - before <= 2 * counted
+
+
 def test_a_text_body_is_its_utf8():
     schema = pa.schema([("value", pa.string())])
     encoded = encoder({"body": "value"})(batch_of([("été 🚀",)], schema))

@@ -62,6 +62,23 @@ def test_separators_are_faults(column):
     assert made(batch)[1] == dict.fromkeys((1, 2), f"{column} contains the separator 0x01 or 0x02")
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_a_key_with_a_blank_is_a_fault_of_its_row(kind):
+    keys = [["fine"], None, ["a", None, "John Smith"], [], ["", " "], ["b\tc"], ["x y", "z "]]
+    batch = frame(keys=pa.array(keys, pa.list_(kind)))
+    said = {2: "John Smith", 4: " ", 6: "x y"}
+    for first in (0, 2):
+        assert made(batch.slice(first))[1] == {
+            row - first: f"keys has the key {key!r}, and RocketMQ splits keys at blanks" for row, key in said.items()
+        }
+
+
+def test_entries_that_a_null_row_owns_are_nobodys_keys():
+    values, bounds = pa.array(["John Smith", "k"]), pa.array([0, 1, 2], pa.int32())
+    keys = pa.ListArray.from_arrays(bounds, values, mask=pa.array([True, False]))
+    assert made(frame(keys=keys))[:2] == ([{}, {"KEYS": "k"}], {})
+
+
 @pytest.mark.parametrize("ids", [pa.array(["7", None, ""]), pa.array([7, None, None])])
 def test_row_ids(ids):
     found, bad_rows, _ = made(frame(id=ids), messageid="id")
@@ -91,9 +108,11 @@ def test_no_delay_is_none():
 
 
 def test_delays_that_contradict_or_are_negative():
-    bad_rows = made(frame(delayLevel=[1, -1, None], delayMs=[1, None, -5]), delays=True)[1]
+    rows = frame(delayLevel=[1, -1, None, None], delayMs=[1, None, -5, (1 << 63) - 1])
+    bad_rows = made(rows, delays=True)[1]
     assert bad_rows == {
         0: "more than one of delayLevel, delayMs delays the row",
         1: "delayLevel is negative",
         2: "delayMs is negative",
+        3: "delayMs is more than 4611686018427387904",  # with the time added it would be due at once
     }

@@ -14,7 +14,7 @@ import pyspark
 from rocketmq_spark.clock import Deadline, wait_until
 from rocketmq_spark.codes import Property
 from tests.fix_spark import CONF, ROOT, environment
-from tests.live.grpc.proxied import forgotten, new_topic, stored
+from tests.live.grpc.proxied import forgotten, new_topic, rows_now, stored_rows
 
 __all__ = ["forgotten"]
 EXAMPLE = ROOT / "examples" / "grpc_sink.py"
@@ -44,14 +44,14 @@ def test_rows_of_a_stream_arrive_in_the_order_of_their_groups(proxied, tmp_path)
 
     def came() -> bool:
         assert job.poll() is None, log.read_text()[-4000:]
-        return len({row["msgId"] for row in stored(proxied, topic)}) >= ROWS
+        return len({row["msgId"] for row in rows_now(proxied, topic)}) >= ROWS
 
     try:
-        assert wait_until(came, Deadline.after(150), 0.5), log.read_text()[-4000:]
+        assert wait_until(came, Deadline.after(400), 0.5), log.read_text()[-4000:]
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     found = defaultdict(list)
-    for row in stored(proxied, topic):
+    for row in stored_rows(proxied, topic, ROWS):
         found[row["properties"][Property.SHARDING_KEY]].append(json.loads(row["body"])["order"])
     assert found == {f"customer-{n}": list(range(n, ROWS, 17)) for n in range(17)}

@@ -32,7 +32,7 @@ def submit(*arguments: str) -> None:
     conf = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
     done = subprocess.run(
         [SUBMIT, "--master", "local[2]", *conf, EXAMPLE, *arguments],
-        env=environment(), capture_output=True, text=True, timeout=400, check=False,
+        env=environment(), capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
 
@@ -54,7 +54,7 @@ def totals(name_server: str, topic: str) -> dict[tuple[str, str], tuple[int, Dec
     return found
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_totals_of_all_orders_over_two_runs(rocketmq: LocalBroker, make_topic, tmp_path: Path) -> None:
     source, sink = make_topic(queues=2), make_topic(queues=2)
     expected: dict[tuple[str, str], tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal()))

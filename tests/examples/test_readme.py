@@ -39,14 +39,14 @@ def test_the_job_takes_the_arguments_that_are_shown() -> None:
 
 def execute(program: str, folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), cwd=folder, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", program], env=environment(), cwd=folder, capture_output=True, text=True, timeout=900,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_the_ten_lines_run(rocketmq, make_topic, tmp_path: Path) -> None:
     source, sink = make_topic(), make_topic()
     with Producer(name_server=rocketmq.name_server, group="readme") as producer:

@@ -13,6 +13,7 @@ from rocketmq_spark.grpc_proxy.facts import RPCS, SERVICE, Code, MessageType, Pe
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Access, Proxy
 
+THREADS = 8  # that answer
 Answer = Callable[[Any, grpc.ServicerContext], Any]
 
 
@@ -21,7 +22,7 @@ def serving(
     answers: Mapping[str, Answer], credentials: grpc.ServerCredentials | None = None, address: str = "127.0.0.1:0"
 ) -> Iterator[str]:
     """An address where these calls, by name, are answered; those that stream give iterators. Others are UNIMPLEMENTED."""
-    server = grpc.server(futures.ThreadPoolExecutor(8))
+    server = grpc.server(futures.ThreadPoolExecutor(THREADS))
     handlers = {}
     for rpc in RPCS:
         if rpc.name in answers:

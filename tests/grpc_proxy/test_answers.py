@@ -42,6 +42,13 @@ def test_a_missing_topic_is_a_missing_route_as_over_remoting():
     ("name", "details", "tls", "kind", "said"),
     [
         ("UNAVAILABLE", "failed to connect", False, errors.ConnectionLost, "gRPC port"),
+        (
+            "UNAVAILABLE",
+            "ipv4:1.2.3.4:10911: Socket closed",
+            False,
+            errors.ConnectionLost,
+            "The port of a broker or name",
+        ),
         ("UNAVAILABLE", "SSL: CERTIFICATE_VERIFY_FAILED", True, errors.CertificateRefused, "tlsCaFile"),
         ("UNAVAILABLE", "Peer name x is not in peer certificate", True, errors.CertificateRefused, "tlsServerName"),
         ("UNAVAILABLE", "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", True, errors.ConnectionLost, "no TLS"),

@@ -23,7 +23,7 @@ def files(proxied: LocalBroker) -> list[FileDescriptorProto]:
         for symbol in (SERVICE, f"{PACKAGE}.Message"):
             name = symbol.encode()
             request = bytes([_FILE_OF_SYMBOL << 3 | 2, len(name)]) + name
-            for answer in channel.stream_stream(_REFLECTION)(iter([request]), timeout=20):
+            for answer in channel.stream_stream(_REFLECTION)(iter([request]), timeout=60):
                 for number, value in fields(answer):
                     if number == _FILES:
                         made = [FileDescriptorProto.FromString(file) for at, file in fields(value) if at == _FILE]

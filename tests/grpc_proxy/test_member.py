@@ -11,7 +11,7 @@ from rocketmq_spark.consumer import simple_consumer
 from rocketmq_spark.model import Message
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.session import SimpleConsumer
-from tests.live.grpc.proxied import forgotten, new_topic, producer, stored
+from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
 from tests.mockbroker import eventually
 from tests.witness import java_send
 
@@ -61,7 +61,7 @@ def test_received_acknowledged_and_handed_out_again(proxied, monkeypatch):
         with pytest.raises(errors.NotFound):
             consumer.ack(late)
         consumer.ack(again)
-    assert [row["msgId"] for row in stored(proxied, f"%DLQ%pop-{topic}", 1)] == [dead.msg_id]
+    assert [row["msgId"] for row in stored_rows(proxied, f"%DLQ%pop-{topic}", 1)] == [dead.msg_id]
 
 
 def test_what_java_compressed_is_opened_and_filters_are_the_brokers(proxied):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
 
 from rocketmq_spark.grpc_proxy.metadata import Keys, metadata
 
@@ -18,6 +21,16 @@ def test_the_date_is_signed_in_utc():
         f"mqv2-hmac-sha1 credential=ak, signedheaders=x-mq-date-time, signature={signed}"
     )
     assert headers["x-mq-session-token"] == "token"
+
+
+def test_the_date_is_that_of_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch):
+    try:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("TZ", "XYZ-5")
+            time.tzset()
+            assert ("x-mq-date-time", "20260102T030405Z") in metadata("me", "1", "r", AT, None)
+    finally:
+        time.tzset()
 
 
 def test_who_asks_is_told_in_every_call():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import itertools
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -18,7 +20,7 @@ from rocketmq_spark.grpc_proxy.outgoing import Part
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
-from tests.grpc_proxy.scripted import acknowledge, client, route, serving, status
+from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, status
 
 REQUEST = SendRequest("g", b"", born_timestamp_ms=5)
 
@@ -113,22 +115,28 @@ def test_stored_but_not_as_safely(code, stored):
 
 def test_messages_of_a_group_go_one_after_the_other_and_have_one_outcome():
     seen: defaultdict[str, list[str]] = defaultdict(list)
-    under_way: Counter[str] = Counter()
+    under_way: list[str] = []
+    together = threading.Barrier(THREADS)
+    numbers = itertools.count()
 
     def answer(request: Any, context: Any) -> Any:
+        """The first ones have their answers when so many are here as can be."""
         (one,) = request.messages
         group = one.system_properties.message_group
-        under_way[group] += 1
-        assert under_way[group] == 1
+        assert group not in under_way
+        under_way.append(group)
+        if next(numbers) < THREADS:
+            together.wait(60)
         seen[group].append(one.system_properties.message_id)
-        under_way[group] -= 1
+        under_way.remove(group)
         return acknowledge(request, context)
 
-    parts = [part(f"{n}", **{Property.SHARDING_KEY: f"g{n % 50}"}) for n in range(150)]
+    # Those of a group come one after the other, so that whoever does not wait has them under way together.
+    parts = [part(f"{n}", **{Property.SHARDING_KEY: f"g{n // 3}"}) for n in range(150)]
     with sending(*parts, SendMessage=answer) as (sender, queue):
         result = sender.send(queue, REQUEST, soon())
     assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, None)
-    assert seen == {f"g{n}": [f"{n}", f"{n + 50}", f"{n + 100}"] for n in range(50)}
+    assert seen == {f"g{n // 3}": [f"{n}", f"{n + 1}", f"{n + 2}"] for n in range(0, 150, 3)}
 
 
 def test_of_many_requests_the_first_failure_is_the_outcome_and_told_once():
@@ -141,7 +149,7 @@ def test_of_many_requests_the_first_failure_is_the_outcome_and_told_once():
     parts = [part(f"{n}", **{Property.SHARDING_KEY: f"g{n}"}) for n in range(100)]
     with sending(*parts, SendMessage=answer) as (sender, queue):
         sender.send_async(queue, REQUEST, soon(), outcomes.put)
-        outcome = outcomes.get(timeout=10)
+        outcome = outcomes.get(timeout=60)
         assert isinstance(outcome, errors.BrokerBusy)
         assert outcome.retriable
     assert outcomes.empty()
@@ -164,12 +172,12 @@ def test_what_cannot_be_sent_is_an_outcome_too():
     outcomes: SimpleQueue[Any] = SimpleQueue()
     with sending(Part(b"x", {}, flag=1)) as (sender, queue):
         sender.send_async(queue, REQUEST, soon(), outcomes.put)
-    assert isinstance(outcomes.get(timeout=10), errors.MessageRefused)
+    assert isinstance(outcomes.get(timeout=60), errors.MessageRefused)
 
 
 def test_whether_an_endpoint_answers(nobody):
     with sending() as (sender, queue):
         assert sender.probe(queue.broker_name, "t", soon())
-    proxy = client(nobody, connect_timeout_s=1.0)
+    proxy = client(nobody, connect_timeout_s=30.0)
     assert not ProxySender(proxy, lambda request: []).probe(nobody, "t", soon())
     proxy.close()

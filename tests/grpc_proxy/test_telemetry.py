@@ -6,6 +6,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import grpc
+import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.clock import Deadline
@@ -13,6 +14,7 @@ from rocketmq_spark.grpc_proxy.facts import Code
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.telemetry import Telemetry
 from tests.grpc_proxy.scripted import client, serving, status
+from tests.helpers import RAISED
 
 
 def answer(commands: Any, context: grpc.ServicerContext) -> Any:
@@ -25,7 +27,7 @@ class Listening:
     """Streams to an address; ``told`` has what came."""
 
     def __init__(self, address: str) -> None:
-        self.proxy = client(address, connect_timeout_s=1.0)
+        self.proxy = client(address, connect_timeout_s=30.0)
         self.batch = 1
         self.told: SimpleQueue[Any] = SimpleQueue()
         self.stream = Telemetry(self.proxy.at(address), self.settings, self.told.put)
@@ -44,11 +46,11 @@ def test_settings_are_known_when_they_are_answered():
     with serving({"Telemetry": answer}) as address:
         listening = Listening(address)
         assert listening.stream.wait(Deadline.after(10)) is None
-        assert listening.told.get(timeout=10).backoff_policy.max_attempts == 5
+        assert listening.told.get(timeout=60).backoff_policy.max_attempts == 5
         listening.batch = 2
         listening.stream.tell()
         assert listening.stream.wait(Deadline.after(10)) is None
-        assert listening.told.get(timeout=10).subscription.receive_batch_size == 2
+        assert listening.told.get(timeout=60).subscription.receive_batch_size == 2
         listening.close()
 
 
@@ -56,11 +58,30 @@ def test_a_stream_that_broke_is_made_anew_and_told_the_newest():
     with serving({"Telemetry": answer}) as address:
         listening = Listening(address)
         assert listening.stream.wait(Deadline.after(10)) is None
-        listening.told.get(timeout=10)
+        listening.told.get(timeout=60)
         listening.batch = 3
     with serving({"Telemetry": answer}, address=address):
-        assert listening.told.get(timeout=30).subscription.receive_batch_size == 3
+        assert listening.told.get(timeout=60).subscription.receive_batch_size == 3
         listening.close()
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_whatever_happens_on_a_stream_it_is_made_anew(error, caplog):
+    with serving({"Telemetry": answer}) as address:
+        proxy, told, fails = client(address, connect_timeout_s=30.0), SimpleQueue(), [1]
+
+        def take(settings: Any) -> None:
+            told.put(settings)
+            if fails:
+                raise fails.pop() and error
+
+        stream = Telemetry(proxy.at(address), proto("Settings"), take)
+        for _ in range(2):
+            assert told.get(timeout=60).backoff_policy.max_attempts == 5
+        assert stream.wait(Deadline.after(30)) is None
+        assert f"the stream of the Proxy at {address} failed" in caplog.text
+        stream.close(Deadline.after(10))
+        proxy.close()
 
 
 def test_settings_that_are_refused_for_good_are_waited_for_no_longer():
@@ -99,7 +120,7 @@ def test_a_refusal_that_passes_is_forgotten():
 
 def test_a_proxy_that_is_away_is_told_of_in_time(nobody):
     listening = Listening(nobody)
-    assert isinstance(listening.stream.wait(Deadline.after(3)), errors.RocketMQError)
+    assert isinstance(listening.stream.wait(Deadline.after(3.0)), errors.RocketMQError)
     listening.close()
 
 

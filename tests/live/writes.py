@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,16 +12,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import PullSysFlag, Response
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.sink import checks
 from rocketmq_spark.sink.report import Written
 from rocketmq_spark.sink.task import TaskWriter
-from rocketmq_spark.wire import rpc
-from rocketmq_spark.wire.messages import decode_messages
 from tests.live.producer.recording import RecordingSender
 
 TYPES = {
@@ -73,7 +68,7 @@ class Writes:
         with self.monkeypatch.context() as patched:
             patched.setattr(session, "client", lambda options: recorded)
             names = checks.check(options, from_arrow_schema(schema))
-            return TaskWriter(options, names).write(batches)
+            return TaskWriter(options, names, None, checks.positions(options)).write(batches)
 
     @property
     def requests(self) -> list[tuple[MessageQueue, Any]]:
@@ -84,36 +79,6 @@ class Writes:
 @pytest.fixture
 def writes(rocketmq: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> Writes:
     return Writes(rocketmq.name_server, monkeypatch)
-
-
-def stored(mq: LocalBroker, topic: str, count: int, timeout_s: float = 20.0) -> list[ReceivedMessage]:
-    """The messages of a topic by queue and offset, once ``count`` of them are there."""
-    until = time.monotonic() + timeout_s
-    client = session.client(sink_options(mq.name_server))
-    while True:
-        found: list[ReceivedMessage] = []
-        for queue, bounds in sorted(mq.admin.describe_topic(topic).items()):
-            found += _of_queue(client, queue, bounds.max_offset)
-        if len(found) >= count or time.monotonic() > until:
-            return found
-        time.sleep(0.05)
-
-
-def _of_queue(client: session.Client, queue: MessageQueue, end: int) -> list[ReceivedMessage]:
-    address = client.routes.get(queue.topic, 0.0).brokers[queue.broker_name].master
-    assert address is not None
-    found: list[ReceivedMessage] = []
-    while len(found) < end:
-        pull = rpc.PULL_MESSAGE.request(
-            consumerGroup="g_reading", topic=queue.topic, queueId=queue.queue_id, queueOffset=len(found),
-            maxMsgNums=1024, sysFlag=int(PullSysFlag.SUBSCRIPTION), commitOffset=0, suspendTimeoutMillis=0,
-            subscription="*", subVersion=0, expressionType="TAG", bname=queue.broker_name,
-        )  # fmt: skip
-        answer = client.calls.exchange(address, pull, Deadline.after(10))
-        if answer.code != Response.SUCCESS:
-            break
-        found += decode_messages(answer.body, queue.broker_name)
-    return found
 
 
 def bodies(messages: list[ReceivedMessage]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -14,13 +12,3 @@ def alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 15.0) -> bool:
-    """Whether ``condition`` becomes true in time: for events that nobody announces, such as the end of a stranger."""
-    until = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True

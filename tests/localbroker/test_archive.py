@@ -100,7 +100,7 @@ def test_stop_ends_a_dump(home: Path, jar: Path) -> None:
         return child
 
     archive.make_from([home], spawn_and_tell)
-    assert started.wait(10)
+    assert started.wait(60)
     archive.stop()
     _finish(archive, home)
     assert not archive.path.exists()

@@ -15,8 +15,9 @@ import pytest
 
 from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, loopback
+from tests.helpers import awaited
 from tests.localbroker.messages import read, send
-from tests.localbroker.processes import alive, eventually
+from tests.localbroker.processes import alive
 
 BODIES = [b"message %d" % i for i in range(100)]
 
@@ -65,7 +66,7 @@ def test_names_addresses_and_processes(cluster: LocalBroker) -> None:
     assert shown == {name: cluster.address(name) for name in cluster.brokers}
     assert all(address.startswith("127.0.0.1:") for address in shown.values())
     assert all(alive(cluster.pid(name) or 0) for name in ("namesrv", *cluster.brokers))
-    assert eventually(lambda: f"The broker[broker-b, {shown['broker-b']}] boot success" in cluster.logs("broker-b"))
+    awaited(lambda: f"The broker[broker-b, {shown['broker-b']}] boot success" in cluster.logs("broker-b"))
     assert all(f"===== {name}" in cluster.logs() for name in ("namesrv", *cluster.brokers))
 
 
@@ -88,6 +89,27 @@ def test_topics_on_all_or_one(cluster: LocalBroker) -> None:
         cluster.create_topic("nowhere", broker="broker-z")
 
 
+def test_a_topic_is_created_again_with_as_many_queues_only(cluster: LocalBroker) -> None:
+    """So that a script can be run again, and none hides messages by a slip."""
+    cluster.create_topic("again", queues=4, broker="broker-a", batch=True)
+    cluster.create_topic("again", queues=4, batch=True)
+    queues = cluster.admin.queues_of("again")
+    assert {name: data.read_queues for name, data in queues.items()} == {"broker-a": 4, "broker-b": 4}
+    for other in (2, 5, None):
+        with pytest.raises(
+            LocalBrokerError, match=r"Topic again is there with 4 on broker-a, 4 on broker-b; expected [258]"
+        ):
+            cluster.create_topic("again", queues=other)
+    cluster.create_topic("again", queues=6, broker="broker-b", resize=True)
+    assert cluster.admin.queues_of("again", ["broker-b"])["broker-b"].write_queues == 6
+    assert cluster.admin.topic_config("again", "broker-b").attributes == {"queue.type": "BatchCQ"}
+    cluster.create_topic("again", queues=2, resize=True)
+    assert {q.queue_id for q in cluster.admin.route("again").readable()} == {0, 1}
+    cluster.admin.create_topic("again", read_queues=4, write_queues=2)
+    with pytest.raises(LocalBrokerError, match=r"4 \(2 for writing\) on broker-a"):
+        cluster.create_topic("again", queues=4)
+
+
 def test_killed_and_restarted(cluster: LocalBroker) -> None:
     cluster.create_topic("killed", broker="broker-a")
     send(cluster.name_server, "killed", *BODIES)
@@ -95,7 +117,7 @@ def test_killed_and_restarted(cluster: LocalBroker) -> None:
     cluster.kill("broker-a")
     assert cluster.pid("broker-a") is None
     assert not alive(pid or 0)
-    assert eventually(lambda: list(cluster.admin.cluster()) == ["broker-b"])
+    awaited(lambda: list(cluster.admin.cluster()) == ["broker-b"])
     cluster.create_topic("meanwhile")
     assert {q.broker_name for q in cluster.admin.route("meanwhile").readable()} == {"broker-b"}
     cluster.restart("broker-a")
@@ -183,7 +205,9 @@ def test_starting_twice(cluster: LocalBroker) -> None:
 
 
 def test_fixed_ports() -> None:
-    ports = {"namesrv": loopback.free_port(), "broker-a": loopback.free_port(loopback.BROKER_PORTS)}
+    broker = loopback.free_port(loopback.BROKER_PORTS)
+    taken = [broker + distance for distance in loopback.BROKER_PORTS]
+    ports = {"namesrv": loopback.free_port(taken=taken), "broker-a": broker}
     with LocalBroker(ports=ports, queues=3) as mq:
         assert mq.name_server == f"127.0.0.1:{ports['namesrv']}"
         assert mq.address("broker-a") == f"127.0.0.1:{ports['broker-a']}"

@@ -17,7 +17,8 @@ import pytest
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distro
 from rocketmq_spark.localbroker.process import MARK
-from tests.localbroker.processes import alive, eventually
+from tests.helpers import awaited
+from tests.localbroker.processes import alive
 
 _START = """
 import json, sys, time
@@ -141,7 +142,7 @@ def test_a_fork_does_not_close_its_parents_broker() -> None:
 def test_python_ends_without_closing(script: Callable[[str], Script]) -> None:
     one = script(_START)
     data, pids = one.told()
-    _, errors = one.process.communicate(timeout=30)
+    _, errors = one.process.communicate(timeout=180)
     assert one.process.returncode == 0
     assert errors == ""
     assert _gone(data, pids)
@@ -153,7 +154,7 @@ def test_python_is_killed(script: Callable[[str], Script], number: signal.Signal
     data, pids = one.told()
     one.process.send_signal(number)
     one.process.wait()
-    assert eventually(lambda: not any(map(alive, pids)))
+    awaited(lambda: not any(map(alive, pids)))
     with LocalBroker():  # any later start, of anybody with this cache
         assert not data.exists()
     assert not _recorded(data)
@@ -169,9 +170,9 @@ def test_ctrl_c(script: Callable[[str], Script]) -> None:
 
 def test_ctrl_c_while_starting(script: Callable[[str], Script], tmp_path: Path) -> None:
     one = script(f"from rocketmq_spark.localbroker import LocalBroker\nLocalBroker(data={str(tmp_path)!r}).start()")
-    assert eventually(lambda: (tmp_path / "namesrv" / "out.txt").exists())
+    awaited(lambda: (tmp_path / "namesrv" / "out.txt").exists())
     one.process.send_signal(signal.SIGINT)
-    _, errors = one.process.communicate(timeout=30)
+    _, errors = one.process.communicate(timeout=180)
     assert "KeyboardInterrupt" in errors
     assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{MARK}{tmp_path}" in _text(p)]
 

@@ -269,7 +269,7 @@ print(*distro.fetch(["small"]))
 def test_two_processes_at_once_fetch_once(small: Path, tmp_path: Path, mirror: Mirror) -> None:
     command = [sys.executable, "-c", _FETCH, str(tmp_path / "jars.lock")]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    ends = [process.communicate(timeout=60) for process in both]
+    ends = [process.communicate(timeout=180) for process in both]
     assert [process.returncode for process in both] == [0, 0, 0], ends
     assert len({out for out, _ in ends}) == 1
     assert "".join(err for _, err in ends).count("Fetching RocketMQ") == 1

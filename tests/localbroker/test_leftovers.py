@@ -67,7 +67,7 @@ def test_processes_and_folder_of_the_dead_go(
     record = _left_behind(run, data)
     theirs, others = _sleeper(children, f"{MARK}{data}"), _sleeper(children, f"{MARK}{data}-2")
     claim(run, None, keep=False).release(delete=True)
-    assert theirs.wait(10) == -9
+    assert theirs.wait(60) == -9
     assert others.poll() is None
     assert not data.exists()
     assert not record.exists()
@@ -113,7 +113,7 @@ def test_a_folder_that_was_taken_up_again_is_left_alone(
     assert record.exists()
     taken.release(delete=False)
     claim(run, None, keep=False).release(delete=True)
-    assert child.wait(10) == -9
+    assert child.wait(60) == -9
     assert not data.exists()
     assert not record.exists()
 
@@ -126,7 +126,7 @@ def test_servers_whose_folder_is_gone_go_too(
     shutil.rmtree(data)
     child = _sleeper(children, f"{MARK}{data}")
     claim(run, None, keep=False).release(delete=True)
-    assert child.wait(10) == -9
+    assert child.wait(60) == -9
     assert not record.exists()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rocketmq_spark.localbroker import loopback
+from rocketmq_spark.localbroker.distro import CACHE_VARIABLE
 from rocketmq_spark.localbroker.loopback import BROKER_PORTS, PortBook
 
 
@@ -34,9 +37,29 @@ def test_a_broker_needs_its_neighbours(listener: socket.socket) -> None:
 
 
 def test_free_port_avoids_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loopback, "_candidates", lambda: iter([25_000, 25_001, 25_002, 25_003]))
+    monkeypatch.setattr(loopback._blocks, "candidates", lambda: iter([25_000, 25_001, 25_002, 25_003]))
     monkeypatch.setattr(loopback, "is_free", lambda port: True)
     assert loopback.free_port((0, -2), taken=[24_998, 25_001]) == 25_002
+
+
+def test_no_port_is_given_out_twice_and_none_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the server that had it is dead, either: its ports are free then, and still its own."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(loopback, "_blocks", loopback._Blocks())
+    own = [loopback.free_port(BROKER_PORTS) for _ in range(60)]
+    asked = "from rocketmq_spark.localbroker.loopback import *\nprint(*[free_port(BROKER_PORTS) for _ in range(60)])"
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=True)
+    all_of_them = [port + d for port in [*own, *map(int, told.stdout.split())] for d in BROKER_PORTS]
+    assert len(set(all_of_them)) == len(all_of_them) == 360
+
+
+def test_a_folder_that_cannot_be_written_leaves_any_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "under"))
+    monkeypatch.setattr(loopback, "_blocks", loopback._Blocks())
+    assert loopback.free_port()
 
 
 def test_nobody_accepts_on_a_free_port() -> None:
@@ -67,6 +90,15 @@ def test_servers_of_one_book_do_not_meet(tmp_path: Path) -> None:
     book = PortBook(tmp_path / "ports.json", {})
     ports = [book.assign(f"broker-{i}", BROKER_PORTS) + d for i in range(20) for d in BROKER_PORTS]
     assert len(set(ports)) == len(ports)
+
+
+def test_a_wish_is_left_to_the_server_that_has_it_and_so_are_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopback._blocks, "candidates", lambda: iter([25_000, 24_998, 25_001, 25_005]))
+    monkeypatch.setattr(loopback, "is_free", lambda port: True)
+    book = PortBook(tmp_path / "ports.json", {"broker-a": 25_000})
+    assert book.assign("namesrv", (0,)) == 25_005
 
 
 def test_a_damaged_book_is_begun_anew(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker, loopback
+from tests.helpers import awaited
 from tests.localbroker.messages import read, send
-from tests.localbroker.processes import eventually
 
 BODIES = [b"message %d" % i for i in range(100)]
 
@@ -42,9 +42,9 @@ def test_slaves() -> None:
         mq.create_topic("t")
         send(mq.name_server, "t", *BODIES)
         slave = mq.address("broker-a-slave-1")
-        assert eventually(lambda: read(mq.admin, "t", slave) == BODIES)
+        awaited(lambda: read(mq.admin, "t", slave) == BODIES)
         mq.kill("broker-a")
-        assert eventually(lambda: list(mq.admin.cluster()["broker-a"].addresses) == [1])
+        awaited(lambda: list(mq.admin.cluster()["broker-a"].addresses) == [1])
         assert read(mq.admin, "t", slave) == BODIES
         mq.restart("broker-a-slave-1")
         mq.restart("broker-a")

@@ -17,7 +17,8 @@ from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.archive import Archive
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.process import Program, Server, explain, spawn
-from tests.localbroker.processes import alive, eventually
+from tests.helpers import awaited
+from tests.localbroker.processes import alive
 
 _PARENT = """
 import pathlib, sys
@@ -46,7 +47,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, how: str, number: signal.S
         child = int(parent.stdout.readline())
         assert alive(child)
         parent.send_signal(number)
-    assert eventually(lambda: not alive(child))
+    awaited(lambda: not alive(child))
 
 
 def test_a_child_that_starts_while_ctrl_c_comes_is_known_and_can_be_ended(
@@ -74,9 +75,9 @@ def test_a_watched_child_hears_signals(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("ROCKETMQ_SPARK_GUARD_WATCHES", "1")
     script = "trap 'echo asked; exit 3' TERM; echo ready; while :; do sleep 0.1; done"
     with spawn(["/bin/sh", "-c", script], tmp_path / "log") as child:
-        assert eventually(lambda: "ready" in (tmp_path / "log").read_text())
+        awaited(lambda: "ready" in (tmp_path / "log").read_text())
         os.killpg(child.pid, signal.SIGTERM)
-        assert child.wait(10) == 3
+        assert child.wait(60) == 3
     assert "asked" in (tmp_path / "log").read_text()
 
 
@@ -127,7 +128,7 @@ def test_a_server_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     server = _server(tmp_path, "no.such.Main")
     script = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
     server._child = spawn(["/bin/sh", "-c", script], tmp_path / "out.txt")
-    assert eventually(lambda: "ready" in server.log())
+    awaited(lambda: "ready" in server.log())
     server.ask_to_stop()
     server.wait_stopped(Deadline.after(0.3))
     assert server.pid is None

@@ -58,7 +58,7 @@ def test_a_nudge_registers_and_leaves_the_configuration_alone(registration: Regi
     assert not registration.shows_or_nudges(BrokerSpec("broker-z", 0), server)
     server.wait_until(
         lambda: server.log().count("Registering current broker to name server completed") > registered,
-        Deadline.after(5),
+        Deadline.after(9.0),
     )
     assert conf.read_text() == before
 

@@ -62,13 +62,14 @@ def test_a_port_taken_at_the_last_moment(make_site: Callable[..., Site], monkeyp
     with socket.create_server((loopback.HOST, loopback.free_port())) as other:
         taken = other.getsockname()[1]
         candidates = [taken, *(loopback.free_port() for _ in range(3))]
+        monkeypatch.setattr(loopback._blocks, "given", set())
         really_free, looked = loopback.is_free, []
 
         def free_when_first_looked_at(port: int) -> bool:
             looked.append(port)
             return looked.count(taken) == 1 if port == taken else really_free(port)
 
-        monkeypatch.setattr(loopback, "_candidates", lambda: iter(candidates))
+        monkeypatch.setattr(loopback._blocks, "candidates", lambda: iter(candidates))
         monkeypatch.setattr(loopback, "is_free", free_when_first_looked_at)
         server = _bring_up(site)
     assert server.program.ports[0] == candidates[1]
@@ -118,7 +119,7 @@ def test_archives_are_made_from_running_servers(make_site: Callable[..., Site]) 
     server = _bring_up(site)
     site.make_archives()
     archive = site._archive(server.program.jars)
-    server.wait_until(archive.path.exists, Deadline.after(60))
+    server.wait_until(archive.path.exists, Deadline.after(180))
     second = make_site()
     assert _bring_up(second).pid is not None
     assert not (second.data / "namesrv" / "classes.lst").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import pytest
 from tests.notebooks import running
 from tests.notebooks.conftest import Done
 from tests.notebooks.running import FOLDER
+from tests.scale import soak
 
 DOCS = FOLDER.parent / "docs"
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
@@ -33,6 +36,21 @@ def test_they_are_committed_with_their_outputs(path: Path) -> None:
     assert str(Path.home()) not in text
     assert "/tmp" not in text
     assert nbformat.writes(running.stored(copy.deepcopy(notebook))) == nbformat.writes(notebook)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_their_cells_are_programs_and_what_they_import_is_there(path: Path) -> None:
+    """Whatever else they do, ``make soak`` shows for all of them, and the first runs always."""
+    programs = [ast.parse(cell.source) for cell in running.cells(nbformat.read(path, as_version=4))]
+    imported = [node for one in programs for node in ast.walk(one) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert imported
+    for node in imported:
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module or "")
+            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+        else:
+            for name in node.names:
+                importlib.import_module(name.name)
 
 
 def test_pages_show_the_pictures_that_notebooks_drew() -> None:
@@ -68,6 +86,7 @@ def test_first_stream(run_notebook: Callable[[str], Done]) -> None:
     assert images == 2
 
 
+@soak
 def test_writing(run_notebook: Callable[[str], Done]) -> None:
     text, images = run_notebook("02_writing.ipynb")
     assert "brokers: broker-a, broker-b" in text
@@ -88,6 +107,7 @@ def test_writing(run_notebook: Callable[[str], Done]) -> None:
     assert images == 1
 
 
+@soak
 def test_consumer_groups(run_notebook: Callable[[str], Done]) -> None:
     text, images = run_notebook("03_consumer_groups.ipynb")
     assert "queues: 12" in text
@@ -102,6 +122,7 @@ def test_consumer_groups(run_notebook: Callable[[str], Done]) -> None:
     assert images == 1
 
 
+@soak
 def test_outage_and_delays(run_notebook: Callable[[str], Done]) -> None:
     text, images = run_notebook("04_outage_and_delays.ipynb")
     assert "sent: {'SEND_OK'}" in text

@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import RocketMQError, RouteNotFound, error_for
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -183,7 +183,7 @@ class ScriptedSender:
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         self.events.append(("probe", (broker_name, topic, round(deadline.remaining(), 3))))
-        return self.probes.get(broker_name, True)
+        return self.probes.get(broker_name, self._knows(broker_name))
 
     def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
         return self.batch_topics.get(topic, False)
@@ -217,7 +217,15 @@ class ScriptedSender:
             return None if answer is None else self._resolve(answer, queue, request)
         if queue.broker_name in self.by_broker:
             return self._resolve(self.by_broker[queue.broker_name](), queue, request)
+        if not self._knows(queue.broker_name):
+            return BrokerNotFound(f"no address of broker {queue.broker_name!r} is known")
         return ok(queue, request, next(self.offsets))
+
+    def _knows(self, broker_name: str) -> bool:
+        """Whether it is one of a route, or stands in the test's own tables: one that a route had before."""
+        queues = [queue for found in self.routes.values() if isinstance(found, tuple) for queue in found]
+        known = {queue.broker_name for queue in (*queues, *self.read_only)} | self.by_broker.keys() | self.probes.keys()
+        return broker_name in known
 
     def _resolve(self, answer: Answer | None, queue: MessageQueue, request: SendRequest) -> Outcome | None:
         return answer(queue, request) if callable(answer) else answer

@@ -66,7 +66,7 @@ def test_2_1_fifty_threads_that_wait_share_batches() -> None:
         start = threading.Barrier(50)
 
         def work(i: int) -> SendResult:
-            start.wait(10)
+            start.wait(60)
             return producer.send(message(str(i)))
 
         results = list(pool.map(work, range(50)))

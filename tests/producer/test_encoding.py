@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import array
+import math
 import random
 import zlib
 from datetime import UTC, datetime, timedelta
@@ -126,6 +127,8 @@ def test_delay_levels_and_timers_become_properties() -> None:
     [
         {"delay_level": -1}, {"delay_level": True}, {"delay_level": "3"}, {"delay": -1}, {"delay": "3s"},
         {"deliver_at": 0}, {"deliver_at": "now"}, {"deliver_at": 1.5}, {"delay_level": 1, "delay": 1},
+        # Brokers add the time to a delay, and what overflows is due at once.
+        {"delay": math.inf}, {"delay": math.nan}, {"delay": (1 << 63) / 1000 - 1}, {"deliver_at": 1 << 63},
     ],
 )  # fmt: skip
 def test_delays_that_mean_nothing(how: Any) -> None:

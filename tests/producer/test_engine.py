@@ -119,7 +119,7 @@ def test_0_17_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench
 
     def work(producer: Producer) -> None:
         try:
-            start.wait(10)
+            start.wait(60)
             for i in range(50):
                 producer.send(M)
                 if i % 10 == 0:
@@ -131,7 +131,7 @@ def test_0_17_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert errors == []
     assert len(bench.sender.calls) == 800
     assert set(producer.faults.faults) <= {"a", "b"}
@@ -148,7 +148,7 @@ def test_12_9_engines_that_share_a_fault_table_do_not_disturb_each_other(bench: 
 
     def until_stopped(call: Callable[[], Any]) -> None:
         try:
-            start.wait(10)
+            start.wait(60)
             while not stop.is_set():
                 call()
         except Exception as e:  # noqa: BLE001 - shown by the assertion
@@ -165,7 +165,7 @@ def test_12_9_engines_that_share_a_fault_table_do_not_disturb_each_other(bench: 
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         sys.setswitchinterval(interval)
     assert errors == []
     assert len(bench.sender.calls) > 100

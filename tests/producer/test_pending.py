@@ -10,6 +10,7 @@ from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.pending import Pending
 from rocketmq_spark.timer import Timer
+from tests.helpers import RAISED, raising
 from tests.producer.scripted import Bench, ok
 from tests.queues import q
 
@@ -24,6 +25,21 @@ def test_a_completion_completes_the_future_and_calls_back_on_the_callbacks_threa
     assert seen == []
     bench.time.run_due()
     assert seen == [error]
+
+
+@pytest.mark.parametrize("error", RAISED[:2])
+def test_a_callback_of_a_future_that_raises_anything_costs_the_others_nothing(bench: Bench, caplog, error) -> None:
+    """Python's own futures log an ``Exception`` and let everything else through."""
+    pending, told = Pending(bench.timer("x-callback")), []
+    promises = [pending.expect(told.append) for _ in range(3)]
+    for promise in promises:
+        promise.add_done_callback(raising(error))
+    lost = ConnectionLost("x")
+    pending.keep([(promise, lost) for promise in promises])
+    bench.time.run_due()
+    assert [promise.exception(0) for promise in promises] == told == [lost] * 3
+    assert caplog.text.count("mine") >= 3
+    assert pending.none_left(Deadline.after(0))
 
 
 @pytest.mark.parametrize("first", ["waits", "keeps"])
@@ -51,7 +67,7 @@ def test_a_promise_does_what_futures_of_python_do(bench: Bench, first: str) -> N
             with pytest.raises(TimeoutError):
                 promises[0].result(0)
             keep()
-        found = [thread.result(30) for thread in threads]
+        found = [thread.result(60) for thread in threads]
     assert found == [(set(promises), set(promises), [None, outcomes[1], None])] * 2
     assert called == promises
     assert [(p.done(), p.running(), p.cancel(), p.cancelled()) for p in promises] == [(True, False, False, False)] * 3
@@ -82,12 +98,15 @@ def test_none_left_waits_for_every_completion(bench: Bench) -> None:
     assert bench.time.now == pytest.approx(1001.5)
 
 
-def test_close_lets_the_last_callbacks_run_even_when_one_fails(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_close_lets_the_last_callbacks_run_even_when_one_fails(
+    error: BaseException, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     pending, seen = Pending(Timer("callbacks")), []
-    first = pending.expect(lambda outcome: 1 / 0)  # type: ignore[arg-type, return-value]
+    first = pending.expect(raising(error))
     second = pending.expect(seen.append)
     with caplog.at_level(logging.ERROR):
         pending.keep([(first, ConnectionLost("x")), (second, ConnectionLost("y"))])
         pending.close()
     assert len(seen) == 1
-    assert "ZeroDivisionError" in caplog.text
+    assert type(error).__name__ in caplog.text

@@ -332,7 +332,7 @@ def test_an_explicit_batch_tells_a_batch_topic_tag_and_keys(bench: Bench) -> Non
     for topic, tags in (("T", "xx"), ("T", "xy"), ("U", "xx"), ("V", "xx")):
         bench.sender.routes.setdefault(topic, tuple(qs("a:0-1", topic=topic)))
         producer.send_batch(
-            [Message(topic, b"1", tags=tags[0], keys=["k 1"]), Message(topic, b"2", tags=tags[1], keys=["k"])]
+            [Message(topic, b"1", tags=tags[0], keys="k 1"), Message(topic, b"2", tags=tags[1], keys=["k"])]
         )
     producer.send_batch(
         [Message("T", b"1", tags="x", keys=["k" * 15_000]), Message("T", b"2", tags="x", keys=["l" * 15_000])]

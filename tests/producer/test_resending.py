@@ -13,6 +13,8 @@ from rocketmq_spark.errors import ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
 from tests.producer.scripted import Bench, ManualTimer, refused
 from tests.producer.test_spooling import Sender
@@ -46,6 +48,18 @@ def test_without_a_queue_it_goes_to_any_and_is_tried_on_other_brokers(bench: Ben
     found = resent(bench, resender, SpooledSend("T", REQUEST))
     assert found.queue in qs("a:0-1 b:0-1")
     assert len(bench.sender.calls) == 3
+
+
+def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_left(bench: Bench) -> None:
+    bench.sender = Sender(bench.time)
+    settings = ProducerSettings(group="g", environment=Environment.of(1))
+    owned(bench.sender, Environment.of(1))["T"] = (q("a:0"),)
+    bench.sender.routes["T"] = tuple(qs("b:0-1"))
+    resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
+    found = resent(bench, resender, SpooledSend("T", REQUEST))
+    assert (found.queue, found.passing) == (None, True)
+    bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
+    assert resent(bench, resender, SpooledSend("T", REQUEST)).queue == q("a:0")
 
 
 def test_a_selector_chooses_now(bench: Bench, resender: EngineResender) -> None:

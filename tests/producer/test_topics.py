@@ -9,6 +9,7 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, Rout
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.producer.scripted import Bench, ScriptedSender, Time
 from tests.queues import names, qs
 
@@ -150,7 +151,56 @@ def test_3_3_positions_of_environments_count_queues_that_take_no_writes(sender: 
         topics(sender, environment=Environment.of(3)).queues("T", SOON)
 
 
-def test_an_environment_of_a_topic_that_is_yet_to_be_made(sender: ScriptedSender) -> None:
+def test_an_environment_that_counts_all_queues_makes_no_topic(sender: ScriptedSender) -> None:
+    """Its queue would be one of the template's, and another environment's in the topic that comes to be."""
     sender.routes["TBW102"] = tuple(qs("a:0-3", "TBW102"))
     known = topics(sender, environment=Environment.of(2))
-    assert names(list(known.queues("new", SOON))) == "a:1"
+    with pytest.raises(RouteNotFound, match="no such topic"):
+        known.queues("new", SOON)
+    sender.routes["new"] = tuple(qs("b:0-3", "new"))
+    assert names(list(known.queues("new", SOON, refresh=True))) == "b:1"
+
+
+def test_an_environment_of_a_count_makes_topics(sender: ScriptedSender) -> None:
+    sender.routes["TBW102"] = tuple(qs("a:0-3", "TBW102"))
+    known = topics(sender, environment=Environment.of(2, 2))
+    assert names(list(known.queues("new", SOON))) == "a:1 a:3"
+    sender.routes["new"] = tuple(qs("b:0-3", "new"))
+    assert names(list(known.queues("new", SOON, refresh=True))) == "b:1 b:3"
+
+
+def test_an_environment_counts_the_queues_that_its_readers_count(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are only written to are nobody's: readers would count others."""
+    monkeypatch.setattr(sender, "all_queues", lambda topic, deadline: tuple(qs("a:2-3 b:2-3")))
+    sender.routes["T"] = tuple(qs("a:0-3 b:0-3"))
+    assert names(list(topics(sender, environment=Environment.of(1)).queues("T", SOON))) == "a:2"
+    monkeypatch.setattr(sender, "all_queues", lambda topic, deadline: ())
+    with pytest.raises(OptionError, match="environment '2' owns none of T/a/0, "):
+        topics(sender, environment=Environment.of(2)).queues("T", SOON)
+
+
+def test_what_an_environment_owns_by_position_is_counted_once_for_all_that_send_in_a_process(
+    sender: ScriptedSender,
+) -> None:
+    first, other = (topics(sender, environment=Environment.of(1)) for _ in range(2))
+    assert names(list(first.queues("T", SOON))) == "a:0"
+    sender.routes["T"] = tuple(qs("b:0-1"))  # broker a left the route, and b:0 is another environment's
+    assert names(list(other.queues("T", SOON))) == "a:0"
+    assert names(list(first.queues("T", SOON, refresh=True))) == "a:0"
+    assert first.brokers_of("T") == {"a"}
+    last = ScriptedSender(Time())
+    assert names(list(topics(last, environment=Environment.of(4)).queues("T", SOON))) == "b:1"
+    last.routes["T"] = tuple(qs("a:0-1"))  # which have no fourth
+    assert names(list(topics(last, environment=Environment.of(4)).queues("T", SOON))) == "b:1"
+    elsewhere = topics(ScriptedSender(Time(), "b:0-1"), environment=Environment.of(1))
+    assert names(list(elsewhere.queues("T", SOON))) == "b:0"
+    counted = topics(sender, environment=Environment.of(1, 2))
+    assert names(list(counted.queues("T", SOON))) == "b:0"
+
+
+def test_an_environment_uses_all_queues_of_the_delay_service(sender: ScriptedSender) -> None:
+    sender.routes[INNER_TOPIC] = tuple(qs("a:0-1", INNER_TOPIC))
+    for environment in (Environment.of(5), Environment.of(5, 5)):
+        assert topics(sender, environment=environment).queues(INNER_TOPIC, SOON) == sender.routes[INNER_TOPIC]

@@ -119,7 +119,7 @@ def test_a_thread_that_waits_is_woken_by_an_outcome_and_by_the_end() -> None:
             found.landed(first, OK)
         else:
             found.close()
-        waiter.join(10)
+        waiter.join(60)
         assert not waiter.is_alive()
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.codes import Request
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull import puller as puller_module
 from rocketmq_spark.pull.pacing import PullSettings
@@ -14,6 +17,9 @@ from rocketmq_spark.pull.puller import Puller
 from tests.client.conftest import Parts
 
 QUEUE = MessageQueue("t", "broker-a", 3)
+TAGS, SQL = Filter("a || b"), Filter("n > 3", "SQL92")
+_NOTHING: Any = None
+PULLER = Puller(_NOTHING, _NOTHING, "g", PullSettings())
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ def test_a_pull_leaves_nothing_behind_on_the_broker(puller: Puller) -> None:
     assert (fields["queueOffset"], fields["maxMsgNums"]) == ("100", "32")
 
 
-@pytest.mark.parametrize("filtered", [NO_FILTER, Filter("a || b"), Filter("n > 3", "SQL92")])
+@pytest.mark.parametrize("filtered", [NO_FILTER, TAGS, SQL])
 def test_a_reader_has_the_settings_the_filter_and_the_replica(
     puller: Puller, monkeypatch: pytest.MonkeyPatch, filtered: Filter
 ) -> None:
@@ -54,3 +60,50 @@ def test_a_reader_has_the_settings_the_filter_and_the_replica(
     assert {(fields["subscription"], fields["expressionType"]) for fields in asked} == {
         (filtered.expression, filtered.kind)
     }
+
+
+class Source:
+    def __init__(self, answer: bool | RocketMQError) -> None:
+        self.answer = answer
+
+    def batched(self, queue: MessageQueue) -> bool:
+        if isinstance(self.answer, RocketMQError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [(True, True), (False, False), (ConnectionLost("refused"), True), (BrokerNotFound("away"), True)],
+)
+def test_a_read_begins_although_nobody_says_what_kind_its_topic_is(answer: bool | RocketMQError, found: bool) -> None:
+    """It waits for its broker, longer than that question does."""
+    assert replace(PULLER, source=Source(answer)).batched(QUEUE) is found  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted", "told"),
+    [
+        (False, TAGS, TAGS),
+        (True, TAGS, NO_FILTER),
+        (ConnectionLost("refused"), TAGS, NO_FILTER),
+        (False, SQL, SQL),
+        (ConnectionLost("refused"), SQL, SQL),
+        (True, NO_FILTER, NO_FILTER),
+    ],
+)
+def test_what_brokers_filter_by(answer: bool | RocketMQError, wanted: Filter, told: Filter) -> None:
+    """Who decodes knows tags, and no expressions: one that brokers are not told would let everything through."""
+    assert replace(PULLER, source=Source(answer)).at_brokers(QUEUE, wanted) == told  # type: ignore[arg-type]
+
+
+def test_an_expression_for_a_batch_topic_is_refused_whenever_it_turns_out_to_be_one() -> None:
+    with pytest.raises(OptionError, match="option 'sql' is 'n > 3', but t is a batch topic"):
+        replace(PULLER, source=Source(True)).at_brokers(QUEUE, SQL)  # type: ignore[arg-type]
+    with pytest.raises(AccessDenied):
+        replace(PULLER, source=Source(AccessDenied("no"))).at_brokers(QUEUE, SQL)  # type: ignore[arg-type]
+
+
+def test_who_may_not_ask_what_kind_it_is_is_told() -> None:
+    with pytest.raises(AccessDenied):
+        replace(PULLER, source=Source(AccessDenied("no"))).batched(QUEUE)  # type: ignore[arg-type]

@@ -333,8 +333,9 @@ class TestReplicas:
         """Number 1 is a slave that has the queue up to ``slave_has``; the master always suggests it."""
         model = Model([Queue(0, size)])
         model.suggests = 1
-        at = {"replica": 0}
+        at = {"replica": 0, "suggested": 0}
         self.moves = [0]
+        self.away: tuple[float, float] = (0, 0)  # since when and until when the master cannot be reached
         slave = Queue(0, slave_has)
         real = model.answer
 
@@ -342,12 +343,16 @@ class TestReplicas:
             broker = suggested or 0
             if broker == at["replica"]:
                 return False
-            at["replica"] = broker
-            self.moves.append(broker)
+            if broker != at["suggested"]:
+                self.moves.append(broker)
+            at["suggested"] = broker
             return True
 
         def connect(deadline: object) -> object:
+            if not at["suggested"] and self.away[0] <= model.time.now < self.away[1]:
+                raise ConnectionLost("cannot connect: Connection refused", "h:0")
             stream = model_connect(deadline)  # type: ignore[arg-type]
+            at["replica"] = at["suggested"]
             stream.address = f"h:{at['replica']}"
             return stream
 
@@ -377,6 +382,24 @@ class TestReplicas:
         result = read(model, [(0, 700)], FAST)
         assert result.of(0) == list(range(600))
         assert [(part.start, part.end) for part, _ in result.lost] == [(600, 700)]
+
+    @pytest.mark.parametrize("slave_until", [9999.0, 1001.0])
+    @pytest.mark.parametrize("dense", [False, True])
+    def test_a_slave_does_not_use_up_the_time_that_its_master_has(self, slave_until: float, dense: bool) -> None:
+        """The master comes back late, and is not through with its store then. The slave may be gone meanwhile."""
+        model = self.model(3000)
+        partial = Queue(0, 3000, gaps=frozenset(range(500, 600))) if dense else Queue(0, 500)
+        self.away = (1000.001, 1020)
+
+        def answer(queue: int, start: int, count: int) -> object:
+            if model.streams[-1].address == "h:1" and model.time.now >= slave_until:
+                raise ConnectionLost("the connection broke", "h:1")
+            there = model.queues[0] if model.time.now >= 1023 else partial
+            return there.pull(model.time.now, start, count)
+
+        model.answer = answer  # type: ignore[method-assign,assignment]
+        result = read(model, [(0, 3000)], FAST, dense=dense)
+        assert (result.of(0), result.lost, result.error) == (list(range(3000)), [], None)
 
     def test_a_busy_answer_suggests_nothing(self) -> None:
         model = self.model(3000)

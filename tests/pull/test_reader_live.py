@@ -21,7 +21,9 @@ from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
 from tests.client.conftest import Parts
 from tests.fix_proxy import FaultyProxy
+from tests.helpers import killed
 from tests.mockbroker import eventually
+from tests.reading import names
 
 
 def template(queue: MessageQueue) -> PullTemplate:
@@ -222,20 +224,23 @@ class TestFaultyNetwork:
         assert reading.run() == reading.expected
 
 
-def test_a_broker_that_is_killed_while_it_is_read_and_comes_back_loses_and_repeats_nothing() -> None:
+def test_a_broker_that_is_killed_while_it_is_read_and_comes_back_loses_and_repeats_nothing(
+    lone: LocalBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     counts = (6000, 2000)
-    with LocalBroker(quiet=True) as mq:
-        mq.create_topic("orders", 2)
-        parts = Parts(mq.name_server)
-        queues = fill(parts, "orders", counts)
-        (broker,) = mq.brokers
-        reading = Reading(whole(queues, counts), lambda: mq.address(broker), PullSettings(fetched_rows=500))
-        restart = threading.Thread(target=mq.restart, args=(broker,))
-        for i, _ in enumerate(reading):
-            if i == 1:
-                mq.kill(broker)
-                restart.start()
-        restart.join()
-        parts.pool.close()
+    (topic,) = names(1, "killed")
+    lone.create_topic(topic, 2)
+    parts = Parts(lone.name_server)
+    queues = fill(parts, topic, counts, 1000)  # more than can be under way when it dies
+    (broker,) = lone.brokers
+    reading = Reading(whole(queues, counts), lambda: lone.address(broker), PullSettings(fetched_rows=500))
+    restart = threading.Thread(target=lone.restart, args=(broker,))
+    for i, _ in enumerate(reading):
+        if i == 1:
+            killed(lone, broker)
+            restart.start()
+    restart.join()
+    parts.pool.close()
+    assert "the read waits for" in caplog.text, "nobody missed it"
     assert reading.lost == []
     assert reading.offsets == reading.expected

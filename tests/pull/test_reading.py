@@ -20,10 +20,9 @@ TAGS = Filter("a")
 class Puller:
     """Over a model; ``asked`` are the filters and known addresses of its readers."""
 
-    def __init__(self, model: Model, compacted: bool = False, batched: bool = False) -> None:
+    def __init__(self, model: Model, compacted: bool = False) -> None:
         self.model = model
         self.compacted = lambda queue: compacted
-        self.batched = lambda queue: batched
         self.asked: list[tuple[Filter, str | None]] = []
 
     def reader(
@@ -101,9 +100,9 @@ def test_ends_are_asked_about_where_a_filter_hides_them() -> None:
     assert len(model.streams) == 1
 
 
-def test_of_a_batch_topic_brokers_filter_nothing_and_holes_count() -> None:
-    puller = Puller(Model([Queue(0, 20)]), batched=True)
-    found, lost = reading(puller, 20, TAGS)
+def test_where_brokers_filter_nothing_holes_count() -> None:
+    puller = Puller(Model([Queue(0, 20)]))
+    found, lost = reading(puller, 20, NO_FILTER)
     assert offsets(found, puller.model) == [*range(20)]
     assert (lost, found.on_holes) == ([], found.usable)
     assert [asked for asked, _ in puller.asked] == [NO_FILTER]

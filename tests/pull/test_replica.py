@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request
-from rocketmq_spark.errors import BrokerNotFound
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, RouteNotFound
 from rocketmq_spark.pull import replica as replica_module
 from rocketmq_spark.pull.replica import Replica
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker
+from tests.mockbroker import MockBroker, refuse
 from tests.source.scripted import route
 
 MASTER, SLAVE = "m:1", "s:1"
@@ -32,12 +32,12 @@ def make(parts: Parts, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> C
 
 
 def address(replica: Replica) -> object:
-    return replica(Deadline.after(5.0))
+    return replica(Deadline.after(30.0))
 
 
 def test_what_the_plan_knew_comes_first_and_once(make: Callable[..., Replica]) -> None:
     replica = make("hint", "known:1")
-    assert [address(replica), replica.at_master] == ["known:1", True]
+    assert address(replica) == "known:1"
     assert [address(replica), address(replica)] == [MASTER, MASTER]
 
 
@@ -62,6 +62,60 @@ def test_the_master_has_the_last_word_where_a_slave_is_doubted(make: Callable[..
     assert not replica.hint(None)
 
 
+@pytest.mark.parametrize("read_from", ["master", "hint"])
+def test_the_master_that_the_plan_knew_may_be_a_slave_by_now(make: Callable[..., Replica], read_from: str) -> None:
+    replica = make(read_from, SLAVE)
+    assert address(replica) == SLAVE
+    assert replica.hint(None)
+    assert [address(replica), replica.hint(None)] == [MASTER, False]
+
+
+@pytest.mark.parametrize(("read_from", "master"), [("master", True), ("slave", False)])
+def test_without_a_route_the_plan_is_believed(
+    make: Callable[..., Replica], broker: MockBroker, read_from: str, master: bool
+) -> None:
+    """A topic that was deleted: its broker says so, and no route is left that could name another master."""
+    replica = make(read_from, MASTER)
+    address(replica)
+    assert replica.hint(None)
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, refuse(Response.TOPIC_NOT_EXIST))
+    with pytest.raises(RouteNotFound):
+        address(replica)
+    assert replica.hint(None) is not master
+
+
+def test_a_slave_is_no_master_because_its_master_could_not_be_reached(
+    make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = make("slave")
+    assert [address(replica), replica.hint(None)] == [SLAVE, True]
+    monkeypatch.setattr(replica_module, "BulkStream", _refuse)
+    with pytest.raises(ConnectionLost):
+        address(replica)
+    assert replica.hint(None)
+
+
+def test_who_was_sent_to_the_master_stays_there(make: Callable[..., Replica]) -> None:
+    """The master's word takes its time: a look for another address does not lead back to the slave meanwhile."""
+    replica = make("slave")
+    address(replica)
+    replica.hint(None)
+    assert address(replica) == MASTER
+    assert not replica.hint(None)
+    assert address(replica) == MASTER
+
+
+def _refuse(*_: object) -> None:
+    raise ConnectionLost("cannot connect: Connection refused", MASTER)
+
+
 def test_a_broker_without_an_address(make: Callable[..., Replica]) -> None:
     with pytest.raises(BrokerNotFound, match="no address of broker 'broker-z' is registered"):
         address(make(broker_name="broker-z"))
+
+
+def test_a_slave_that_acts_as_master_is_none(make: Callable[..., Replica], broker: MockBroker) -> None:
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"broker-a": {0: SLAVE}}, perm=4, acting=True))
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_BUSY))
+    replica = make("hint")
+    assert [address(replica), replica.at_master] == [SLAVE, False]

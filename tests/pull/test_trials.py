@@ -38,6 +38,16 @@ def test_what_is_not_believed_begins_the_time_of_grace_anew() -> None:
     ]
 
 
+def test_what_was_forgotten_looks_like_loss_still_and_begins_the_time_of_grace_anew() -> None:
+    known = trials()
+    known.suspect(HERE, 100.0)
+    known.due(THERE, 100.0)
+    known.forget()
+    assert known.suspicious
+    assert [known.suspect(HERE, now) for now in (120.0, 134.9, 135.0)] == [False, False, True]
+    assert not known.suspect(THERE, 120.0)
+
+
 def test_pauses_are_of_each_place_and_begin_anew_when_something_came() -> None:
     known = trials()
     assert [known.due(HERE, 100.0), known.due(HERE, 100.0), known.due(THERE, 100.0)] == [101.0, 102.0, 101.0]

@@ -4,6 +4,7 @@ import pytest
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.queues.java_hash import Long, java_hash
+from tests.harness import in_one_test
 from tests.queues import read
 
 CASES = read("select_by_hash")
@@ -13,7 +14,7 @@ def java_value(case: dict[str, object]) -> object:
     return Long(str(case["arg"])) if case["arg_type"] == "Long" else case["arg"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['arg_type']}-{ascii(c['arg'])[:20]}")
+@in_one_test("case", CASES)
 def test_every_vector_of_the_java_class(case: dict[str, object]) -> None:
     assert java_hash(java_value(case)) == case["java_hash"]
 

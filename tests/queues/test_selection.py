@@ -12,6 +12,8 @@ from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.java_hash import Long
 from rocketmq_spark.queues.selection import RoundRobin, select
+from tests.harness import in_one_test
+from tests.helpers import raising
 from tests.queues import names, qs, read
 
 MESSAGE = Message("T", b"x")
@@ -22,7 +24,7 @@ def last_of_three(queues: list[MessageQueue], message: Message, arg: object) -> 
     return queues[2]
 
 
-@pytest.mark.parametrize("case", read("select_by_hash"), ids=lambda c: f"{c['arg_type']}-{ascii(c['arg'])[:20]}")
+@in_one_test("case", read("select_by_hash"))
 def test_0_10_hash_equals_the_java_class_on_every_vector(case: dict[str, Any]) -> None:
     arg = Long(case["arg"]) if case["arg_type"] == "Long" else case["arg"]
     for size, expected in case["selected_by_size"].items():
@@ -92,6 +94,8 @@ def test_0_6_what_a_callable_raises_is_wrapped_with_its_cause() -> None:
     with pytest.raises(SelectorError, match=r"select message queue threw exception: ZeroDivisionError") as e:
         select(lambda queues, message, arg: 1 / 0, SIX, MESSAGE)  # type: ignore[arg-type, return-value]
     assert isinstance(e.value.__cause__, ZeroDivisionError)
+    with pytest.raises(SelectorError, match="select message queue threw exception: SystemExit: mine"):
+        select(raising(SystemExit("mine")), SIX, MESSAGE)
 
 
 def test_0_8_a_callable_that_chooses_nothing_or_a_stranger_is_an_error() -> None:

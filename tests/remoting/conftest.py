@@ -27,7 +27,7 @@ def connect() -> Iterator[Callable[..., Connection]]:
     made: list[Connection] = []
 
     def make(address: str, **how: Any) -> Connection:
-        made.append(Connection(address, Deadline.after(5.0), **how))
+        made.append(Connection(address, Deadline.after(30.0), **how))
         return made[-1]
 
     yield make

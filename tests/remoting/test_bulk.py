@@ -89,7 +89,7 @@ class Wire:
     def __init__(self, buffer_bytes: int = 4096) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
-            self.stream = BulkStream(address, Deadline.after(5.0), None, buffer_bytes)
+            self.stream = BulkStream(address, Deadline.after(30.0), None, buffer_bytes)
             self.sock, _ = server.accept()
         self.found: list[bulk.Found] = []
         self.others: list[tuple[int, bulk.Answer]] = []

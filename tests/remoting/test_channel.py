@@ -56,7 +56,7 @@ def test_it_waits_for_room_only_while_something_is_blocked(pair: tuple[Channel, 
     while not channel.wait(0.0)[1]:
         peer.recv(1 << 16)
     peer.send(b"x")
-    assert channel.wait(10.0)[0]
+    assert channel.wait(60)[0]
 
 
 def test_bytes_nothing_and_the_end(pair: tuple[Channel, socket.socket]) -> None:
@@ -64,19 +64,19 @@ def test_bytes_nothing_and_the_end(pair: tuple[Channel, socket.socket]) -> None:
     view = memoryview(bytearray(4))
     assert channel.receive(view) == -1
     peer.send(b"abcdef")
-    assert channel.wait(10.0) == (True, False)
+    assert channel.wait(60) == (True, False)
     assert (channel.receive(view), bytes(view)) == (4, b"abcd")
     assert (channel.receive(view), bytes(view[:2])) == (2, b"ef")
     peer.shutdown(socket.SHUT_WR)
-    assert channel.wait(10.0) == (True, False)
+    assert channel.wait(60) == (True, False)
     assert channel.receive(view) == 0
 
 
 def test_a_shutdown_wakes_who_waits_and_a_closed_one_is_ready_at_once(pair: tuple[Channel, socket.socket]) -> None:
     channel, _ = pair
     channel.shutdown()
-    assert channel.wait(10.0) == (True, False)
+    assert channel.wait(60) == (True, False)
     channel.close()
     with pytest.raises(OSError, match="Bad file"):
         channel.shutdown()
-    assert channel.wait(10.0) == (True, False)
+    assert channel.wait(60) == (True, False)

@@ -17,6 +17,7 @@ from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy
+from tests.helpers import RAISED, raising
 from tests.mockbroker import PING, MockBroker, eventually, ok, ping, refuse
 
 Connect = Callable[..., Connection]
@@ -35,7 +36,7 @@ class Outcomes:
 
     def wait(self, count: int = 1) -> list[Command | RocketMQError]:
         for _ in range(count):
-            assert self._more.acquire(timeout=10)
+            assert self._more.acquire(timeout=60)
         return self.results
 
 
@@ -272,7 +273,8 @@ def test_close_wakes_everybody_and_closes_the_socket(broker: MockBroker, connect
         connection.close()
         assert all("closed on our side" in str(call.exception(5)) for call in calls)
     assert "closed on our side" in str(outcomes.wait()[0])
-    assert connection._channel._sock.fileno() == -1
+    broker.peers[0].thread.join(mb.WAIT_S)  # which ends with the connection
+    assert not broker.peers[0].thread.is_alive()
     connection.close()
     later = Outcomes()
     connection.call_each([(ping(), later)], soon())
@@ -281,15 +283,12 @@ def test_close_wakes_everybody_and_closes_the_socket(broker: MockBroker, connect
         connection.send_oneway(ping(), soon())
 
 
-def test_a_receiver_that_fails_costs_others_nothing(broker: MockBroker, connect: Connect) -> None:
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_a_receiver_that_fails_costs_others_nothing(error: BaseException, broker: MockBroker, connect: Connect) -> None:
     held = mb.Held()
     broker.on(PING, held)
     connection, outcomes = connect(broker.address), Outcomes()
-
-    def fail(_: Command | RocketMQError) -> None:
-        raise ZeroDivisionError
-
-    connection.call_each([(ping(), fail)], soon())
+    connection.call_each([(ping(), raising(error))], soon())
     connection.call_each([(ping(), outcomes)], soon())
     one, two = held.wait(2)
     one.peer.send(one.frame(ok()) + two.frame(ok()))  # both in the same piece
@@ -300,8 +299,9 @@ def test_a_receiver_that_fails_costs_others_nothing(broker: MockBroker, connect:
 # --- requests of the server
 
 
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_rule_2_requests_of_the_server_are_answered_by_the_handler_or_with_code_3(
-    broker: MockBroker, connect: Connect
+    error: BaseException, broker: MockBroker, connect: Connect
 ) -> None:
     asked_by = []
 
@@ -311,7 +311,7 @@ def test_rule_2_requests_of_the_server_are_answered_by_the_handler_or_with_code_
             request.answer(Command(0, {"a": "1"}))
             return True
         if request.command.code == 309:
-            raise ZeroDivisionError
+            raise error
         return False
 
     broker.on(PING, ok())

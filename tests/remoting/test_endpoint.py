@@ -49,7 +49,7 @@ def test_what_is_no_address_is_said_so(address: str) -> None:
 
 
 def connect_to(address: str, tls: TlsSettings | None = None) -> None:
-    endpoint.connect(address, Deadline.after(2.0), tls).close()
+    endpoint.connect(address, Deadline.after(30.0), tls).close()
 
 
 def test_nobody_listens() -> None:
@@ -108,7 +108,7 @@ class TestTls:
         with MockBroker({PING: lambda call: ok(bytes(call.command.body))}, tls=server_tls) as broker:
             connection = connect(broker.address, tls=trusting)
             for size in (0, 1, 20_000, len(body)):
-                answer = connection.call(Command(PING, {}, body[:size]), Deadline.after(5.0))
+                answer = connection.call(Command(PING, {}, body[:size]), Deadline.after(30.0))
                 assert bytes(answer.body) == body[:size]
 
     def test_close_wakes_a_call_over_tls(
@@ -146,7 +146,7 @@ class TestTls:
         self, server_tls: ssl.SSLContext, connect: Callable[..., Connection]
     ) -> None:
         with MockBroker(tls=server_tls) as broker, pytest.raises(RocketMQError, match="tls"):
-            connect(broker.address).call(ping(), Deadline.after(2.0))
+            connect(broker.address).call(ping(), Deadline.after(30.0))
 
 
 def test_rotated_tls_files_are_read_again(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.mockbroker import PING, MockBroker, eventually, ok, ping
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    one = Pool(Dialling(connect_timeout_s=1.0))
+    one = Pool(Dialling(connect_timeout_s=30.0))
     yield one
     one.close()
 
@@ -56,8 +56,10 @@ def test_a_broken_connection_is_replaced(broker: MockBroker, pool: Pool) -> None
     broker.wait_for(lambda: bool(broker.peers))
     broker.drop()
     eventually(lambda: first.closed)
+    assert pool.attempts(broker.address) == 1
     second = pool.get(broker.address, soon())
     assert second is not first
+    assert pool.attempts(broker.address) == 2, "whoever watches must see that it is another one"
     assert second.call(ping(), soon()).code == 0
 
 
@@ -79,7 +81,7 @@ def test_a_dead_address_is_dialled_once_for_all_who_wait(pool: Pool, monkeypatch
 
     def connection(*_: object) -> None:
         dialled.append(1)
-        go.wait(5)
+        go.wait(60)
         raise ConnectionLost("refused", "h:1")
 
     monkeypatch.setattr(pool_module, "Connection", connection)
@@ -99,7 +101,7 @@ def test_who_waits_for_another_s_dialling_keeps_its_own_deadline(pool: Pool, mon
     go = threading.Event()
 
     def connection(*_: object) -> None:
-        go.wait(5)
+        go.wait(60)
         raise ConnectionLost("refused", "h:1")
 
     monkeypatch.setattr(pool_module, "Connection", connection)

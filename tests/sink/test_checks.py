@@ -69,6 +69,9 @@ def test_everything_wrong_is_in_one_error():
         ({}, {"machineRooms": "r"}, "option 'machineRooms' means nothing without queueSelector 'machineRoom'"),
         ({}, {"environments": "3"}, "option 'environments' needs option 'environment'"),
         ({}, {"environment": "4", "environments": "3"}, "option 'environment' is '4'; expected a whole number from 1 to 3"),
+        ({"topic": None}, {"topic": None, "environment": "2"}, "option 'environment' is '2' without option 'environments', so"),
+        ({"topic": None}, {"topic": None, "environment": "2"}, "each task learns from column 'topic' by itself"),
+        ({"topic": None}, {"topic": None, "environment": "2"}, 'or to their queues, such as {"2": {"broker-a": [0]}}'),
         ({}, {"queueSelector": "no.such:selector"}, "option 'queueSelector' is 'no.such:selector'"),
         ({}, {"queueSelector": "os:sep"}, "expected a callable, found str"),
         ({}, {"topic": "bad topic"}, "option 'topic' is 'bad topic': "),
@@ -79,6 +82,30 @@ def test_everything_wrong_is_in_one_error():
 )  # fmt: skip
 def test_one_thing_wrong(columns, given, part):
     assert part in problems({"body": None, **columns}, **{"topic": "t", **given})
+
+
+def test_an_environment_by_its_number_needs_somebody_who_remembers_its_queues():
+    """A batch is counted for by its driver, a stream's writer is made anew for each micro-batch."""
+    by_number = sink_options("x:1", topic="t", environment="2")
+    checks.check(by_number, schema(body=None))
+    with pytest.raises(OptionError, match=r"Spark makes the writer of a stream anew .*foreach_batch_writer"):
+        checks.check(by_number, schema(body=None), stream=True)
+    for more in ({"environments": "3"}, {"environmentMode": "suffix"}):
+        options = sink_options("x:1", environment="2", **more)
+        checks.check(options, schema(body=None, topic=None), stream=True)
+        assert checks.positions(options) == {}
+
+
+def test_the_driver_counts_the_queues_of_an_environment_once(use):
+    client = use(Asked())
+    client.all_queues = lambda topic, deadline: client.publish_queues(topic, deadline)
+    options = sink_options("x:1", topic="t", environment="2", sendTimeout="100ms")
+    assert checks.positions(options) == {"t": (MessageQueue("t", "b", 0),)}
+    client.error = ConnectionLost("no name server answers")
+    assert checks.positions(options) == {"t": (MessageQueue("t", "b", 0),)}
+    use(Asked(error=client.error))
+    with pytest.raises(ConnectionLost):
+        checks.positions(options)
 
 
 def test_good_ones_are_found_by_their_names():
@@ -99,7 +126,7 @@ def test_the_sinks_settings():
     assert (found.send_timeout_s, found.attempt_timeout_s, found.retries, found.pinned_retries) == (12, 2, None, None)
     assert found.store_must_be_ok
     assert found.send_latency_fault
-    assert (found.max_async_bytes, found.max_async_messages, found.auto_create_topics) == (1 << 20, None, False)
+    assert (found.max_async_bytes, found.max_async_messages, found.auto_create_topics) == (1 << 20, 1 << 10, False)
     assert (found.max_in_flight, found.max_in_flight_per_broker) == (None, None)
     assert checks.settings(sink_options("x:1", maxInFlight="7")).max_in_flight_per_broker == 7
     given = {"sendLatencyFault": "false", "latencyMax": "1s,2s", "notAvailableDuration": "0,9s"}

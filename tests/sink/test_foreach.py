@@ -18,7 +18,8 @@ from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.sink.report import AtBroker
 from tests.fix_spark import finish
-from tests.live.writes import Make, bodies, by_queue, stored
+from tests.helpers import stored
+from tests.live.writes import Make, bodies, by_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,9 @@ import pytest
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import INNER_TOPIC
+from tests.helpers import stored
 from tests.live.delay.serving import DAYS_10, Node
-from tests.live.writes import Writes, frame, stored, writes
+from tests.live.writes import Writes, frame, writes
 
 __all__ = ["writes"]
 

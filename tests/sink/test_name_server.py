@@ -19,7 +19,8 @@ from rocketmq_spark.session import Producer
 from rocketmq_spark.sink import checks
 from rocketmq_spark.wire.messages import decode_batch
 from tests.fix_proxy import FaultyProxy
-from tests.live.writes import Writes, bodies, frame, numbered, sink_options, stored
+from tests.helpers import stored
+from tests.live.writes import Writes, bodies, frame, numbered, sink_options
 from tests.mockbroker import Call, Command, MockBroker, ok, route
 
 AWAY_S = 1.5
@@ -80,10 +81,10 @@ def test_11_17_the_drivers_check_of_a_batch_waits_and_that_of_a_stream_goes_on(a
 Sending = Callable[[Producer, Message], Any]
 MODES: dict[str, Sending] = {
     "sync": lambda p, m: p.send(m),
-    "async": lambda p, m: p.send_async(m).result(10),
+    "async": lambda p, m: p.send_async(m).result(60),
     "oneway": lambda p, m: p.send_oneway(m),
     "batch": lambda p, m: p.send_batch([m]),
-    "selector": lambda p, m: p.send_async(m, selector="hash", arg="k").result(10),
+    "selector": lambda p, m: p.send_async(m, selector="hash", arg="k").result(60),
     "to a queue": lambda p, m: p.send(m, queue=MessageQueue(m.topic, "broker-a", 0)),
     "queues": lambda p, m: p.queues(m.topic) and p.send(m),
 }

@@ -16,7 +16,8 @@ from rocketmq_spark.sink.report import Written
 from rocketmq_spark.spool.folders import spools
 from rocketmq_spark.spool.reading import Reading
 from rocketmq_spark.wire.messages import decode_batch
-from tests.live.writes import Writes, bodies, frame, numbered, stored, writes
+from tests.helpers import stored
+from tests.live.writes import Writes, bodies, frame, numbered, writes
 from tests.mockbroker import Call, Command, MockBroker, eventually, ok, refuse, route
 
 __all__ = ["writes"]
@@ -146,6 +147,22 @@ def test_without_any_master_rows_are_kept_without_a_queue_and_a_later_task_sends
     done = Writes("127.0.0.1:1", monkeypatch)(frame(body=["kept"]), **given)
     assert (done.rows, done.spooled) == (0, 1)
     session.close_all()  # as if the worker had died
-    done = Writes(rocketmq.name_server, monkeypatch)(frame(body=["sent"]), **{**given, "sendTimeout": "20s"})
+    # One address in common: it is the same cluster.
+    back = Writes(f"127.0.0.1:1;{rocketmq.name_server}", monkeypatch)
+    done = back(frame(body=["sent"]), **{**given, "sendTimeout": "20s"})
     assert (done.rows, done.spooled) == (1, 0)
     assert sorted(bodies(stored(rocketmq, topic, 2))) == ["kept", "sent"]
+
+
+def test_what_was_kept_for_one_cluster_is_left_alone_by_a_task_of_another(
+    rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = {"topic": topic, "sendTimeout": "500ms", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
+    assert Writes("127.0.0.1:1", monkeypatch)(frame(body=["kept"]), **given).spooled == 1
+    session.close_all()
+    done = Writes(rocketmq.name_server, monkeypatch)(frame(body=["sent"]), **{**given, "sendTimeout": "20s"})
+    assert (done.rows, done.spooled) == (1, 0)
+    assert bodies(stored(rocketmq, topic, 1)) == ["sent"]
+    session.close_all()
+    (left,) = [path for path in spools(tmp_path) if (reading := Reading(path)).totals and reading.totals.depth]
+    assert str(Reading(left).owner) == "the cluster of 127.0.0.1:1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -18,8 +17,9 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.queues.selection import by_hash
+from tests.helpers import stored, total
 from tests.live.producer.recording import RecordingSender
-from tests.live.writes import Make, Writes, bodies, by_queue, frame, numbered, stored, writes
+from tests.live.writes import Make, Writes, bodies, by_queue, frame, numbered, writes
 from tests.witness import JavaPeer
 
 __all__ = ["writes"]
@@ -52,7 +52,7 @@ def test_0_10_hash_through_the_sink_is_the_java_clients_queue(
     writes(frame(body=[f"{i}" for i in range(2000)], shardingKey=keys), topic=topic, queueSelector="hash")
     java = java_peer.hash_queues(java_topic, keys)
     ours = {int(message.body): message for message in stored(rocketmq, topic, 2000)}
-    assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 2000
+    assert len(ours) == total(rocketmq, topic) == 2000
     assert [ours[i].queue_id for i in range(2000)] == java
     assert [ours[i].properties["__SHARDINGKEY"] for i in range(2000)] == keys
 
@@ -241,22 +241,19 @@ def test_delays_of_every_kind_fire_and_travel_alone(rocketmq: LocalBroker, make_
     )
     done = writes(rows, topic=topic)
     assert (done.rows, sum(request.batch for _, request in writes.requests), len(writes.requests)) == (6, 1, 5)
-    arrived: dict[str, float] = {}
-    while len(arrived) < 6 and datetime.now(UTC) < begin + timedelta(seconds=20):
-        now = (datetime.now(UTC) - begin).total_seconds()
-        for body in bodies(stored(rocketmq, topic, 0)):
-            arrived.setdefault(body, now)
-        time.sleep(0.05)
-    assert arrived.keys() == {"at once", "level", "timer", "moment", "past", "none"}
-    assert arrived["level"] > 0.9
-    assert arrived["timer"] > 1.4
-    assert arrived["moment"] > 1.9
+    begin_ms = begin.timestamp() * 1000
+    came = {message.body.decode(): message.store_timestamp - begin_ms for message in stored(rocketmq, topic, 6)}
+    assert came.keys() == {"at once", "level", "timer", "moment", "past", "none"}
+    # Timers have steps of a tenth of a second here.
+    assert came["level"] > 900
+    assert came["timer"] > 1350
+    assert came["moment"] > 1850
 
 
 def test_11_27_java_reads_delayed_rows_at_their_time_and_not_before(
     make_topic: Make, writes: Writes, java_peer: JavaPeer
 ) -> None:
-    """In the order of their times, which is not the order of the rows."""
+    """A broker on a slow machine may be late with each kind of delay, and never is early."""
     topic = make_topic(queues=1)
     begin = datetime.now(UTC)
     begin_ms = int(begin.timestamp() * 1000)
@@ -269,7 +266,7 @@ def test_11_27_java_reads_delayed_rows_at_their_time_and_not_before(
     )
     assert writes(rows, topic=topic).rows == 5
     read = java_peer.read(topic, 5)
-    assert [record.body for record in read] == [b"now", b"level 1", b"moment", b"timer", b"level 2"]
+    assert sorted(record.body for record in read) == sorted(waits)
     for record in read:
         # Timers have steps of a tenth of a second here.
         assert record.seen >= record.stored >= begin_ms + waits[record.body] - 150, record

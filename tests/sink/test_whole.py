@@ -17,7 +17,8 @@ from rocketmq_spark.sink.routing import Plan, Share
 from rocketmq_spark.sink.whole import MAX_TAGS, together
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.live.writes import Make, Writes, bodies, by_queue, frame, numbered, stored, writes
+from tests.helpers import stored
+from tests.live.writes import Make, Writes, bodies, by_queue, frame, numbered, writes
 from tests.witness import JavaPeer
 
 __all__ = ["writes"]

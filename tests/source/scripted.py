@@ -10,13 +10,18 @@ from rocketmq_spark.wire.header import Command
 from tests.mockbroker import MockBroker, ok
 
 
-def route(brokers: Mapping[str, Mapping[int, str]], queues: int = 1, perm: int = 6) -> Command:
-    """Each broker's addresses by id."""
+def route(brokers: Mapping[str, Mapping[int, str]], queues: int = 1, perm: int = 6, acting: bool = False) -> Command:
+    """Each broker's addresses by id; with ``acting`` slaves may act for masters."""
     return ok(
         json.dumps(
             {
                 "brokerDatas": [
-                    {"brokerName": name, "cluster": "c", "brokerAddrs": {str(i): a for i, a in addresses.items()}}
+                    {
+                        "brokerName": name,
+                        "cluster": "c",
+                        "enableActingMaster": acting,
+                        "brokerAddrs": {str(i): a for i, a in addresses.items()},
+                    }
                     for name, addresses in brokers.items()
                 ],
                 "queueDatas": [
@@ -28,19 +33,22 @@ def route(brokers: Mapping[str, Mapping[int, str]], queues: int = 1, perm: int =
     )
 
 
-def cluster(brokers: Mapping[str, MockBroker]) -> Command:
+def cluster(brokers: Mapping[str, MockBroker], number: int = 0) -> Command:
+    """The list of all brokers, each with this id."""
     table = {
-        name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": broker.address}}
+        name: {"brokerName": name, "cluster": "c", "brokerAddrs": {str(number): broker.address}}
         for name, broker in brokers.items()
     }
     return ok(json.dumps({"brokerAddrTable": table, "clusterAddrTable": {"c": list(brokers)}}).encode())
 
 
-def stats(bounds: Mapping[MessageQueue, tuple[int, int]], newest_ms: int = 7) -> Command:
+def stats(
+    bounds: Mapping[MessageQueue, tuple[int, int]], newest_ms: int = 7, newest: Mapping[MessageQueue, int] | None = None
+) -> Command:
     """Minimum and maximum of queues, as a broker tells them, and when their last message was stored."""
     rows = ",".join(
         f'{{"brokerName":"{queue.broker_name}","queueId":{queue.queue_id},"topic":"{queue.topic}"}}:'
-        f'{{"lastUpdateTimestamp":{newest_ms},"maxOffset":{high},"minOffset":{low}}}'
+        f'{{"lastUpdateTimestamp":{(newest or {}).get(queue, newest_ms)},"maxOffset":{high},"minOffset":{low}}}'
         for queue, (low, high) in bounds.items()
     )
     return ok(b'{"offsetTable":{%s}}' % rows.encode())

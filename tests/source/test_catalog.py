@@ -9,8 +9,14 @@ import pytest
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.codes import Request, Response
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RouteNotFound
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.errors import (
+    CallTimeout,
+    CheckpointMismatch,
+    ConnectionLost,
+    OptionError,
+    RouteNotFound,
+)
+from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.source.catalog import Catalog
 from rocketmq_spark.source.offsets import Offsets
 from tests.mockbroker import NO_ROUTE, Held, MockBroker, eventually, never, ok, refuse, route
@@ -22,6 +28,9 @@ STATS = (
     b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"t"}:'
     b'{"lastUpdateTimestamp":7,"maxOffset":9,"minOffset":2}}}'
 )
+
+
+GONE = refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist")
 
 
 def catalog(name_server, **given):
@@ -180,13 +189,111 @@ def test_a_topic_whose_broker_comes_up_between_two_questions_is_not_deleted(scri
     with pytest.raises(RouteNotFound):
         one.sweep()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    scripted.on(Request.GET_TOPIC_STATS_INFO, GONE)
     assert again(one).deleted == one.sweep().deleted == {"t"}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_topic_that_a_restarted_name_server_does_not_know_yet_is_not_deleted(scripted, restarted):
+    """Its broker is registered, and registers its topics in portions: it is asked itself."""
+    one = catalog(scripted.address)
+    one.sweep()
+    if restarted:
+        session.close_all()
+        one = catalog(scripted.address)
+    one.expect(Offsets({A: 5}))
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
+    one._doubt = True
+    assert again(one).deleted == frozenset()
+    with pytest.raises(RouteNotFound):
+        one.sweep()
+    for silence in (never, refuse(Response.SYSTEM_BUSY, "busy")):
+        scripted.on(Request.GET_TOPIC_STATS_INFO, silence)
+        assert again(one).deleted == frozenset()
+    scripted.on(Request.GET_TOPIC_STATS_INFO, GONE)
+    assert again(one).deleted == {"t"}
+
+
+def test_routes_serve_on_while_a_name_server_that_has_restarted_knows_nothing(scripted):
+    one = catalog(scripted.address)
+    one.expect(Offsets({A: 5}))
+    one.sweep()
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({}))
+    view = again(one)
+    assert (list(view.bounds), view.deleted) == ([A], frozenset())
+
+
+def test_a_topic_is_not_deleted_while_its_last_route_had_no_master(scripted):
+    """Whose word it would be is not known: the list of all has the master again, and the route is gone."""
+    one = catalog(scripted.address)
+    one.expect(Offsets({A: 5}))
+    one.sweep()
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": ""}))
+    again(one)
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
+    assert again(one).deleted == frozenset()
+
+
+def test_a_topic_of_the_pattern_that_is_deleted_after_it_was_listed_is_left_out(scripted):
+    """In a cluster that others work with a list is old as soon as it is there."""
+    lists = [ok(json.dumps({"topicList": names}).encode()) for names in (["t", "gone"], ["t"])]
+    scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, lists)
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
+    there = route(1, {"broker-a": scripted.address})
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: there if c.ext("topic") == "t" else NO_ROUTE)
+    assert list(catalog(scripted.address, subscribePattern="t|gone").sweep().bounds) == queues("t", 1)
+    scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, lists[0])
+    with pytest.raises(RouteNotFound, match="gone"):
+        catalog(scripted.address, subscribePattern="t|gone").sweep()
+
+
+def test_a_topic_is_not_deleted_while_a_broker_that_had_it_is_away(two):
+    """The last route did not name that one any more."""
+    name_server, a, b = two
+    name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": a.address}))
+    one = catalog(name_server.address)
+    one.expect(Offsets({A: 5, B: 5}))
+    assert list(one.sweep().bounds) == [A]
+    name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    a.on(Request.GET_TOPIC_STATS_INFO, GONE)
+    for there in ({"broker-a": a}, {"broker-a": a, "broker-b": b}):
+        name_server.on(Request.GET_BROKER_CLUSTER_INFO, cluster(there))
+        assert again(one).deleted == frozenset()
+    b.on(Request.GET_TOPIC_STATS_INFO, GONE)
+    assert again(one).deleted == {"t"}
+
+
+def test_who_answers_at_an_address_that_changed_hands_is_not_believed(two, caplog):
+    """Another broker came up there, as containers do, before the name server forgot the first."""
+    name_server, a, b = two
+    one = catalog(name_server.address)
+    one.expect(Offsets({A: 5, B: 5}))
+    assert set(one.sweep().bounds) == {A, B}
+    a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 900)}))
+    view = again(one)
+    assert view.bounds == {B: QueueBounds(0, 5, 7)}
+    assert "broker 'broker-b' answers where 'broker-a' was" in caplog.text
+    a.on(Request.GET_TOPIC_STATS_INFO, GONE)
+    for hands in ({"broker-b": a}, {"broker-a": a, "broker-b": a}, {"broker-a": b, "broker-b": b}):
+        name_server.on(Request.GET_BROKER_CLUSTER_INFO, cluster(hands))
+        view = again(one)
+        assert (list(view.bounds), view.forgotten) == ([B], frozenset())
+    assert "broker 'broker-a' may have left its address" in caplog.text
+    name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
+    b.on(Request.GET_TOPIC_STATS_INFO, GONE)
+    assert again(one).deleted == frozenset()
+    name_server.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": a, "broker-b": b}))
+    assert again(one).deleted == {"t"}
 
 
 def test_a_topic_of_the_pattern_that_has_positions_and_is_gone_is_deleted(scripted):
     topics = ok(json.dumps({"topicList": ["other"]}).encode())
     scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, topics)
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
+    scripted.on(Request.GET_TOPIC_STATS_INFO, lambda c: ok(STATS) if c.ext("topic") == "other" else GONE)
     there = route(1, {"broker-a": scripted.address})
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: there if c.ext("topic") == "other" else NO_ROUTE)
     one = catalog(scripted.address, subscribePattern="t|other")
@@ -248,11 +355,11 @@ def only(*brokers):
 @pytest.mark.parametrize("kept", ["by the run", "by the checkpoint"])
 def test_an_environment_keeps_its_queues_when_a_broker_leaves_the_route(two, kept):
     name_server, a, b = two
-    one = catalog(name_server.address, environment=1)
+    one = catalog(name_server.address, environment="01")
     assert list(one.sweep().bounds) == [A]
     assert one.environment == {A: 1}
     if kept == "by the checkpoint":
-        one = catalog(name_server.address, environment=1)
+        one = catalog(name_server.address, environment="01")
         one.expect(Offsets({A: 3}, environment={A: 1}))
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("b", b)))
     assert one.sweep().bounds == again(one).bounds == {}  # broker-b's queue is the second environment's
@@ -263,10 +370,14 @@ def test_an_environment_keeps_its_queues_when_a_broker_leaves_the_route(two, kep
 
 def test_a_checkpoint_of_another_environment_is_refused(two):
     one = catalog(two[0].address, environment=2)
-    with pytest.raises(OptionError, match="the checkpoint is of no environment, and this query of environment '2'"):
+    with pytest.raises(
+        CheckpointMismatch, match="the checkpoint is of no environment, and this query of environment '2'"
+    ):
         one.expect(Offsets({A: 3}, environment={A: 1}))
-    with pytest.raises(OptionError, match="the checkpoint is of environment '1', and this query of environment '2'"):
-        one.expect(Offsets({A: 3}, filter={"environment": "1"}))
+    with pytest.raises(
+        CheckpointMismatch, match="the checkpoint is of environment '1', and this query of environment '2'"
+    ):
+        one.expect(Offsets({A: 3}, reads={"environment": "1"}))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.checkpoint import Batch, history, last_batch, read
+from rocketmq_spark.source.checkpoint import Batch, history, last_batch, read, under_way
 from rocketmq_spark.source.files import folder
 from rocketmq_spark.source.offsets import Offsets
 
@@ -35,6 +35,25 @@ def test_the_last_batch_that_is_done_and_that_was_begun(tmp_path: Path) -> None:
         entry(tmp_path, number, ours(number), done=number < 10)
     assert last_batch(folder(str(tmp_path))) == Batch(9, {0: Offsets({Q: 9})})
     assert last_batch(folder(str(tmp_path)), committed=False) == Batch(10, {0: Offsets({Q: 10})})
+
+
+def test_the_batch_that_is_not_done_with_what_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    assert under_way(folder(str(tmp_path))) is None
+    entry(tmp_path, 0, ours(8, start=3), done=False)
+    found = under_way(folder(str(tmp_path)))
+    assert found is not None
+    assert (found.batch.number, found.ranges, found.done_ms) == (0, [OffsetRange(Q, 3, 8)], None)
+    entry(tmp_path, 0, ours(8, start=3))
+    assert under_way(folder(str(tmp_path))) is None
+    entry(tmp_path, 1, ours(9), done=False, begun_ms=77)
+    found = under_way(folder(str(tmp_path)))
+    assert found is not None
+    assert (found.batch.number, found.batch.begun_ms, found.ranges) == (1, 77, [OffsetRange(Q, 8, 9)])
+    (tmp_path / "offsets" / "0").unlink()
+    found = under_way(folder(str(tmp_path)))
+    assert found is not None
+    assert (found.ranges, found.unknown) == ([], [Q])
 
 
 def test_sources_of_others_and_those_without_an_offset_are_left_out(tmp_path: Path) -> None:

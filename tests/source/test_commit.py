@@ -16,6 +16,7 @@ from rocketmq_spark.errors import AccessDenied, GroupNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.source.commit import GroupOffsets
 from tests.mockbroker import Held, MockBroker, never, ok, refuse, route
+from tests.source.scripted import cluster
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
@@ -94,6 +95,65 @@ def test_what_a_broker_refuses_is_told_once_and_sent_again_after_a_pause(scripte
     assert len(lines) == 2
     assert "are committed later: " in lines[0]
     assert lines[1] == "the offsets of group g are committed again"
+
+
+@pytest.mark.parametrize("first", [ok(), refuse(Response.SYSTEM_BUSY, "busy")], ids=["well", "busy"])
+def test_a_group_is_made_only_where_it_lacks_and_one_that_is_busy_is_asked_again(scripted, first):
+    """The other broker knows the group, with settings of an operator."""
+    knows = {Request.GET_CONSUMER_LIST_BY_GROUP: refuse(Response.SYSTEM_ERROR, "no consumer")}
+    made = []
+
+    def make(call):
+        made.append(call)
+        return first if len(made) == 1 else ok()
+
+    def commit(call):
+        well = bool(made) and (first.code == 0 or len(made) > 1)
+        return ok() if well else refuse(Response.SUBSCRIPTION_GROUP_NOT_EXIST, "no group")
+
+    with MockBroker({**knows, Request.UPDATE_CONSUMER_OFFSET: ok()}) as other:
+        scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address, "broker-b": other.address}))
+        scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted, "broker-b": other}))
+        scripted.on(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, make)
+        scripted.on(Request.UPDATE_CONSUMER_OFFSET, commit)
+        now = [100.0]
+        group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: now[0])
+        group_offsets.commit({A: 5, B: 5})
+        now[0] += 60.0
+        group_offsets.commit({A: 6, B: 6})
+        assert stored(scripted)[-1] == ("g", "6")
+        assert stored(other)[-1] == ("g", "6")
+        assert other.seen(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP) == []
+
+
+def test_a_broker_that_is_away_is_one_line_however_often_the_others_store(scripted, caplog):
+    """Those that wait for its pause are not stored by not being sent."""
+    now = [100.0]
+    group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: now[0])
+    away, busy = MessageQueue("t", "broker-a", 1), refuse(Response.SYSTEM_BUSY, "busy")
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, lambda c: ok() if c.command.ext["queueId"] == "0" else busy)
+    for second in range(60):
+        now[0] += 1.0
+        group_offsets.commit({A: second, away: 5})
+    sent = [c.ext["queueId"] for c in scripted.seen(Request.UPDATE_CONSUMER_OFFSET)]
+    assert (sent.count("0"), sent.count("1")) == (60, 6)  # at once, and after 1, 2, 4, 8, 16 and 32 seconds
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+    now[0] += 60.0
+    group_offsets.commit({A: 60, away: 5})
+    said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("the offsets of group")]
+    assert [text.partition(":")[0] for text in said] == [
+        "the offsets of group g are committed later",
+        "the offsets of group g are committed again",
+    ]
+
+
+def test_what_waits_is_forgotten_with_its_queue(scripted, caplog):
+    group_offsets = GroupOffsets(options(scripted.address, group="g"))
+    gone, busy = MessageQueue("t", "broker-a", 1), refuse(Response.SYSTEM_BUSY, "busy")
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, lambda c: ok() if c.command.ext["queueId"] == "0" else busy)
+    group_offsets.commit({A: 1, gone: 5})
+    group_offsets.commit({A: 2})
+    assert caplog.text.count("are committed again") == 1
 
 
 def test_a_reader_with_refused_offsets_still_travels(scripted):

@@ -54,8 +54,9 @@ HAPPENED = {
     "its topic was deleted": (view({}, deleted=["t"]), None, (), {}, ({}, {}, {}), [(10, 10, DELETED)]),
     "its broker forgot it": (view({}, forgotten=[("t", "a")]), None, (), {}, ({}, {}, {}), [(10, 10, DELETED)]),
     "another broker forgot": (view({}, forgotten=[("t", "b")]), None, (), {}, None, []),
-    "it is not read, unread": (view({}), None, (), {A: 15}, ({A: 15}, {A: 15}, {A: 700}), [(10, 15, GONE)]),
+    "it is not read, unread": (view({}), None, (), {A: 15}, ({A: 15}, {A: 15}, {}), [(10, 15, GONE)]),
     "it is not read, finished": (view({}), None, (), {A: 10}, None, []),
+    "it went back in a run that ends": (view({A: (0, 4)}), {A: 20}, (), {}, ({A: 0}, {A: 0}, {}), [(4, 20, WENT_BACK)]),
     "it shrank in a run that ends": (view({A: (0, 12)}), {A: 20}, (), {}, None, [(12, 20, WENT_BACK)]),
     "a slave has less in such a run": (view({A: (0, 12)}, orphans=["a"]), {A: 20}, (), {}, None, []),
     "it is as it was in such a run": (view({A: (0, 30)}), {A: 20}, (), {}, None, []),
@@ -65,14 +66,14 @@ HAPPENED = {
 @pytest.mark.parametrize("what", HAPPENED)
 def test_what_happened_to_a_queue(what):
     seen, frozen, remade, hidden, expected, lost = HAPPENED[what]
-    begin = replace(AT_10, filter={"tags": "x"})
+    begin = replace(AT_10, reads={"tags": "x"})
     after, losses = decisions.moved(begin, seen, frozen, remade, hidden)
     assert losses == [(OffsetRange(A, start, end), cause) for start, end, cause in lost]
     if expected is None:
         assert after is begin
     else:
         assert (after.positions, after.start, after.marks) == expected
-        assert after.filter == begin.filter
+        assert after.reads == begin.reads
 
 
 def test_losses_of_several_queues_are_told_in_one_go_and_the_others_stay():
@@ -118,27 +119,27 @@ def test_a_position_only_moves_where_a_loss_is_told(moment):
     assert (after is begin) == (after.positions.keys() == begin.positions.keys() and not after.start)
     assert all(0 <= part.start <= part.end for part, _ in losses)
     # Planned from there, nothing of it is told again.
-    again, more = decisions.moved(after, seen, decisions.lowered(begin, seen, frozen), (), hidden)
-    shrunk = decisions.shrunk(after, seen, decisions.lowered(begin, seen, frozen))
-    assert again is after
-    assert more == [(part, WENT_BACK) for part in shrunk]
-    assert not {part.queue for part in shrunk} & {part.queue for part in decisions.shrunk(begin, seen, frozen)}
+    left = None if frozen is None else decisions.lowered(seen, frozen)
+    assert decisions.moved(after, seen, left, (), hidden) == (after, [])
 
 
 # --- a run that reads what is there and ends
 
 
 @pytest.mark.parametrize(
-    ("frozen", "position", "bounds", "expected"),
+    ("frozen", "bounds", "expected"),
     [
-        (None, 10, (0, 12), None),
-        ({A: 20}, 10, (0, 12), {A: 12}),
-        ({A: 20}, 10, (0, 20), {A: 20}),
-        ({A: 20}, 13, (0, 12), {A: 20}),  # the position itself went back, which is told as that
+        ({A: 20}, {A: (0, 12)}, {A: 12}),
+        ({A: 20}, {A: (0, 30)}, {A: 20}),
+        ({A: 20}, {}, {A: 20}),
     ],
 )
-def test_ends_that_went_back_are_lowered(frozen, position, bounds, expected):
-    assert decisions.lowered(Offsets({A: position}), view({A: bounds}), frozen) == expected
+def test_ends_that_went_back_are_lowered(frozen, bounds, expected):
+    assert decisions.lowered(view(bounds), frozen) == expected
+
+
+def test_a_slave_lowers_no_end():
+    assert decisions.lowered(view({A: (0, 12)}, orphans=["a"]), {A: 20}) == {A: 20}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,13 @@ def test_a_slave_is_read_where_it_goes_on(bounds, newest_ms, believed):
     seen = view({A: bounds}, newest_ms, orphans=["a"])
     assert set(decisions.trusted(AT_10, seen).bounds) == ({A} if believed else set())
     assert decisions.trusted(Offsets({}), seen).bounds == {}, "of a new queue only the master knows the beginning"
+
+
+def test_what_a_silent_broker_said_before_is_not_planned():
+    seen = view({A: (0, 20), B: (0, 30)}, silent=["b"])
+    assert decisions.heard(seen).bounds == {A: seen.bounds[A]}
+    told = view({A: (0, 20), B: (0, 30)})
+    assert decisions.heard(told) is told
 
 
 def test_masters_are_believed():
@@ -236,5 +244,19 @@ def test_a_slave_does_not_say_what_is_lost():
 
 def test_ranges_of_topics_that_were_made_again_mean_other_messages():
     ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9)]
-    assert decisions.of_same_topics(ranges, {A}) == ([ranges[1]], [(ranges[0], WENT_BACK)])
-    assert decisions.of_same_topics(ranges, set()) == (ranges, [])
+    seen = view({A: (0, 30), B: (0, 9)})
+    assert decisions.of_same_topics(ranges, seen, [A]) == ([ranges[1]], [(ranges[0], WENT_BACK)])
+    assert decisions.of_same_topics(ranges, seen, []) == (ranges, [])
+
+
+def test_ranges_beyond_the_end_of_their_queue_are_read_by_the_next_batch():
+    """It goes on at the start of such a queue: what was read here would come twice."""
+    ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9), OffsetRange(C, 0, 1)]
+    seen = view({A: (0, 8), B: (0, 8)}, orphans=["b"])
+    assert decisions.of_same_topics(ranges, seen, []) == (ranges[1:], [(ranges[0], WENT_BACK)])
+
+
+def test_what_was_logged_ends_at_its_marks():
+    ranges = [OffsetRange(A, 0, 9), OffsetRange(C, 0, 1)]
+    end = Offsets({A: 9, B: 7, C: 1}, marks={A: 700, B: 800})
+    assert decisions.logged(ranges, end, view({A: (0, 30), B: (0, 9)})) == Offsets({A: 9}, marks={A: 700, B: 800})

@@ -23,6 +23,8 @@ BOUNDS = QueueBounds(5, 10, 0)
         (None, BOUNDS, {}, (State.NEW, 5)),
         (7, None, {}, (State.GONE, None)),
         (7, None, {"away": {"broker-a"}}, (State.AWAY, None)),
+        (7, None, {"away": {"broker-a"}, "unregistered": {"broker-a"}}, (State.UNREGISTERED, None)),
+        (7, BOUNDS, {"unregistered": {"broker-a"}}, (State.BEHIND, 3)),
     ],
 )
 def test_one_queue(position, bounds, how, expected) -> None:
@@ -36,3 +38,4 @@ def test_all_queues_of_both_sides_in_order_and_which_of_them_lost_nothing() -> N
     later = Q._replace(queue_id=1)
     assert [one.queue for one in drift({later: 1}, {Q: BOUNDS})] == [Q, later]
     assert {state for state in State if state.lossless} == {State.READ, State.BEHIND, State.NEW}
+    assert {state for state in State if state.waits} == {State.AWAY, State.UNREGISTERED}

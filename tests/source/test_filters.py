@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import OptionError, RouteNotFound
+from rocketmq_spark.errors import CheckpointMismatch, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, BrokerData, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.source import filters
 from rocketmq_spark.source.offsets import Offsets
@@ -55,9 +57,11 @@ def test_tags_that_are_fine(tags):
 
 
 def test_offsets_remember_the_filter():
-    assert filters.recorded(options()) == filters.recorded(options(tags="*")) == {}
-    assert filters.recorded(options(tags="a || b")) == {"tags": "a || b"}
-    assert filters.recorded(options(sql='{"t":"x > 5"}')) == {"sql": {"t": "x > 5"}}
+    assert filters.recorded(options()) == filters.recorded(options(tags="*")) == {"namespace": ""}
+    assert filters.recorded(options(tags="a || b", namespace="n")) == {"namespace": "n", "tags": "a || b"}
+    assert filters.recorded(options(sql='{"t":"x > 5"}')) == {"namespace": "", "sql": {"t": "x > 5"}}
+    assert filters.filter_of({"namespace": "n", "environment": "e", "tags": "a"}) == {"tags": "a"}
+    assert filters.filter_of({"sql": "x > 5"}) == {"sql": "x > 5"}
 
 
 def validate(broker_cluster, topic, sql):
@@ -150,14 +154,33 @@ def test_a_topic_without_read_permission():
         (None, A0, "the route does not name its broker"),
         (route(), B0, "the route does not name its broker"),
         (route(perm=2), A0, "no read permission"),
-        (route(read=1), A1, "its broker does not read it any more"),
+        (route(read=1), A1, "the route says that its broker does not read it any more"),
         (route(addresses={1: "h:3"}), A0, "its master is down, and the slave lacks messages"),
         (route(), A0, "its broker does not answer, or the options do not choose it"),
     ],
 )
 def test_why_a_queue_is_absent(known, queue, reason):
     assert filters.why_absent(known, queue) == reason
-    assert filters.is_hidden(known, queue) == (reason == "its broker does not read it any more")
+    assert filters.is_hidden(known, queue) == (reason == "the route says that its broker does not read it any more")
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "refused"),
+    [
+        (["east"], ["west"], True),
+        (["east"], ["east", "west"], False),
+        (["east"], [], False),  # a server that does not say it
+        (None, ["west"], False),  # an older checkpoint
+        ("east", ["west"], False),
+    ],
+)
+def test_a_checkpoint_of_another_cluster(was, now, refused, caplog):
+    begin = Offsets({QUEUE: 1}, reads={} if was is None else {"clusters": was})
+    filters.check_clusters(options(failOnDataLoss="warn"), begin, now)
+    text = "the checkpoint is of cluster east, and this query of cluster west"
+    assert (text in caplog.text) == refused
+    with pytest.raises(CheckpointMismatch, match=text) if refused else nullcontext():
+        filters.check_clusters(options(), begin, now)
 
 
 class Answers:
@@ -180,12 +203,42 @@ QUEUE, OTHER, DEAD = (MessageQueue(topic, "broker-a", number) for topic, number 
 
 @pytest.mark.parametrize(
     ("given", "record"),
-    [(NAMED, {"environment": "dev"}), (SUFFIX, {"environment": "dev", "environmentMode": "suffix"})],
+    [
+        (NAMED, {"environment": "dev", "environments": ["*:0"]}),
+        ({"environment": "2", "environments": "3"}, {"environment": "2", "environments": 3}),
+        ({"environment": "2"}, {"environment": "2"}),
+        (SUFFIX, {"environment": "dev", "environmentMode": "suffix"}),
+    ],
 )
 def test_offsets_remember_the_environment(given, record):
     found = options(**given)
-    assert filters.recorded(found) == record
-    filters.check_environment(found, Offsets({OTHER: 1}, filter=record))
+    assert filters.recorded(found) == {"namespace": "", **record}
+    filters.check_checkpoint(found, Offsets({OTHER: 1}, reads=record))
+
+
+@pytest.mark.parametrize(
+    ("given", "begin", "problem"),
+    [
+        ({"environments": "4"}, Offsets({OTHER: 1}, reads={"environment": "2", "environments": 2}), "'2' of 2, and"),
+        ({"environments": "2"}, Offsets({QUEUE: 1}, reads={"environment": "2"}), "by its number alone, and"),
+        ({}, Offsets({OTHER: 1}, reads={"environment": "2", "environments": 2}), "of environment '2' by its number"),
+        (
+            {"environments": '{"2": [1, 2]}'},
+            Offsets({OTHER: 1}, reads={"environment": "2", "environments": ["*:1"]}),
+            r"with the queues \*:1, and this query of environment '2' with the queues \*:1, \*:2",
+        ),
+        ({"environments": "2"}, Offsets({OTHER: 1}, reads={"environment": "2"}), None),  # as it was written before
+        (
+            {"environments": '{"2": [1], "9": [9]}'},
+            Offsets({OTHER: 1}, reads={"environment": "2", "environments": ["*:1"]}),
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_another_layout_is_refused(given, begin, problem):
+    """It would leave queues unread, and read those of others."""
+    with nullcontext() if problem is None else pytest.raises(CheckpointMismatch, match=problem):
+        filters.check_checkpoint(options(environment="2", **given), begin)
 
 
 @pytest.mark.parametrize(
@@ -193,28 +246,32 @@ def test_offsets_remember_the_environment(given, record):
     [
         (
             {},
-            Offsets({QUEUE: 1}, filter={"environment": "dev"}),
+            Offsets({QUEUE: 1}, reads={"environment": "dev"}),
             "of environment 'dev', and this query of no environment",
         ),
         (
             NAMED,
-            Offsets({QUEUE: 1}, filter={"environment": "test"}),
+            Offsets({QUEUE: 1}, reads={"environment": "test"}),
             "of environment 'test', and this query of env",
         ),
         (NAMED, Offsets({QUEUE: 1, OTHER: 1}), "of no environment, and this query of environment 'dev'"),
-        ({"environment": "1"}, Offsets({QUEUE: 1}), "of no environment, and this query of environment '1'"),
+        (
+            {"environment": "1"},
+            Offsets({QUEUE: 1}, reads={"namespace": ""}),
+            "of no environment, and this query of environment '1'",
+        ),
         ({"environment": "1"}, Offsets({QUEUE: 1}, environment={QUEUE: 2}), "and this query of environment '1'"),
         (SUFFIX, Offsets({QUEUE: 1}), "and this query of environment 'dev' with 'suffix'"),
         (
             NAMED,
-            Offsets({QUEUE: 1}, filter=filters.recorded(options(**SUFFIX))),
+            Offsets({QUEUE: 1}, reads=filters.recorded(options(**SUFFIX))),
             "of environment 'dev' with 'suffix', and",
         ),
     ],
 )
 def test_a_checkpoint_of_another_environment_is_refused(given, offsets, problem):
-    with pytest.raises(OptionError, match=problem):
-        filters.check_environment(options(**given), offsets)
+    with pytest.raises(CheckpointMismatch, match=problem):
+        filters.check_checkpoint(options(**given), offsets)
 
 
 @pytest.mark.parametrize(
@@ -227,4 +284,99 @@ def test_a_checkpoint_of_another_environment_is_refused(given, offsets, problem)
     ],
 )
 def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
-    filters.check_environment(options(**given), offsets)
+    filters.check_checkpoint(options(**given), offsets)
+
+
+@pytest.mark.parametrize(
+    ("begin", "owned", "problem"),
+    [
+        (Offsets({QUEUE: 1, DEAD: 2}), {QUEUE, DEAD}, None),
+        (Offsets({QUEUE: 1}, reads={"tags": "a"}), {QUEUE, MessageQueue("u", "broker-a", 5)}, None),
+        (Offsets({}), {QUEUE}, None),
+        (Offsets({OTHER: 1}), {QUEUE}, "is of t/broker-a/1; this query of environment '1' reads t/broker-a/0"),
+        (
+            Offsets({QUEUE: 1, OTHER: 1}),
+            {QUEUE},
+            "is of t/broker-a/0, t/broker-a/1; this query of environment '1' reads t/",
+        ),
+        (Offsets({QUEUE: 1}), set(), "reads none of these topics"),
+        (Offsets({OTHER: 1}, environment={OTHER: 1}), {QUEUE}, None),  # what is written down was compared before
+        (Offsets({OTHER: 1}, reads={"namespace": ""}), {QUEUE}, None),
+    ],
+)
+def test_positions_of_a_version_without_environments_are_compared_by_their_queues(begin, owned, problem):
+    found = options(environment="1")
+    if _older(begin):
+        filters.check_checkpoint(found, begin)
+    if problem is None:
+        filters.check_owned(found, begin, owned)
+        filters.check_owned(options(), begin, set())
+        return
+    with pytest.raises(CheckpointMismatch, match=problem):
+        filters.check_owned(found, begin, owned)
+
+
+def _older(begin):
+    return not begin.environment and "namespace" not in begin.reads
+
+
+HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
+
+
+@pytest.mark.parametrize(
+    ("given", "record", "problem"),
+    [
+        (
+            {},
+            HERE,
+            "is of namespace 'here', and this query of no namespace. Start it with option 'namespace' as before",
+        ),
+        (THERE, HERE, "is of namespace 'here', and this query of namespace 'there'"),
+        (HERE, {"namespace": ""}, "is of no namespace, and this query of namespace 'here'"),
+        (
+            {**HERE, **NAMED},
+            {"namespace": "", "environment": "test"},
+            "is of no namespace and environment 'test', and this query of namespace 'here' and environment 'dev'. "
+            r"Start it with option 'namespace' and option 'environment' \(or variable ROCKETMQ_ENVIRONMENT\) as before, "
+            "or with a new checkpointLocation",
+        ),
+    ],
+)
+@pytest.mark.parametrize("policy", ["fail", "warn"])
+def test_a_checkpoint_of_another_namespace_is_refused(given, record, problem, policy):
+    """Its positions mean nothing there, whatever the user says of losses."""
+    with pytest.raises(CheckpointMismatch, match=problem):
+        filters.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({QUEUE: 1}, reads=record))
+
+
+@pytest.mark.parametrize(("given", "record"), [(HERE, HERE), (HERE, {}), ({}, {"tags": "a"}), ({"tags": "a"}, {})])
+def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_is_taken(given, record):
+    filters.check_checkpoint(options(**given), Offsets({QUEUE: 1}, reads=record))
+    filters.check_checkpoint(options(**given), Offsets({}, reads=THERE))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"subscribe": "v,w"}, "topics v, w"),
+        ({"subscribe": "v"}, "topic v"),
+        ({"assign": '{"v":{"broker-a":[0]}}'}, "topic v"),
+        ({"subscribePattern": "v.*"}, "topics that match 'v.*'"),
+    ],
+)
+def test_a_checkpoint_of_other_topics_is_refused_unless_losses_are_allowed(given, named):
+    found = Offsets({MessageQueue(topic, "broker-a", 0): 1 for topic in "tu"})
+    with pytest.raises(CheckpointMismatch) as caught:
+        filters.check_checkpoint(meaning(**given), found)
+    assert f"the checkpoint is of topics t, u, and this query of {named}. Start it with a new" in str(caught.value)
+    assert "option 'failOnDataLoss' as 'warn'" in str(caught.value)
+    filters.check_checkpoint(meaning(**given, failOnDataLoss="warn"), found)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"subscribe": "v,u"}, {"assign": '{"v":{"broker-a":[0]},"u":{"broker-b":[1]}}'}, {"subscribePattern": "u|v"}],
+)
+def test_one_topic_in_common_is_enough(given):
+    """The others are left, or come anew."""
+    filters.check_checkpoint(meaning(**given), Offsets({MessageQueue(t, "broker-a", 0): 1 for t in "tu"}))

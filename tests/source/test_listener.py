@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
+from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import ConnectionLost, OptionError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.source import filters
 from rocketmq_spark.source.listener import GroupOffsetListener
+from tests.mockbroker import MockBroker, ok, route
 
 END = '{"topics":{"t":{"b":{"0":5}},"u":{"b":{"0":7}}},"v":1}'
 T, U = MessageQueue("t", "b", 0), MessageQueue("u", "b", 0)
 
 
-def progress(*ends):
-    return SimpleNamespace(progress=SimpleNamespace(sources=[SimpleNamespace(endOffset=end) for end in ends]))
+def progress(*ends, run=1):
+    sources = [SimpleNamespace(endOffset=end) for end in ends]
+    return SimpleNamespace(progress=SimpleNamespace(sources=sources, runId=run))
 
 
 @pytest.fixture
@@ -23,7 +28,7 @@ def listening(monkeypatch):
     def made(**options):
         listener = GroupOffsetListener(name_server="h:1", group="g", **options)
         committed = []
-        monkeypatch.setattr(listener._group_offsets, "commit", committed.append)
+        monkeypatch.setattr(listener._group_offsets, "commit", lambda positions, _: committed.append(positions))
         return listener, committed
 
     return made
@@ -46,6 +51,40 @@ def test_only_the_topics_that_are_named(listening):
     assert committed == [{U: 7}]
 
 
+@pytest.mark.parametrize(
+    ("given", "theirs"),
+    [
+        ({}, {"namespace": "n"}),
+        ({"namespace": "n"}, {"namespace": ""}),
+        ({}, {"namespace": "", "environment": "dev"}),
+        ({"environment": "1", "environments": "2"}, {"namespace": "", "environment": "2", "environments": 2}),
+    ],
+)
+def test_queues_of_another_namespace_or_environment_are_left_alone(listening, given, theirs):
+    """They have the same names there."""
+    listener, committed = listening(**given)
+    mine = filters.recorded(listener._options)
+    listener.onQueryProgress(progress(*(json.dumps({**json.loads(END), "reads": reads}) for reads in (theirs, mine))))
+    assert committed == [{T: 5, U: 7}]
+
+
+@pytest.mark.parametrize("theirs", [None, [], ["c"], ["c", "other"], ["other"]])
+def test_queues_of_another_cluster_are_left_alone(theirs, caplog):
+    """Two clusters may have topics and brokers of the same names. Older positions do not say of which they are."""
+    reads = {} if theirs is None else {"reads": {"namespace": "", "clusters": theirs}}
+    handler = {
+        Request.UPDATE_CONSUMER_OFFSET: lambda call: ok(),
+        Request.GET_CONSUMER_LIST_BY_GROUP: lambda call: ok(b"{}"),
+    }
+    with MockBroker(handler) as broker, caplog.at_level("INFO"):
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"b": broker.address}))
+        listener = GroupOffsetListener(name_server=broker.address, group="g")
+        listener.onQueryProgress(progress(json.dumps({**json.loads(END), **reads})))
+        stored = [call.ext["topic"] for call in broker.seen(Request.UPDATE_CONSUMER_OFFSET)]
+    assert sorted(stored) == ([] if theirs == ["other"] else ["t", "u"])
+    assert ("is of cluster" in caplog.text) == (theirs == ["other"])
+
+
 @pytest.mark.parametrize("other", ["17", "null", '{"kafka":{"0":5}}', None, '{"topics":7}'])
 def test_other_formats_are_left_alone(listening, other):
     listener, committed = listening()
@@ -56,7 +95,7 @@ def test_other_formats_are_left_alone(listening, other):
 def test_a_query_does_not_suffer_from_a_broker(listening, monkeypatch, caplog):
     listener, _ = listening()
 
-    def refuse(positions):
+    def refuse(positions, clusters):
         raise ConnectionLost("no broker")
 
     monkeypatch.setattr(listener._group_offsets, "commit", refuse)
@@ -64,8 +103,22 @@ def test_a_query_does_not_suffer_from_a_broker(listening, monkeypatch, caplog):
     assert "the offsets of a finished batch are not committed" in caplog.text
 
 
+def test_what_a_broker_did_not_take_is_sent_again_while_the_query_is_idle(listening, monkeypatch):
+    listener, committed = listening()
+    monkeypatch.setattr(listener._group_offsets, "commit", lambda *_: None)  # later, it says
+    listener.onQueryProgress(progress(END, run=1))
+    monkeypatch.setattr(listener._group_offsets, "commit", lambda positions, _: committed.append(positions))
+    listener.onQueryIdle(SimpleNamespace(runId=2))
+    assert committed == []
+    listener.onQueryIdle(SimpleNamespace(runId=1))
+    assert committed == [{T: 5, U: 7}]
+    listener.onQueryTerminated(SimpleNamespace(runId=1))
+    listener.onQueryIdle(SimpleNamespace(runId=1))
+    assert len(committed) == 1
+
+
 def test_nothing_else_matters(listening):
     listener, committed = listening()
     for call in (listener.onQueryStarted, listener.onQueryIdle, listener.onQueryTerminated):
-        call(SimpleNamespace())
+        call(SimpleNamespace(runId=1))
     assert committed == []

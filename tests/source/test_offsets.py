@@ -36,7 +36,7 @@ def test_the_text_of_the_contract():
 
 def test_all_parts_in_order():
     offsets = Offsets({queue(0): 5}, {queue(0): 1}, {queue(0): 1700}, {"tags": "a || b"}, {queue(0): 2})
-    assert list(offsets.to_json()) == ["environment", "filter", "marks", "start", "topics", "v"]
+    assert list(offsets.to_json()) == ["environment", "marks", "reads", "start", "topics", "v"]
 
 
 def test_queues_are_sorted_as_numbers():
@@ -62,7 +62,7 @@ def test_equal_offsets_are_equal_texts(offsets, random):
         random.shuffle(items)
         return dict(items)
 
-    parts = (offsets.positions, offsets.start, offsets.marks, offsets.filter, offsets.environment)
+    parts = (offsets.positions, offsets.start, offsets.marks, offsets.reads, offsets.environment)
     again = Offsets(*(shuffled(part) for part in parts))
     assert canonical(again.to_json()) == canonical(offsets.to_json())
 
@@ -87,6 +87,17 @@ def test_what_a_person_may_leave_out():
         ({"topics": {"t": {"b": {"0": True}}}}, "t/b/0: True is not an offset"),
         ({"topics": {"t": {"b": {"x": 7}}}}, "t/b/x: 7 is not an offset"),
         ({"topics": {"t": {"b": {"²": 7}}}}, "t/b/²: 7 is not an offset"),
+        ({"topics": {"t": {"b": {"00": 7}}}}, "t/b/00: 7 is not an offset"),
+        ({"topics": {"t": {"b": {"07": 7, "7": 5}}}}, "t/b/07: 7 is not an offset"),
+        ({"topics": {"t": {"b": {"": 7}}}}, "t/b/: 7 is not an offset"),
+        ({"topics": {"t": {"b": {"9" * 5000: 7}}}}, "9: 7 is not an offset"),
+        ({"topics": {}, "v": 0}, "the offset has version 0; this package reads version 1"),
+        ({"topics": {}, "v": -1}, "the offset has version -1;"),
+        ({"topics": {}, "v": True}, "the offset has version True;"),
+        ({"topics": {}, "v": 1.0}, "the offset has version 1.0;"),
+        ({"topics": {}, "v": "1"}, "the offset has version '1';"),
+        ({"topics": {}, "v": None}, "the offset has version None;"),
+        ({"topics": {}, "reads": "tags"}, "reads: 'tags' is not a JSON object"),
         ({"topics": {}, "start": {"t": {"b": {"0": 1.5}}}}, "t/b/0: 1.5 is not an offset"),
     ],
 )
@@ -97,7 +108,12 @@ def test_what_cannot_be_read(given, problem):
     assert '{"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}' in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [VERSION + 1, "1", None])
-def test_a_newer_version_says_so(version):
-    with pytest.raises(OffsetError, match=r"reads versions up to 1.*newer rocketmq-spark"):
-        Offsets.from_json({"topics": {}, "v": version})
+def test_what_is_read_as_older_versions_wrote_it():
+    text = '{"filter":{"environment":"dev","tags":"a"},"topics":{"orders":{"broker-a":{"0":3}}},"v":1}'
+    assert Offsets.from_json(text).reads == {"environment": "dev", "tags": "a"}
+    assert Offsets.from_json('{"topics":{},"v":1}').reads == {}
+
+
+def test_a_newer_version_says_so():
+    with pytest.raises(OffsetError, match=r"has version 2; this package reads version 1.*newer rocketmq-spark"):
+        Offsets.from_json({"topics": {}, "v": VERSION + 1})

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
+from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.clock import Clock
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from tests.mockbroker import MockBroker, close, eventually, ok, refuse, topic_config
+from rocketmq_spark.source.planner import Wanted
+from rocketmq_spark.source.stream import Stream
+from tests.mockbroker import MockBroker, close, eventually, never, ok, refuse, topic_config
 from tests.reading import Run, plan, positions, ranges_of, read
-from tests.source.scripted import route, stats
+from tests.source.scripted import cluster, route, stats
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 QUICK = {"subscribe": "t", "numRetries": 0, "retryInterval": "10ms", "requestTimeout": "5s"}
@@ -30,10 +35,19 @@ def scripted():
     session.close_all()
 
 
-def master_gone(broker, low, high):
-    """Only a slave is left, which has these offsets."""
-    broker.on(ROUTE, route({"broker-a": {1: broker.address}}))
-    broker.on(STATS, stats({A: (low, high)}))
+@pytest.fixture(params=["a slave", "a slave that acts as master"])
+def master_gone(request):
+    """Lets only a slave be left, which has these offsets."""
+
+    def gone(broker, low, high):
+        if request.param == "a slave":
+            broker.on(ROUTE, route({"broker-a": {1: broker.address}}))
+        else:  # supportActingMaster: the name server gives it the id of the master, and no write permission
+            broker.on(ROUTE, route({"broker-a": {0: broker.address}}, perm=4, acting=True))
+            broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": broker}, 1))
+        broker.on(STATS, stats({A: (low, high)}))
+
+    return gone
 
 
 def log(position, **more):
@@ -44,7 +58,7 @@ def log(position, **more):
 # --- only a master says what is lost
 
 
-def test_a_slave_s_minimum_is_no_retention(scripted, caplog):
+def test_a_slave_s_minimum_is_no_retention(master_gone, scripted, caplog):
     master_gone(scripted, 9, 20)
     run = Run(scripted.address, log(6), failOnDataLoss="warn", **QUICK)
     (task,) = run.plan(log(15))
@@ -56,7 +70,7 @@ def test_a_slave_s_minimum_is_no_retention(scripted, caplog):
 
 
 @pytest.mark.parametrize("begin", [lambda mq, **o: Run(mq, startingOffsets="earliest", **o), read])
-def test_what_begins_while_only_a_slave_lives_waits_for_its_master(scripted, begin):
+def test_what_begins_while_only_a_slave_lives_waits_for_its_master(master_gone, scripted, begin):
     master_gone(scripted, 9, 12)
     with pytest.raises(BrokerNotFound) as caught:
         begin(scripted.address, readDeadline="50ms", **QUICK)
@@ -71,8 +85,19 @@ def test_a_start_goes_on_when_the_master_is_there(scripted):
     assert run.positions == {A: 5}
 
 
+def test_a_master_of_a_topic_that_may_not_be_written_to_is_one(scripted):
+    """Where slaves may act for masters, its route looks like that of a slave that does."""
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, perm=4, acting=True))
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
+    run = Run(scripted.address, log(6), failOnDataLoss="warn", **QUICK)
+    scripted.on(STATS, stats({A: (9, 20)}))
+    (task,) = Run(scripted.address, log(6), failOnDataLoss="warn", **QUICK).plan(log(15))
+    assert ranges_of([task]) == [[OffsetRange(A, 9, 15)]]
+    assert run.positions == {A: 6}
+
+
 @pytest.mark.parametrize(("newest_ms", "end"), [(99, 12), (100, 18)])
-def test_a_slave_whose_index_is_of_a_topic_that_was_made_again_is_not_believed(scripted, newest_ms, end):
+def test_a_slave_whose_index_is_of_a_topic_that_was_made_again_is_not_believed(master_gone, scripted, newest_ms, end):
     """What it offers as new is older than what was read."""
     run = Run(scripted.address, log(12, marks={"t": {"broker-a": {"0": 100}}}), routeRefresh=0, **QUICK)
     master_gone(scripted, 0, 18)
@@ -93,7 +118,7 @@ def test_a_queue_that_only_a_slave_tells_of_begins_when_its_master_does(scripted
     assert json.loads(run.latest())["start"]["t"]["broker-b"] == {"0": 2}
 
 
-def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(scripted, caplog):
+def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(master_gone, scripted, caplog):
     run = Run(scripted.address, log(6), available_now=True, readDeadline="50ms", routeRefresh=0, **QUICK)
     master_gone(scripted, 5, 10)
     eventually(lambda: positions(run.latest()) == {A: 10})  # as far as the slave has it
@@ -103,6 +128,25 @@ def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(scripted, caplo
     ):
         eventually(lambda: run.latest() != log(10))
     assert "cannot be read any more" not in caplog.text
+
+
+def test_a_broker_that_hangs_is_left_out_of_a_batch(scripted):
+    """A batch with its queues would wait for it, and the others' messages with that batch."""
+    with MockBroker({STATS: stats({B: (0, 100)})}) as hanging:
+        scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {0: hanging.address}}))
+        run = Run(scripted.address, startingOffsets="earliest", maxOffsetsPerTrigger=20, **QUICK)
+        run.offset = run.ahead()
+        before = run.positions
+        assert 0 < before[B] < 100
+        hanging.on(STATS, never)
+        scripted.on(STATS, stats({A: (5, 30)}))
+        eventually(lambda: positions(run.latest())[B] == before[B])  # it was heard a moment ago
+        while run.positions[A] < 30:
+            run.offset = run.ahead()
+            assert run.positions[B] == before[B]
+        hanging.on(STATS, stats({B: (0, 100)}))
+        hanging.drop()
+        eventually(lambda: positions(run.latest())[B] > before[B])
 
 
 # --- what a stream tells of itself
@@ -139,6 +183,31 @@ def test_a_report_asks_brokers_nothing_that_a_plan_does_not_ask(scripted):
     for _ in range(3):
         assert run.reader.reportLatestOffset()["lag"] == 0
     assert {command.code for command in scripted.requests[before:]} <= {STATS}
+
+
+def test_a_stream_that_waits_for_more_messages_rests_between_its_questions(scripted):
+    """Whatever comes meanwhile: each message is a new answer of the broker, and no reason to ask again at once."""
+    ends, slept = itertools.count(20), []
+    scripted.on(STATS, lambda call: stats({A: (5, next(ends))}))
+    given = {"nameServer": scripted.address, "startingOffsets": "earliest", "maxTriggerDelay": "1h", **QUICK}
+    options = options_table.parse(given).for_role("stream source")
+    stream = Stream(options, Clock(sleep=slept.append))
+    begin, wanted = stream.initialOffset(), Wanted(min_offsets=1000)
+    for _ in range(20):
+        assert stream.latestOffset(begin, wanted) is begin
+    assert slept == [0.1] * 19
+    assert stream.latestOffset(begin, Wanted()) is not begin
+
+
+def test_without_a_sample_a_batch_is_small_and_one_line_says_why(scripted, caplog):
+    """The broker tells offsets, and then nothing more."""
+    scripted.on(STATS, stats({A: (0, 50_000_000)}))
+    scripted.on(Request.PULL_MESSAGE, refuse(Response.SYSTEM_BUSY, "busy"))
+    run = Run(scripted.address, startingOffsets="earliest", maxBytesPerTrigger="64m", **QUICK)
+    for end in (16, 32):
+        run.offset = run.latest()
+        assert run.positions == {A: end}
+    assert caplog.text.count("'maxBytesPerTrigger' is 67108864, but no broker gave a sample") == 1
 
 
 # --- starts
@@ -211,6 +280,16 @@ def test_what_stays_away_is_named_by_its_first_cause(scripted):
         Run(scripted.address, log(6), readDeadline="300ms", **QUICK).latest()
 
 
+def test_a_batch_that_was_not_finished_waits_for_its_broker_and_then_says_what_to_do(scripted):
+    scripted.on(STATS, close)
+    with pytest.raises(ConnectionLost) as caught:
+        Run(scripted.address, log(6), readDeadline="300ms", **QUICK).plan(log(15))
+    text = str(caught.value)
+    assert "topic t, queue t/broker-a/0" in text
+    assert "Nothing is lost: start its broker" in text
+    assert "rocketmq-spark checkpoint rewind" in text
+
+
 def test_an_environment_goes_on_with_its_queue_after_a_restart_in_an_outage(scripted):
     both = {"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}}
     scripted.on(ROUTE, route(both))
@@ -226,6 +305,25 @@ def test_an_environment_goes_on_with_its_queue_after_a_restart_in_an_outage(scri
     session.close_all()
     with pytest.raises(OptionError, match="option 'environment' is 2; expected a whole number from 1 to 1"):
         Run(scripted.address, startingOffsets="earliest", environment=2, **QUICK)
+
+
+@pytest.mark.parametrize("logged", ["finished", "batch 0"])
+def test_a_run_to_the_end_takes_no_queue_of_another_environment_over_in_an_outage(scripted, logged):
+    """Spark says what is to be read before it says where the query stood."""
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}}))
+    scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
+    run = Run(scripted.address, startingOffsets="earliest", environment=1, **QUICK)
+    end = run.ahead()
+    scripted.on(ROUTE, route({"broker-b": {0: scripted.address}}))
+    session.close_all()
+    again = Run(scripted.address, end if logged == "finished" else None, available_now=True,
+                startingOffsets="earliest", environment=1, **QUICK)  # fmt: skip
+    if logged == "batch 0":
+        assert ranges_of(again.plan(end)) == [[OffsetRange(A, 5, 20)]]
+        again.offset = end
+    for _ in range(2):
+        assert positions(again.latest()) == {A: 20}
+        assert json.loads(again.latest())["environment"] == {"t": {"broker-a": {"0": 1}}}
 
 
 # --- what is said

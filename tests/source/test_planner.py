@@ -124,8 +124,17 @@ def test_positions_before_the_minimum_are_lifted():
 
 def test_marks_are_of_queues_that_were_read():
     now = {A: QueueBounds(0, 9, 1000), B: QueueBounds(0, 9, 900), C: QueueBounds(0, 0, 0)}
-    assert planner.marks({A: 5, B: 9, C: 0}, {B: 950}, now) == {A: 1000, B: 950}
-    assert planner.marks({A: 5, B: 0}, {A: 700}, {}) == {A: 700}
+    assert planner.marks({A: 5, B: 9, C: 0}, Offsets({}, marks={B: 950}), now) == {A: 1000, B: 900}
+    assert planner.marks({B: 8}, Offsets({}, marks={B: 950}), now) == {B: 950}
+    assert planner.marks({A: 5, B: 0}, Offsets({}, marks={A: 700}), {}) == {A: 700}
+
+
+@pytest.mark.parametrize(("position", "low", "kept"), [(5, 0, True), (7, 0, False), (7, 7, True)])
+@pytest.mark.parametrize("untold", [0, -1])
+def test_a_mark_ends_where_younger_messages_were_read_that_nobody_dates(position, low, kept, untold):
+    """Else they would be taken for those of a topic that was made again."""
+    before = Offsets({A: 5}, marks={A: 700})
+    assert planner.marks({A: position}, before, {A: QueueBounds(low, 9, untold)}) == ({A: 700} if kept else {})
 
 
 # --- how much a batch may read
@@ -187,10 +196,15 @@ def test_the_queues_with_most_are_sampled():
     assert asked == WAITING[:1:-1]
 
 
-@pytest.mark.parametrize("max_offsets", [None, 7])
-def test_without_a_sample_nothing_is_limited_by_bytes(max_offsets):
-    wanted = Wanted(max_offsets=max_offsets, max_bytes=100)
-    assert Admission(900, 0.0).max_offsets({WAITING[0]: 5}, wanted, lambda queue: (0, 0), 0.0) == max_offsets
+@pytest.mark.parametrize(("max_offsets", "expected"), [(None, 16), (7, 7), (50, 16)])
+def test_without_a_sample_messages_are_taken_to_be_large(max_offsets, expected):
+    admission, wanted = Admission(900, 0.0), Wanted(max_offsets=max_offsets, max_bytes=64 << 20)
+    waiting = {WAITING[0]: 50_000_000}
+    assert admission.max_offsets(waiting, wanted, lambda queue: (0, 0), 0.0) == expected
+    assert admission.guesses
+    assert admission.max_offsets(waiting, Wanted(max_bytes=64 << 20), lambda queue: (1 << 20, 1 << 10), 0.0) == 1 << 16
+    assert not admission.guesses
+    assert admission.max_offsets(waiting, Wanted(max_bytes=64 << 20), lambda queue: (0, 0), 0.0) == 1 << 16
 
 
 # --- batch after batch

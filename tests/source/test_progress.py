@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from rocketmq_spark.source.progress import of_progress, of_source
+from rocketmq_spark.source.progress import progress as query_progress
 
 
 def told(**more):
@@ -58,6 +61,39 @@ def test_several_sources_are_summed_up():
 def test_what_one_source_does_not_know_is_not_known_of_all():
     found = of_progress(progress(told(), told(lag=None, behindMs=None)))
     assert (found["lag"], found["behindMs"], found["queues"]) == (None, None, 4)
+
+
+class Query:
+    def __init__(self, told, status):
+        self.lastProgress, self.status = told and SimpleNamespace(json=json.dumps(told)), status
+
+
+RUNS = {"message": "Processing new data", "isDataAvailable": True, "isTriggerActive": True}
+
+
+@pytest.mark.parametrize(
+    ("status", "under_way"),
+    [
+        (RUNS, True),
+        ({**RUNS, "isTriggerActive": False}, False),
+        ({**RUNS, "message": "Getting offsets from PythonMicroBatchStream"}, False),
+        ({**RUNS, "message": "Waiting for data to arrive"}, False),
+        ({}, False),
+    ],
+)
+def test_whether_a_batch_is_under_way(status, under_way):
+    """The figures are of the one before: they stand while it waits for a broker."""
+    minute_ago = (datetime.now(UTC) - timedelta(minutes=1)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    found = query_progress(Query(progress(told(), timestamp=minute_ago), status))
+    assert (found["lag"], found["underWay"]) == (4, under_way)
+    assert 59_900 <= found["ageMs"] < 600_000
+
+
+@pytest.mark.parametrize("more", [{"timestamp": "T"}, {"durationMs": {}}, {"timestamp": None}])
+def test_an_age_that_spark_does_not_tell(more):
+    moment = {"timestamp": "2026-01-31T12:00:00.000Z", **more}
+    assert query_progress(Query(progress(told(), **moment), RUNS))["ageMs"] is None
+    assert query_progress(Query(None, RUNS)) is None
 
 
 def test_without_a_source_of_ours_nothing_is_known():

@@ -1,36 +1,143 @@
-"""Topics that were deleted and made again: which queues can be checked, and what decides."""
+"""Topics that were deleted and made again: what statistics prove, what is asked of brokers, and a model of all of it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
+
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source.loss import recreated, suspects
+from rocketmq_spark.source import planner
 from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.source.recreation import Found, Sign, Watch, made_again, questions, sign, to_mark
+from tests.helpers import raising
 
-A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+A, B, C = (MessageQueue("t", "b", number) for number in range(3))
+ELSEWHERE = MessageQueue("t", "c", 0)
+MARK = 1000
+
+
+# --- what statistics say
+
+
+@pytest.mark.parametrize(
+    ("position", "bounds", "expected"),
+    [
+        (10, (0, 9, 2000), Sign.ENDS_BEFORE),
+        (10, (0, 9, 500), Sign.ENDS_BEFORE),
+        (10, (10, 30, 2000), Sign.PASSED),
+        (0, (0, 30, 2000), Sign.PASSED),
+        (10, (0, 10, MARK), Sign.SAME),
+        (10, (0, 10, MARK + 1), Sign.MADE_AGAIN),  # its newest message is the last one that was read, and is another
+        (10, (0, 30, MARK), Sign.SAME),  # a backlog that was seen before
+        (10, (0, 30, MARK + 1), Sign.OPEN),  # what comes every day, and a topic that has overtaken the position
+        (10, (0, 10, 0), Sign.OPEN),
+        (10, (0, 10, -1), Sign.OPEN),
+    ],
+)
+def test_what_statistics_say_of_a_queue(position, bounds, expected):
+    assert sign(position, MARK, QueueBounds(*bounds)) is expected
+
+
+def test_a_queue_without_a_mark():
+    assert sign(10, 0, QueueBounds(0, 30, 2000)) is Sign.UNMARKED
+    assert sign(10, 0, QueueBounds(0, 9, 2000)) is Sign.ENDS_BEFORE
+    assert sign(10, 0, QueueBounds(10, 30, 2000)) is Sign.PASSED
+
+
+SHARE = {("t", "b")}
+
+
+@pytest.mark.parametrize(
+    ("seen", "watched", "asked"),
+    [
+        ({A: Sign.OPEN, B: Sign.OPEN, C: Sign.OPEN}, SHARE, [A]),
+        ({A: Sign.OPEN, B: Sign.OPEN, C: Sign.OPEN}, (), [A, B, C]),
+        ({A: Sign.OPEN, B: Sign.SAME, C: Sign.OPEN}, SHARE, []),
+        ({A: Sign.OPEN, B: Sign.SAME, C: Sign.OPEN}, (), [A, C]),  # a broker that comes back may have lost a part
+        ({A: Sign.ENDS_BEFORE, B: Sign.OPEN, C: Sign.SAME}, SHARE, [B]),
+        ({A: Sign.OPEN, B: Sign.MADE_AGAIN, C: Sign.OPEN}, SHARE, [A, C]),
+        ({A: Sign.PASSED, B: Sign.UNMARKED, C: Sign.SAME}, (), []),
+        ({B: Sign.OPEN, C: Sign.OPEN, ELSEWHERE: Sign.OPEN}, SHARE | {("t", "c")}, [B, ELSEWHERE]),
+        ({B: Sign.SAME, ELSEWHERE: Sign.OPEN}, SHARE | {("t", "c")}, [ELSEWHERE]),
+    ],
+)
+def test_what_is_asked(seen, watched, asked):
+    assert sorted(questions(seen, watched)) == asked
+
+
+def test_queues_without_a_mark_go_with_those_beside_them():
+    seen = {A: Sign.UNMARKED, B: Sign.OPEN, C: Sign.SAME, ELSEWHERE: Sign.UNMARKED}
+    assert made_again(seen, []) == []
+    assert made_again(seen, [B]) == [A, B]
+    assert made_again({**seen, B: Sign.ENDS_BEFORE}, []) == [A]
+    assert made_again({**seen, B: Sign.MADE_AGAIN}, []) == [A, B]
+
+
+# --- what is asked of brokers
 
 
 class Brokers:
-    """Says where messages younger than a time begin, and when messages were stored."""
+    """Says where messages younger than a time begin, and when messages were stored; ``silent`` brokers say nothing."""
 
-    def __init__(self, younger, stored=None):
-        self.younger, self.stored, self.asked = younger, stored or {}, []
+    def __init__(self, younger, stored=(), silent=()):
+        self.younger, self.stored, self.silent, self.asked = younger, dict(stored), silent, []
+        self.connections = Counter()
 
-    def search_offsets(self, times_ms, deadline):
+    def connection(self, broker_name):
+        return self.connections[broker_name]
+
+    def search_offsets(self, times_ms, deadline, on_error):
         self.asked.append(dict(times_ms))
-        return {queue: self.younger[queue] for queue in times_ms}
+        for queue in times_ms:
+            if queue.broker_name in self.silent:
+                on_error(CallTimeout("no answer"), queue)
+        return {queue: self.younger[queue] for queue in times_ms if queue.broker_name not in self.silent}
 
     def store_time_ms(self, group, queue, offset, deadline):
+        if "pull" in self.silent:
+            raise CallTimeout("no answer")
         return self.stored.get((queue, offset))
 
+    def store_times_ms(self, group, offsets, deadline):
+        asked = {queue: self.stored.get((queue, offset)) for queue, offset in offsets.items()}
+        return {queue: ms for queue, ms in asked.items() if ms is not None and "pull" not in self.silent}
 
-def found(younger, stored=None, mark=1000, position=10):
-    client = Brokers({A: younger}, stored)
-    result = recreated(client, "g", {A: position}, {A: mark}, Deadline.after(1))
-    assert client.asked == [{A: mark + 1}]
-    return result
+
+def looked(brokers, read, bounds, watch=None):
+    return (watch or Watch(lambda: brokers, "g")).look(read, bounds, Deadline.after(1))
+
+
+def test_a_connection_that_is_newer_than_what_is_seen_counts_again_when_it_is_seen():
+    """The view rested while a commit connected anew: its statistics are of before the restart."""
+    brokers, end = Brokers({A: 30, B: 5}, {(B, 9): 2 * MARK}), Deadline.after(30)
+    watch, read = Watch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    before = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK)}
+    assert watch.look(read, before, end, {"b": 0}).made_again == []
+    brokers.connections["b"] += 1
+    assert watch.look(read, before, end, {"b": 0}).made_again == []
+    refilled = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 30, 2 * MARK)}
+    assert watch.look(read, refilled, end, {"b": 1}).made_again == [B]
+    assert brokers.asked == [{B: MARK + 1}]
+
+
+def open_at_10(*queues):
+    return Offsets(dict.fromkeys(queues, 10), marks=dict.fromkeys(queues, MARK)), dict.fromkeys(
+        queues, QueueBounds(0, 30, 2000)
+    )
+
+
+def found(younger, stored=()):
+    brokers = Brokers({A: younger}, stored)
+    result = looked(brokers, *open_at_10(A))
+    assert brokers.asked == [{A: MARK + 1}]
+    assert not result.unanswered
+    return result.made_again
 
 
 def test_younger_messages_after_the_position_are_new_ones():
@@ -42,28 +149,276 @@ def test_younger_messages_before_the_position_are_another_topics():
     assert found(0, {(A, 9): 2000}) == [A]
 
 
-@pytest.mark.parametrize("stored", [{(A, 9): 1000}, {(A, 9): 400}, {}])
+@pytest.mark.parametrize("stored", [{(A, 9): MARK}, {(A, 9): 400, (A, 5): 2000}, {}])
 def test_the_message_before_the_position_has_the_last_word(stored):
     """Clocks of masters differ; after a fail-over times may run backwards."""
     assert found(5, stored) == []
 
 
-def test_without_suspects_nobody_is_asked():
-    assert recreated(Brokers({}), "g", {}, {}, Deadline.after(1)) == []
+def test_all_that_are_suspected_are_asked_at_once(monkeypatch):
+    """A broker that takes the nearest message makes all its queues look so; one by one they would need a plan's whole time."""
+    queues = [MessageQueue("t", "a", i) for i in range(300)]
+    brokers = Brokers(dict.fromkeys(queues, 9), {(queue, 9): MARK for queue in queues})
+    monkeypatch.setattr(brokers, "store_time_ms", raising(AssertionError("one by one")))
+    result = looked(brokers, *open_at_10(*queues))
+    assert (result.made_again, result.unanswered) == ([], {})
 
 
-@pytest.mark.parametrize(
-    ("position", "low", "high", "suspected"),
-    [(5, 0, 9, True), (9, 0, 9, True), (10, 0, 9, False), (5, 5, 9, False), (0, 0, 9, False)],
-)
-def test_a_mark_can_be_checked_where_the_last_message_read_still_is(position, low, high, suspected):
-    offsets = Offsets({A: position}, marks={A: 1000})
-    assert suspects(offsets, {A: QueueBounds(low, high, 0)}) == ({A: 1000} if suspected else {})
+def test_where_compaction_removed_it_the_first_younger_one_has():
+    assert found(5, {(A, 5): 2000}) == [A]
+    assert found(5, {(A, 5): MARK}) == []
 
 
-def test_only_the_queues_that_are_asked_for():
-    offsets = Offsets({A: 5, B: 5}, marks={A: 1, B: 2})
-    bounds = dict.fromkeys((A, B), QueueBounds(0, 9, 0))
-    assert suspects(offsets, bounds) == {A: 1, B: 2}
-    assert suspects(offsets, bounds, {B}) == {B: 2}
-    assert suspects(offsets, {A: bounds[A]}) == {A: 1}
+def test_one_question_stands_for_a_topic_on_a_broker_and_a_sign_is_followed_up():
+    queues = [MessageQueue("t", "b", number) for number in range(300)]
+    read, bounds = open_at_10(*queues)
+    brokers = Brokers(dict.fromkeys(queues, 20))
+    watch = Watch(lambda: brokers, "g")
+    assert looked(brokers, read, bounds, watch) == Found([], {})
+    assert [len(asked) for asked in brokers.asked] == [300], "a start asks about all"
+    brokers.asked.clear()
+    assert looked(brokers, read, bounds, watch) == Found([], {})
+    assert brokers.asked == [{queues[0]: MARK + 1}]
+    brokers.younger, brokers.stored = dict.fromkeys(queues, 0), {(queue, 9): 2000 for queue in queues}
+    assert looked(brokers, read, bounds, watch).made_again == queues
+    assert [len(asked) for asked in brokers.asked] == [1, 1, 299]
+
+
+def test_what_was_away_is_asked_about_as_at_a_start():
+    read, bounds = open_at_10(A, B, ELSEWHERE)
+    brokers = Brokers(dict.fromkeys(bounds, 20))
+    watch = Watch(lambda: brokers, "g")
+    for there in (bounds, {ELSEWHERE: bounds[ELSEWHERE]}, bounds):
+        looked(brokers, read, there, watch)
+    assert [sorted(asked) for asked in brokers.asked] == [[A, B, ELSEWHERE], [ELSEWHERE], [A, B, ELSEWHERE]]
+
+
+def test_what_was_connected_to_anew_is_asked_about_as_at_a_start():
+    """A broker that crashes and is back before the next batch was away for nobody, and may have lost messages all the same."""
+    read, bounds = open_at_10(A, B, ELSEWHERE)
+    brokers = Brokers(dict.fromkeys(bounds, 20))
+    watch = Watch(lambda: brokers, "g")
+    looked(brokers, read, bounds, watch)
+    brokers.asked.clear()
+    brokers.connections[A.broker_name] += 1
+    looked(brokers, read, bounds, watch)
+    looked(brokers, read, bounds, watch)
+    assert [sorted(asked) for asked in brokers.asked] == [[A, B, ELSEWHERE], [A, ELSEWHERE]]
+
+
+@pytest.mark.parametrize("silent", ["search", "pull"])
+def test_a_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
+    read, bounds = open_at_10(A, ELSEWHERE)
+    brokers = Brokers({A: 0, ELSEWHERE: 20}, silent=["b"] if silent == "search" else ["pull"])
+    watch = Watch(lambda: brokers, "g")
+    for _ in range(2):
+        result = looked(brokers, read, bounds, watch)
+        assert result.made_again == []
+        assert result.unanswered.keys() == SHARE
+    brokers.silent, brokers.younger[A] = (), 12
+    assert looked(brokers, read, bounds, watch) == Found([], {})
+
+
+def test_what_is_proven_of_a_topic_waits_while_its_broker_does_not_answer_for_the_rest():
+    """Its queues leave the view of that plan, and one that is not in it can neither be moved nor lost."""
+    read, bounds = open_at_10(A, B)
+    bounds = {**bounds, A: QueueBounds(0, 10, 2000)}  # the newest of its messages is the one before the position
+    brokers = Brokers({B: 0}, silent=["b"])
+    watch = Watch(lambda: brokers, "g")
+    result = looked(brokers, read, bounds, watch)
+    assert (result.made_again, result.unanswered.keys()) == ([], SHARE)
+    brokers.silent, brokers.stored = (), {(B, 9): 2000}
+    assert looked(brokers, read, bounds, watch) == Found([A, B], {})
+
+
+def test_a_broker_that_stops_answering_is_not_asked_for_each_of_its_queues():
+    read, bounds = open_at_10(A, B, C)
+    brokers = Brokers({A: 0, B: 0, C: 0}, silent=["pull"])
+    pulls = []
+    answer = brokers.store_time_ms
+    brokers.store_time_ms = lambda *asked: pulls.append(asked) or answer(*asked)
+    assert looked(brokers, read, bounds).unanswered.keys() == SHARE
+    assert len(pulls) == 1
+
+
+def test_without_open_queues_nobody_is_asked():
+    nobody = Brokers({})
+    assert looked(nobody, Offsets({}), {}) == Found([], {})
+    read = Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    bounds = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK + 1)}
+    assert looked(nobody, read, bounds) == Found([B], {})
+    assert nobody.asked == []
+
+
+# --- where a server tells no store times
+
+
+def test_one_queue_of_each_topic_and_broker_gets_a_mark():
+    untold = dict.fromkeys((A, B, C, ELSEWHERE), QueueBounds(0, 30, 0))
+    read = Offsets({A: 0, B: 10, C: 10, ELSEWHERE: 5})
+    assert to_mark(read, untold) == [B, ELSEWHERE]
+    assert to_mark(Offsets(read.positions, marks={C: MARK}), untold) == [ELSEWHERE]
+    assert to_mark(read, dict.fromkeys(untold, QueueBounds(10, 30, 0))) == []
+    assert to_mark(read, {}) == []
+
+
+def test_marks_that_are_asked_for():
+    untold = dict.fromkeys((A, B, ELSEWHERE), QueueBounds(0, 30, 0))
+    read = Offsets({A: 3, B: 10, ELSEWHERE: 5})
+    brokers = Brokers({}, {(A, 2): 77})
+    watch = Watch(lambda: brokers, "g")
+    assert watch.marks(read, untold, Deadline.after(1)) == {A: 77}
+    brokers.silent = ["pull"]
+    assert watch.marks(read, untold, Deadline.after(1)) == {}
+
+
+# --- clocks that were put back
+
+
+def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
+    """The last message that was read is of before the clock was put back, and the newest one of after it."""
+    read = Offsets({A: 0, B: 10, C: 30})
+    bounds = dict.fromkeys((A, B, C), QueueBounds(0, 30, MARK))
+    assert to_mark(read, bounds) == [B]
+    assert to_mark(read, dict.fromkeys(bounds, QueueBounds(10, 30, MARK))) == []
+    for stored_ms, mark in ((MARK + 5, MARK + 5), (400, MARK)):
+        brokers = Brokers({B: 7}, {(B, 9): stored_ms})
+        marks = Watch(lambda: brokers, "g").marks(read, bounds, Deadline.after(1))  # noqa: B023
+        assert marks == {B: mark}
+        # New messages come; the one before the position is younger than the newest one was.
+        later = {B: QueueBounds(0, 31, MARK + 1)}
+        assert looked(brokers, Offsets({B: 10}, marks=marks), later).made_again == []
+
+
+# --- against a model
+
+
+QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in "ab" for i in range(3)]
+
+
+class Model(RuleBasedStateMachine):
+    """A cluster whose topics are deleted and made again and whose brokers lose the ends of queues, and a stream that plans
+    batches from it. No two messages are stored at one time, so the last one that was read is known by it.
+
+    Proxies tell no store times; a topic there has one mark.
+    """
+
+    @initialize(proxied=st.booleans())
+    def start(self, proxied):
+        self.proxied = proxied
+        self.now = count(1)
+        self.times = {queue: [] for queue in QUEUES}
+        self.first = dict.fromkeys(QUEUES, 0)
+        self.last = dict.fromkeys(QUEUES)
+        self.offsets = Offsets(dict.fromkeys(QUEUES, 0))
+        self.watch = Watch(lambda: self, "g", lambda: next(self.now))
+        self.silent = frozenset()
+        self.connections = Counter()
+
+    def connection(self, broker_name):
+        return self.connections[broker_name]
+
+    def made(self, messages):
+        return [next(self.now) for _ in range(messages)]
+
+    @rule(queues=st.sets(st.sampled_from(QUEUES)), messages=st.integers(1, 5))
+    def send(self, queues, messages):
+        for queue in queues:
+            self.times[queue] += self.made(messages)
+
+    @rule(topic=st.sampled_from("tu"), broker=st.sampled_from("ab"), refilled=st.integers(0, 9) | st.none())
+    def make_again(self, topic, broker, refilled):
+        for queue in QUEUES:
+            if queue[:2] == (topic, broker):
+                size = self.offsets.positions[queue] if refilled is None else refilled
+                self.times[queue], self.first[queue] = self.made(size), 0
+
+    @precondition(lambda self: not self.proxied)
+    @rule(
+        broker=st.sampled_from("ab"),
+        lost=st.lists(st.integers(0, 4), min_size=6, max_size=6),
+        more=st.integers(0, 5),
+        missed=st.booleans(),
+    )
+    def crash(self, broker, lost, more, missed):
+        self.connections[broker] += 1
+        if missed:  # in a plan while it was away
+            others = {q: self.bounds(q) for q in QUEUES if q.broker_name != broker}
+            self.watch.look(self.offsets, others, Deadline.after(9))
+        for queue, count_lost in zip((q for q in QUEUES if q.broker_name == broker), lost, strict=True):
+            times = self.times[queue]
+            self.times[queue] = times[: max(self.first[queue], len(times) - count_lost)] + self.made(more)
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def expire(self, queue):
+        self.first[queue] += (len(self.times[queue]) - self.first[queue] + 1) // 2
+
+    @rule()
+    def restart(self):
+        self.watch = Watch(lambda: self, "g", lambda: next(self.now))
+        self.offsets = Offsets.from_json(self.offsets.to_json())
+
+    @rule(
+        limit=st.none() | st.integers(1, 9),
+        away=st.sets(st.sampled_from("ab"), max_size=1),
+        silent=st.sets(st.sampled_from("ab"), max_size=1),
+        waits=st.booleans(),
+    )
+    def plan(self, limit, away, silent, waits):
+        self.silent = silent
+        begin, soon = self.offsets, Deadline.after(9)
+        bounds = {queue: self.bounds(queue) for queue in QUEUES if queue.broker_name not in away}
+        found, unanswered = self.watch.look(begin, bounds, soon)
+        self.silent = frozenset()
+        bounds = {queue: of for queue, of in bounds.items() if queue[:2] not in unanswered}
+        told = {q for q in bounds if q in found or begin.positions[q] > bounds[q].max_offset}
+        self.check(told, bounds)
+        if waits:  # for more messages: the next plan begins where this one did
+            return
+        restarted = {q: bounds[q].min_offset if q in told else p for q, p in begin.positions.items()}
+        marks = {queue: mark for queue, mark in begin.marks.items() if queue not in told}
+        after = Offsets(restarted, marks=marks)
+        ends = {queue: of.max_offset for queue, of in bounds.items()}
+        end = planner.next_end(planner.above_minimum(after, bounds), ends, restarted, limit)
+        self.offsets = Offsets(end.positions, marks=planner.marks(end.positions, after, bounds))
+        asked = self.watch.marks(self.offsets, bounds, soon)
+        self.offsets = Offsets(end.positions, marks={**self.offsets.marks, **asked})
+        self.last.update({queue: self.before(queue) for queue in bounds})
+
+    def check(self, told, bounds):
+        positions, marks = self.offsets.positions, self.offsets.marks
+        for queue, of in bounds.items():
+            if queue in told:
+                assert self.before(queue) != self.last[queue], f"{queue} is the same and was taken for another"
+            elif positions[queue] > of.min_offset and self.before(queue) != self.last[queue]:
+                assert queue not in marks, f"{queue} is another and nobody noticed"
+                assert not any(one[:2] == queue[:2] for one in told), "queues of a topic at a Proxy go together"
+
+    def before(self, queue):
+        """The last message that was read, as it is now."""
+        position = self.offsets.positions[queue]
+        return self.times[queue][position - 1] if 0 < position <= len(self.times[queue]) else None
+
+    def bounds(self, queue):
+        times, first = self.times[queue], self.first[queue]
+        newest = (times[-1] if len(times) > first else -1) if times else 0
+        return QueueBounds(first, len(times), 0 if self.proxied else newest)
+
+    def search_offsets(self, times_ms, deadline, on_error):
+        found = {}
+        for queue, time_ms in times_ms.items():
+            if queue.broker_name in self.silent:
+                on_error(CallTimeout("no answer"), queue)
+            else:
+                found[queue] = sum(stored < time_ms for stored in self.times[queue])
+        return found
+
+    def store_time_ms(self, group, queue, offset, deadline):
+        return self.times[queue][offset] if self.first[queue] <= offset < len(self.times[queue]) else None
+
+    def store_times_ms(self, group, offsets, deadline):
+        asked = {queue: self.store_time_ms(group, queue, offset, deadline) for queue, offset in offsets.items()}
+        return {queue: ms for queue, ms in asked.items() if ms is not None}
+
+
+TestModel = Model.TestCase

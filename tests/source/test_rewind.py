@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.source import rewind
 from rocketmq_spark.source.checkpoint import history, last_batch, numbers
 from rocketmq_spark.source.files import Folder, folder
+from rocketmq_spark.source.offsets import Offsets
 from tests.source.test_checkpoint import Q, entry, ours
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -56,6 +58,19 @@ def test_which_cannot_be(query: Folder, number: int | None, before_ms: int | Non
         rewind.chosen(history(query), number, before_ms)
 
 
+def test_of_a_query_that_has_done_nothing_there_is_no_batch_to_go_back_to(query: Folder) -> None:
+    for number in range(4):
+        query.delete([f"commits/{number}"])
+    with pytest.raises(OffsetError, match="no batch of this query is done"):
+        rewind.chosen(history(query), None, 99_000)
+
+
+def test_when_a_batch_was_begun_may_not_be_known(tmp_path: Path) -> None:
+    entry(tmp_path, 0, ours(5))
+    with pytest.raises(OffsetError, match=r"batches 0 to 0 are kept and done, the first of an unknown time\. To read"):
+        rewind.chosen(history(folder(str(tmp_path))), None, 99_000)
+
+
 def go(query: Folder, number: int) -> tuple[rewind.Plan, Folder]:
     reads = history(query)
     planned = rewind.plan(query, reads, rewind.chosen(reads, number, None))
@@ -74,6 +89,17 @@ def test_what_was_behind_it_goes_and_is_kept_beside(query: Folder) -> None:
     assert set(query.files(recursive=True)) == {
         "metadata", "offsets/0", "offsets/1", "offsets/.0.crc", "offsets/.1.crc", "commits/0", "commits/1",
     }  # fmt: skip
+
+
+def test_what_is_read_again_begins_where_the_batch_ended_and_of_a_new_queue_where_its_first_batch_began(
+    query: Folder,
+) -> None:
+    """Also of a queue that a later batch says itself where it began, as one does of a topic that was made again."""
+    new = MessageQueue("t", "broker-a", 4)
+    entry(Path(query.name), 5, json.dumps(Offsets({Q: 70, new: 9}, {Q: 60, new: 2}).to_json()))
+    reads = history(query)
+    planned = rewind.plan(query, reads, rewind.chosen(reads, 1, None))
+    assert planned.ranges == [OffsetRange(Q, 20, 70), OffsetRange(new, 2, 9)]
 
 
 def test_wherever_it_stops_the_folder_is_one_to_go_on_from(query: Folder) -> None:
@@ -111,6 +137,11 @@ def test_later_versions_of_state_go_too_for_spark_would_take_them_for_its_own(qu
 def test_state_that_is_gone_is_refused(query: Folder) -> None:
     state(query, "0/4.delta", "0/5.delta", "1/2.delta")
     with pytest.raises(OffsetError, match=r"version 2 of it is gone in state/0/0\. Go back less far"):
+        go(query, 1)
+    state(query, "0/2.delta", "1/4.delta", "2/4.delta")
+    for name in ("1/2.delta", "0/4.delta", "0/5.delta"):
+        Path(query.name, "state", "0", name).unlink()
+    with pytest.raises(OffsetError, match=r"version 2 of it is gone in state/0/1 and 1 more\. Go back less far"):
         go(query, 1)
     assert len(history(query)) == 5
 

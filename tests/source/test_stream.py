@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.errors import CheckpointMismatch, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from tests.reading import Run, bodies, feed, positions, rows
 
@@ -38,13 +38,63 @@ def test_a_changed_filter_is_told(rocketmq, topic, caplog):
     first = Run(rocketmq, subscribe=topic, startingOffsets="earliest", tags="a")
     feed(rocketmq, topic, 4, tags="b")
     first.drain(feed(rocketmq, topic, 4, tags="a"))
-    assert json.loads(first.offset)["filter"] == {"tags": "a"}
+    assert json.loads(first.offset)["reads"] == {"clusters": ["DefaultCluster"], "namespace": "", "tags": "a"}
     Run(rocketmq, first.offset, subscribe=topic, tags="a").batch()
     assert "the filter changed" not in caplog.text
     second = Run(rocketmq, first.offset, subscribe=topic, tags="b")
     second.drain(feed(rocketmq, topic, 4, tags="b"))
     assert "the filter changed from {'tags': 'a'} to {'tags': 'b'}" in caplog.text
-    assert json.loads(second.offset)["filter"] == {"tags": "b"}
+    assert json.loads(second.offset)["reads"] == {"clusters": ["DefaultCluster"], "namespace": "", "tags": "b"}
+
+
+@pytest.fixture
+def in_shop(rocketmq, topic):
+    """The same name inside of a namespace, with a run that read it."""
+    rocketmq.create_topic(f"shop%{topic}", 2)
+    run = Run(rocketmq, subscribe=topic, namespace="shop", startingOffsets="earliest")
+    run.drain(feed(rocketmq, f"shop%{topic}", 10))
+    feed(rocketmq, topic, 30)
+    return run
+
+
+def test_a_checkpoint_of_another_namespace_reads_nothing(rocketmq, topic, in_shop):
+    forgotten = Run(rocketmq, in_shop.offset, subscribe=topic, failOnDataLoss="warn")
+    with pytest.raises(CheckpointMismatch, match="of namespace 'shop', and this query of no namespace"):
+        forgotten.latest()
+    feed(rocketmq, f"shop%{topic}", 10)
+    unfinished = in_shop.ahead()
+    again = Run(rocketmq, in_shop.offset, subscribe=topic)
+    with pytest.raises(CheckpointMismatch, match="of namespace 'shop', and this query of no namespace"):
+        again.plan(unfinished)
+    never_finished = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
+    with pytest.raises(CheckpointMismatch, match="of namespace 'shop', and this query of no namespace"):
+        never_finished.plan(unfinished)
+    assert len(rows(in_shop.reader, in_shop.plan(unfinished))) == 10
+
+
+def test_what_an_older_version_did_not_write_down_is_filled_in(rocketmq, topic, in_shop):
+    older = json.loads(in_shop.offset)
+    del older["reads"]
+    run = Run(rocketmq, json.dumps(older), subscribe=topic, namespace="shop", tags="a")
+    run.drain(feed(rocketmq, f"shop%{topic}", 4, tags="a"))
+    assert json.loads(run.offset)["reads"] == {"clusters": ["DefaultCluster"], "namespace": "shop", "tags": "a"}
+
+
+def test_a_checkpoint_of_other_topics_reads_nothing(rocketmq, topic, make_topic, caplog):
+    other = make_topic(queues=1)
+    first = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
+    first.drain(feed(rocketmq, topic, 4))
+    feed(rocketmq, topic, 4)
+    sent, unfinished = feed(rocketmq, other, 6), first.ahead()
+    said = f"the checkpoint is of topic {topic}, and this query of topic {other}"
+    with pytest.raises(CheckpointMismatch, match=said):
+        Run(rocketmq, first.offset, subscribe=other).latest()
+    for start in (first.offset, None):
+        with pytest.raises(CheckpointMismatch, match=said):
+            Run(rocketmq, start, subscribe=other).plan(unfinished)
+    lenient = Run(rocketmq, first.offset, subscribe=other, failOnDataLoss="warn")
+    lenient.drain(sent)
+    assert f"topics that are not subscribed to any more leave the offsets: {topic}" in caplog.text
 
 
 def test_a_filter_moves_on_over_what_it_leaves_out(rocketmq, topic):
@@ -58,7 +108,7 @@ def test_new_queues_are_read_from_their_beginning(rocketmq, topic):
     run = Run(rocketmq, subscribe=topic)
     feed(rocketmq, topic, 4)
     run.until(lambda: set(run.positions.values()) == {2})
-    rocketmq.create_topic(topic, 4)
+    rocketmq.create_topic(topic, 4, resize=True)
     sent = feed(rocketmq, topic, 8)
     run.drain(sent)
     assert len(run.positions) == 4

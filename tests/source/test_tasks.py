@@ -95,6 +95,15 @@ def test_what_is_not_there_is_loss(rocketmq, filled, policy, fails):
         assert [row["queueOffset"] for row in read(found, wanted)] == list(range(5, 10))
 
 
+def test_what_is_said_of_a_broker_that_did_not_come():
+    batch, stream = (tasks.waited_in_vain("broker b", streaming) for streaming in (False, True))
+    assert batch.startswith(
+        "Nothing is lost: start broker b. A task waits for it as long as option 'readDeadline' says"
+    )
+    assert stream.startswith(batch)
+    assert ("checkpoint rewind" in batch, "checkpoint rewind" in stream) == (False, True)
+
+
 def test_no_partition_no_rows(rocketmq, filled):
     assert list(tasks.read(options(rocketmq, filled[0]), BASIC, None)) == []
 

@@ -1,4 +1,4 @@
-"""Each section of the benchmarks runs once, with everything tiny: what it measures means nothing, that it counts right does.
+"""Sections of the benchmarks run once with everything tiny: what one measures means nothing, that it counts right does.
 
 A section counts what it read or wrote and ends the run when that is wrong; so ``run`` alone says a good deal.
 """
@@ -31,6 +31,7 @@ from benchmarks.harness import Found
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.localbroker import LocalBroker
 from tests import witness
+from tests.scale import soak
 
 SIZE = 100
 # Eight batches of 1 MiB: one for each queue.
@@ -58,6 +59,7 @@ def tiny():
             (growth, "MAX_BYTES", 5 << 20),
             (memory, "TOPICS", {"1 KiB": (1024, 500)}),
             (memory, "COMPRESSED", {"4 MiB of zeros, zstd": (SysFlag.ZSTD, 3)}),
+            (memory, "BATCHES", 5),
         ):
             patch.setattr(module, name, value)
         yield
@@ -99,6 +101,25 @@ def test_11_29_codec(brokers, capsys):
     assert len(found[f"codec {SIZE}"]) == 3
 
 
+def test_11_29_quick(brokers, spark, capsys, monkeypatch):
+    """What ``make bench QUICK=1`` measures of reading, writing and consuming; whole sections run in ``make soak``."""
+    monkeypatch.setattr(harness, "ONLY", targets.QUICK)
+
+    def run(found: Found) -> None:
+        with brokers() as broker:
+            read.run(broker, spark, None, ONCE, found)
+            write.run(spark, None, ONCE, found)
+            consume.run(broker, ONCE, found)
+
+    found = figures(run, capsys)
+    measured = {f"{name} {SIZE}": found[f"{name} {SIZE}"].keys() for name in ("stock", "write", "consume")}
+    assert set().union(*measured.values()) == targets.QUICK - {targets.KAFKA, targets.KAFKA_WRITE}
+    assert measured[f"stock {SIZE}"] == {
+        targets.SPARK, targets.STREAM, targets.PULL8, targets.LITE, targets.LITE32,
+    }  # fmt: skip
+
+
+@soak
 def test_11_29_read(brokers, spark, capsys):
     ceiling.register(spark)
     with brokers() as broker:
@@ -115,6 +136,7 @@ def test_11_29_read(brokers, spark, capsys):
     } <= found[f"stock {SIZE}"].keys()
 
 
+@soak
 def test_11_29_write(brokers, spark, capsys):
     ceiling.register(spark)
     found = figures(lambda found: write.run(spark, None, ONCE, found), capsys)
@@ -129,6 +151,7 @@ def test_11_29_write(brokers, spark, capsys):
     } <= found[f"write {SIZE}"].keys()
 
 
+@soak
 def test_11_29_grpc(brokers, spark, capsys):
     few = Namespace(messages=8_000, repeats=1)
     found = figures(lambda found: grpc.run(spark, few, found), capsys)
@@ -138,6 +161,7 @@ def test_11_29_grpc(brokers, spark, capsys):
     assert all("proxy_us" in figures for figures in cases.values())
 
 
+@soak
 def test_11_29_consume(brokers, capsys):
     with brokers() as broker:
         found = figures(lambda found: consume.run(broker, ONCE, found), capsys)
@@ -147,6 +171,7 @@ def test_11_29_consume(brokers, capsys):
     assert found["delivery"].keys() == {targets.MEMBER, targets.PUSH}
 
 
+@soak
 def test_11_29_latency(brokers, capsys):
     with brokers() as broker:
         found = figures(lambda found: latency.run(broker, None, ONCE, found), capsys)
@@ -154,17 +179,21 @@ def test_11_29_latency(brokers, capsys):
     assert all(case["messages"] > 0 for case in found["latency"].values())
 
 
+@soak
 def test_11_29_planning(brokers, capsys):
     found = figures(lambda found: planning.run(ONCE, found), capsys)
     assert found["planning"].keys() == {"cold", "warm", "idle"}
 
 
+@soak
 def test_11_29_memory(brokers, capsys):
     with brokers() as broker:
         found = figures(lambda found: memory.run(broker, ONCE, found), capsys)
     assert len(found["memory"]) == 4
+    assert found["memory of a write"].keys() == {"a queue waits for its broker"}
 
 
+@soak
 def test_11_29_growth(brokers, spark, capsys):
     few = Namespace(messages=600, full=False)
     found = figures(lambda found: growth.run(spark, few, found), capsys)

@@ -115,7 +115,7 @@ class Cluster:
         for process in reversed(self._started):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
+            process.wait(60)
 
 
 @pytest.fixture
@@ -130,6 +130,7 @@ def cluster(tmp_path: Path) -> Iterator[Callable[[], Cluster]]:
         yield start
 
 
+@pytest.mark.timeout(1200)
 def test_a_job_that_brings_its_environment_outlives_a_worker(rocketmq, make_topic, installed, cluster, tmp_path):
     name_server, source, target = rocketmq.name_server, make_topic(), make_topic()
     sent = java_send(name_server, source, scaled(10_000), batch=20)
@@ -144,7 +145,7 @@ def test_a_job_that_brings_its_environment_outlives_a_worker(rocketmq, make_topi
     said = tmp_path / "driver.log"
     offsets, commits = (tmp_path / "checkpoint" / log for log in ("offsets", "commits"))
     # In the midst of a batch, after two that are done.
-    eventually(lambda: driver.poll() is not None or ((offsets / "3").exists() and not (commits / "3").exists()), 120)
+    eventually(lambda: driver.poll() is not None or ((offsets / "3").exists() and not (commits / "3").exists()), 240)
     assert driver.poll() is None, said.read_text()[-4000:]
     spark.workers[0].kill()
     assert driver.wait(180) == 0, said.read_text()[-4000:]

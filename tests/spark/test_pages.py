@@ -67,6 +67,8 @@ def test_the_start(page):
 
 def test_coming_from_kafka(page):
     kafka = page("coming-from-kafka.md")
+    two_words = Message(kafka.topics["orders"], b'{"id": 10, "amount": 1.0}', keys="John Smith")
+    post(kafka.mq, [two_words])
     ends = "query.processAllAvailable()\nquery.stop()"
     values = kafka.run(instead={"query.awaitTermination()": ends})
     big = kafka.stored("orders-big")
@@ -83,6 +85,7 @@ def test_coming_from_kafka(page):
         .option("checkpointLocation", str(kafka.folder / "back")).trigger(availableNow=True).start().awaitTermination()
     )  # fmt: skip
     there, back = kafka.stored("orders"), kafka.stored("orders-per-tag")
+    assert [row["keys"] for row in back].count(["John", "Smith"]) == 1
     assert sorted((row["body"], row["keys"], row["properties"]) for row in back) == sorted(
         (row["body"], row["keys"], row["properties"]) for row in there
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
+from py4j.protocol import Py4JError
 
+from rocketmq_spark import register
 from tests.fix_spark import ROOT
 
 # Any of our own errors shows that Spark reached us; none of these scripts has a broker.
@@ -52,6 +56,26 @@ def test_nothing_needs_to_be_registered(spark):
     """As in all tests of this folder: nobody has registered anything in this session."""
     with pytest.raises(Exception, match="option 'nosuchoption' is unknown"):
         spark.read.format("rocketmq").option("nosuchoption", "1").load()
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("dataSourceManager"), TypeError("not callable"), Py4JError("no such method")]
+)
+def test_by_hand_in_a_spark_whose_inner_parts_are_others(error):
+    """They serve streams that start at once, and nothing else."""
+
+    class Changed:
+        _sc = SimpleNamespace(pythonExec=sys.executable)
+        dataSource = SimpleNamespace(register=lambda source: registered.append(source.name()))
+
+        @property
+        def _jsparkSession(self):
+            raise error
+
+    registered = []
+    with pytest.warns(UserWarning, match="that start at once may end each other .*Start one after the other"):
+        register(Changed())
+    assert registered == ["rocketmq"]
 
 
 def test_by_hand_where_spark_finds_nothing(run_script, packages):

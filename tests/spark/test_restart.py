@@ -14,9 +14,11 @@ from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.cli.app import app
-from tests.cli.conftest import eventually
 from tests.fix_spark import finish, wait_until
+from tests.helpers import awaited
+from tests.reading import feed
 from tests.scale import scaled
+from tests.source.stored import VERSIONS, adopted
 from tests.spark.pipelines import once, read_stream, records, rows_of, same
 from tests.witness import java_send
 
@@ -112,6 +114,31 @@ def test_a_person_may_edit_the_log(broker_cluster, topic, start, tmp_path):
     same(again.rows(), {n: row for n, row in records(sent).items() if row[0][2] >= 6})
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_checkpoint_of_a_released_version_is_gone_on_from(spark, broker_cluster, make_topic, tmp_path, version):
+    orders, prices = make_topic(queues=2), make_topic(queues=1)
+    sent = [feed(broker_cluster, orders, 5, queues=[queue], tags="a") for queue in (0, 1)]
+    feed(broker_cluster, prices, 2, tags="a")
+    folder = adopted(version, "filtered", tmp_path, orders=orders, prices=prices)
+    found: dict[int, list[str]] = {}
+
+    def keep(frame, number):
+        found[number] = sorted(row.body.decode() for row in frame.select("body").collect())
+
+    def run():
+        frame = read_stream(spark, broker_cluster.name_server, f"{orders},{prices}", tags="a")
+        writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder))
+        finish(writer.trigger(availableNow=True).start())
+
+    run()
+    assert found == {2: sorted(sent[1][3:])}, "as it was begun"
+    more = feed(broker_cluster, orders, 6, tags="a")
+    run()
+    assert found.pop(3) == sorted(more)
+    logged = json.loads((folder / "offsets" / "3").read_text().splitlines()[-1])
+    assert logged["reads"] == {"clusters": ["DefaultCluster"], "namespace": "", "tags": "a"}
+
+
 def test_what_the_commands_say_of_a_query_with_state_and_back_to_an_earlier_batch(
     spark, broker_cluster, topic, tmp_path
 ):
@@ -138,7 +165,7 @@ def test_what_the_commands_say_of_a_query_with_state_and_back_to_an_earlier_batc
     count()
     assert counts == {0: dict.fromkeys(range(8), 5), 1: dict.fromkeys(range(8), 10)}
     java_send(broker_cluster.name_server, topic, 8, first=80)
-    (lag,) = eventually(lambda: run("lag", "--checkpoint", folder), lambda found: found[0]["lag"] == 8)
+    (lag,) = awaited(lambda: run("lag", "--checkpoint", folder), lambda found: found[0]["lag"] == 8)
     assert (lag["batchId"], lag["lag"], lag["lost"], lag["unknownQueues"]) == (1, 8, 0, 0)
     shown = run("checkpoint", "show", folder)
     assert [(b["batchId"], b["offsets"], len(b["ranges"])) for b in shown] == [(0, 40, 8), (1, 40, 8)]

@@ -12,7 +12,8 @@ from tests.spark.pipelines import read, read_stream, write
 from tests.witness import java_send
 
 SECRETS = {"secretKey": "s3cr3t-of-the-user", "securityToken": "t0k3n-of-the-user", "tlsKeyPassword": "passw0rd-of-tls"}
-OPTIONS = {"accessKey": "reader", **SECRETS}
+# Plain text, said so: a password of a key file means nothing without its files.
+OPTIONS = {"accessKey": "reader", "tls": "false", "tlsCertFile": "client.pem", **SECRETS}
 
 
 def assert_clean(text):
@@ -61,7 +62,7 @@ def test_streams(spark, filled, tmp_path):
 @pytest.mark.parametrize("bad", [{"nosuch": "1"}, {"pullDepth": "x"}, {"tls": "true", "tlsCaFile": "/nowhere"}])
 def test_errors_of_a_source(spark, filled, bad):
     with pytest.raises(Exception, match="ROCKETMQ_") as caught:
-        read(spark, *filled, **OPTIONS, **bad).count()
+        read(spark, *filled, **{**OPTIONS, **bad}).count()
     assert_clean(str(caught.value) + repr(caught.value))
 
 

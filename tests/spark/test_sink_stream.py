@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark import foreach_batch_writer
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.sink.report import total
-from tests.fix_clusters import WITHOUT_TIMERS
 from tests.fix_spark import wait_until
-from tests.live.writes import bodies, stored
+from tests.helpers import killed, stored
+from tests.live.writes import bodies
+from tests.reading import names
 from tests.scale import scaled
 from tests.sink.test_outage import Unwilling
 
@@ -42,31 +45,60 @@ def failed_tasks(spark: Any) -> int:
     return int(spark.sparkContext._jsc.sc().statusStore().executorSummary("driver").failedTasks())
 
 
-@pytest.mark.timeout(600)
+def held(until: Path, first: int) -> Any:
+    """What gives rows on, those from ``first`` on when the file ``until`` is there."""
+
+    def pass_on(batches: Any) -> Any:
+        for batch in batches:
+            while max(map(int, batch.column("body").to_pylist()), default=0) >= first and not until.exists():
+                time.sleep(0.01)
+            yield batch
+
+    return pass_on
+
+
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("selector", ["roundRobin", "hash"])
 def test_a_broker_killed_and_restarted_loses_no_row(
-    spark: SparkSession, tmp_path: Path, record_property: Any, selector: str
+    spark: SparkSession, pair: LocalBroker, tmp_path: Path, record_property: Any, selector: str
 ) -> None:
-    with LocalBroker(brokers=2, conf=WITHOUT_TIMERS) as mq:
-        mq.create_topic("t", queues=4)
-        query = (
-            numbers(spark).writeStream.format("rocketmq").option("nameServer", mq.name_server).option("topic", "t")
-            .option("queueSelector", selector).option("checkpointLocation", str(tmp_path)).start()
-        )  # fmt: skip
-        try:
-            wait_until(query, lambda: progressed(query) >= BATCHES // 4)
-            mq.kill("broker-a")
-            if selector == "roundRobin":
-                wait_until(query, lambda: progressed(query) >= BATCHES // 2, 120.0)
-            mq.restart("broker-a")
-            wait_until(query, lambda: progressed(query) >= BATCHES, 240.0)
-        finally:
-            query.stop()
-        committed = len(list((tmp_path / "commits").glob("[0-9]*"))) * ROWS
-        found = Counter(map(int, bodies(stored(mq, "t", committed, 60.0))))
-        missing = set(range(committed)) - found.keys()
-        assert not missing, f"{len(missing)} missing, such as {sorted(missing)[:5]}"
-        record_property("duplicates", sum(found.values()) - len(found))
+    """It dies between two batches, the second of which has its rows only then."""
+    (topic,) = names(1, "killed")
+    pair.create_topic(topic, queues=4)
+    dead, struck = tmp_path / "dead", BATCHES // 4
+    others = [MessageQueue(topic, "broker-b", i) for i in range(4)]
+    rows = numbers(spark).mapInArrow(held(dead, struck * ROWS), "body string, shardingKey string")
+    query = (
+        rows.writeStream.format("rocketmq").option("nameServer", pair.name_server).option("topic", topic)
+        .option("queueSelector", selector).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    )  # fmt: skip
+
+    def at_the_other() -> int:
+        return sum(pair.admin.brokers.max_offsets(others, Deadline.after(10.0)).values())
+
+    try:
+        wait_until(query, lambda: progressed(query) >= struck)
+        before = at_the_other()
+        killed(pair, "broker-a")
+        dead.touch()
+        if selector == "roundRobin":
+            wait_until(query, lambda: progressed(query) >= BATCHES // 2, 120.0)
+        wait_until(query, lambda: at_the_other() > before)
+        back_ms = time.time() * 1000
+        pair.restart("broker-a")
+        wait_until(query, lambda: progressed(query) >= BATCHES, 240.0)
+    finally:
+        query.stop()
+    committed = len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))) * ROWS
+    messages = stored(pair, topic, committed)
+    found = Counter(map(int, bodies(messages)))
+    missing = set(range(committed)) - found.keys()
+    assert not missing, f"{len(missing)} missing, such as {sorted(missing)[:5]}"
+    felt = [message for message in messages if int(message.body) // ROWS == struck]
+    early = {message.queue.broker_name for message in felt if message.store_timestamp < back_ms}
+    late = {message.queue.broker_name for message in felt} - early
+    assert (early, late) == ({"broker-b"}, {"broker-a"} if selector == "hash" else set())
+    record_property("duplicates", sum(found.values()) - len(found))
 
 
 def test_a_broker_that_refuses_for_a_while_fails_no_task(spark: SparkSession, tmp_path: Path) -> None:
@@ -87,33 +119,31 @@ def test_a_broker_that_refuses_for_a_while_fails_no_task(spark: SparkSession, tm
 
 
 def test_a_stream_in_update_mode_through_foreach_batch_survives_a_killed_broker(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, pair: LocalBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reports say which broker took what. Each task begins at any queue: one is killed when both had rows."""
     reports: list[Any] = []
     killed_in: list[int] = []
-    with LocalBroker(brokers=2, conf=WITHOUT_TIMERS) as mq:
-        mq.create_topic("t", queues=2)
-        writer = foreach_batch_writer(name_server=mq.name_server, topic="t", send_timeout="60s")
+    (topic,) = names(1, "killed")
+    pair.create_topic(topic, queues=2)
+    writer = foreach_batch_writer(name_server=pair.name_server, topic=topic, send_timeout="60s")
 
-        def write(df: Any, batch_id: int) -> None:
-            if not killed_in and total(reports).brokers.keys() == {"broker-a", "broker-b"}:
-                mq.kill("broker-a")
-                killed_in.append(batch_id)
-            writer(df, batch_id)
-            reports.append(writer.last_report)
+    def write(df: Any, batch_id: int) -> None:
+        if not killed_in and total(reports).brokers.keys() == {"broker-a", "broker-b"}:
+            killed(pair, "broker-a")
+            killed_in.append(batch_id)
+        writer(df, batch_id)
+        reports.append(writer.last_report)
 
-        counts = numbers(spark, 500).groupBy("shardingKey").count().selectExpr("concat(shardingKey, ':', count) body")
-        with caplog.at_level(logging.INFO, "rocketmq_spark.sink"):
-            query = (
-                counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path)).foreachBatch(write)
-            )
-            running = query.start()
-            try:
-                wait_until(running, lambda: killed_in and len(reports) >= killed_in[0] + 4, 120.0)
-            finally:
-                running.stop()
-        later = reports[killed_in[0] :]
-        assert {name for report in later for name, part in report.brokers.items() if part.rows} == {"broker-b"}
-        assert all(report.rows == 50 for report in reports)
-        assert "batch 3: 50 rows in" in caplog.text
+    counts = numbers(spark, 500).groupBy("shardingKey").count().selectExpr("concat(shardingKey, ':', count) body")
+    with caplog.at_level(logging.INFO, "rocketmq_spark.sink"):
+        query = counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path)).foreachBatch(write)
+        running = query.start()
+        try:
+            wait_until(running, lambda: killed_in and len(reports) >= killed_in[0] + 4, 120.0)
+        finally:
+            running.stop()
+    later = reports[killed_in[0] :]
+    assert {name for report in later for name, part in report.brokers.items() if part.rows} == {"broker-b"}
+    assert all(report.rows == 50 for report in reports)
+    assert "batch 3: 50 rows in" in caplog.text

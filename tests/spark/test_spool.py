@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
@@ -14,20 +12,21 @@ from rocketmq_spark import LocalBroker, write_rocketmq
 from rocketmq_spark.cli.app import app
 from rocketmq_spark.spool.folders import spools
 from rocketmq_spark.spool.reading import Reading
-from tests.live.writes import bodies, numbered, stored
+from tests.helpers import stored, stored_now
+from tests.live.writes import bodies, numbered
 from tests.mockbroker import eventually
+from tests.reading import names
 
 ROWS = 400
 
 
-@pytest.mark.timeout(240)
 def test_3_25_rows_that_were_spooled_count_apart_and_arrive_from_the_worker_or_the_command(
-    spark: SparkSession, make_cluster: Callable[..., LocalBroker], tmp_path: Path
+    spark: SparkSession, lone: LocalBroker, tmp_path: Path
 ) -> None:
-    mq = make_cluster()
-    mq.create_topic("t", queues=4)
+    (topic,) = names(1, "spooled")
+    lone.create_topic(topic, queues=4)
     given = {
-        "name_server": mq.name_server, "topic": "t", "batch_max_bytes": 2000, "send_timeout": "1s",
+        "name_server": lone.name_server, "topic": topic, "batch_max_bytes": 2000, "send_timeout": "1s",
         "on_send_failure": "spool", "spool_dir": str(tmp_path / "spools"),
     }  # fmt: skip
 
@@ -37,16 +36,16 @@ def test_3_25_rows_that_were_spooled_count_apart_and_arrive_from_the_worker_or_t
         return done.rows, done.spooled
 
     assert write(0) == (ROWS, 0)
-    mq.kill("broker-a")
+    lone.kill("broker-a")
     assert write(ROWS) == (0, ROWS)
     assert 1 <= len(spools(tmp_path / "spools")) <= 2
-    mq.restart("broker-a")
+    lone.restart("broker-a")
 
     def arrived() -> bool:
-        return Counter(bodies(stored(mq, "t", 2 * ROWS, timeout_s=0))).keys() >= set(numbered(2 * ROWS))
+        return Counter(bodies(stored_now(lone, topic))).keys() >= set(numbered(2 * ROWS))
 
     eventually(arrived, 100)  # the workers live on between jobs, and send meanwhile
-    found = Counter(bodies(stored(mq, "t", 2 * ROWS)))
+    found = Counter(bodies(stored(lone, topic, 2 * ROWS)))
     assert found.keys() == set(numbered(2 * ROWS))
     assert sum(_depth(path) for path in spools(tmp_path / "spools")) == 0
     done = CliRunner().invoke(app, ["spool", "show", str(tmp_path / "spools")])

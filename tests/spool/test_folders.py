@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rocketmq_spark.spool.folders import adopt, claim, spools
 from rocketmq_spark.spool.store import Done, Store
 from tests.spool.bench import record
@@ -61,4 +63,62 @@ def test_3_34_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: P
     assert sorted(found) == sorted([*range(1200), *range(1200)])
     lane = [number for number in found if number % 3 == 0]
     assert lane == [*range(0, 1200, 3)] * 2  # of a lane in its order, one process after the other
+    mine.close()
+
+
+def test_a_spool_with_workers_below_it_is_one_of_them(tmp_path: Path) -> None:
+    """A producer's folder that became a sink's ``spoolDir``."""
+    fill(tmp_path, 5)
+    fill(tmp_path / "worker-1", 7)
+    assert spools(tmp_path) == [tmp_path, tmp_path / "worker-1"]
+    mine = make(tmp_path / "worker-2")
+    assert adopt(tmp_path, mine, make) == 12
+    assert spools(tmp_path) == [tmp_path, mine.path], "what is below it is not removed with it"
+    assert sorted(everything(mine)) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6]
+    mine.close()
+
+
+def test_what_one_has_no_room_for_stays_and_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(tmp_path / "worker-1", 1000)
+    mine = Store(tmp_path / "worker-2", "never", 130_000)
+    assert adopt(tmp_path, mine, make) == 500
+    assert "what lies in the spool in" in caplog.text
+    rest = make(tmp_path / "worker-1")
+    assert (len(mine), len(rest)) == (500, 500)
+    rest.close()
+    mine.close()
+
+
+def test_large_records_are_moved_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = make(tmp_path / "worker-1")
+    left.add([(record(b"%2d" % i + bytes(1 << 20)), i) for i in range(30)])
+    left.close()
+    mine, added = make(tmp_path / "worker-2"), []
+    add = mine.add
+    monkeypatch.setattr(mine, "add", lambda records: (added.append(len(records)), add(records)))
+    assert adopt(tmp_path, mine, make) == 30
+    assert added == [8, 8, 8, 6]
+    mine.close()
+
+
+def test_an_empty_folder_is_removed_before_its_lock_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for the lock would write what is removed."""
+    fill(tmp_path / "worker-1", 3)
+    mine = make(tmp_path / "worker-2")
+    there: list[bool] = []
+    close = Store.close
+    monkeypatch.setattr(Store, "close", lambda self: (there.append(self.path.exists()), close(self)))
+    assert adopt(tmp_path, mine, make) == 3
+    assert there == [False]
+    mine.close()
+
+
+def test_what_was_damaged_is_kept_when_all_else_has_gone(tmp_path: Path) -> None:
+    fill(tmp_path / "worker-1", 3)
+    (tmp_path / "worker-1" / "damaged-1").mkdir()
+    mine = make(tmp_path / "worker-2")
+    assert adopt(tmp_path, mine, make) == 3
+    assert (tmp_path / "worker-1" / "damaged-1").is_dir()
     mine.close()

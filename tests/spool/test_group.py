@@ -23,20 +23,20 @@ def test_3_16_those_that_wait_are_written_together_or_one_by_one(together: bool,
     def write(tickets: list[Ticket]) -> None:
         written.append(len(tickets))
         writing.set()
-        assert go.wait(20)
+        assert go.wait(60)
 
     lock = threading.RLock()
     group = Group(lock, write, together)
     threads = [threading.Thread(target=group.put, args=(ticket(),)) for _ in range(4)]
     threads[0].start()
-    assert writing.wait(20)
+    assert writing.wait(60)
     for each in threads[1:]:
         each.start()
     while together and len(group._waiting) < 3:
         threading.Event().wait(0.001)
     go.set()
     for each in threads:
-        each.join(20)
+        each.join(60)
     assert written == sizes
 
 
@@ -46,3 +46,38 @@ def test_each_caller_gets_its_own_error() -> None:
 
     with pytest.raises(SpoolFull):
         Group(threading.RLock(), write, together=True).put(ticket())
+
+
+def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
+    """Ctrl-C in the thread that writes for all: none of the others may take its message for kept."""
+    writing, go = threading.Event(), threading.Event()
+    outcomes: list[BaseException | None] = []
+    turns = iter([None, KeyboardInterrupt()])
+
+    def write(tickets: list[Ticket]) -> None:
+        writing.set()
+        assert go.wait(60)
+        if (error := next(turns)) is not None:
+            raise error
+
+    group = Group(threading.RLock(), write, together=True)
+
+    def put() -> None:
+        try:
+            group.put(ticket())
+            outcomes.append(None)
+        except BaseException as e:  # noqa: BLE001 - it is what is looked at
+            outcomes.append(e)
+
+    threads = [threading.Thread(target=put) for _ in range(4)]
+    threads[0].start()
+    assert writing.wait(60)
+    for each in threads[1:]:
+        each.start()
+    while len(group._waiting) < 3:
+        threading.Event().wait(0.001)
+    go.set()
+    for each in threads:
+        each.join(60)
+    kinds = [type(each).__name__ for each in outcomes]
+    assert sorted(kinds) == ["KeyboardInterrupt", "NoneType", "SpoolError", "SpoolError"]

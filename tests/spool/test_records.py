@@ -59,3 +59,9 @@ def test_a_later_version_is_named() -> None:
 
 def test_a_missing_record_is_said_to_be_missing() -> None:
     assert "missing" in str(decoded(None))
+
+
+def test_a_reason_may_have_any_characters() -> None:
+    """What a broker says comes as JSON, which has characters that no encoding has."""
+    state = State(1, 2, "t", "lone \ud800")
+    assert State.decode(state.encode()) == State(1, 2, "t", "lone ?")

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.redelivery import MAX_OUT, Handled
 from rocketmq_spark.spool.schedule import STEPS_S, Schedule
-from tests.spool.bench import Bench, record
+from rocketmq_spark.spool.store import Store
+from tests.helpers import raising
+from tests.spool.bench import BASE_MS, Bench, record
 
 DOWN = Handled("down")
 
@@ -188,3 +193,29 @@ def test_a_large_window_is_filled_up_in_large_parts_and_settled_at_once(
         bench.time.advance(1)
     assert bench.payloads == [str(i).encode() for i in range(10 * MAX_OUT)]
     assert len(bench.store) == 0
+
+
+def test_damage_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is met in the middle of a scan is made whole by the next turn; while that cannot be done, it is said each second."""
+    filler = Store(tmp_path, sync="never")
+    filler.add([(record(b"%d " % i + bytes(100), at_ms=1), BASE_MS) for i in range(500)])
+    filler.close()
+    (table,) = tmp_path.glob("*.sst")
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    bench = Bench(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "salvage", raising(SpoolError("no space left on device")))
+        bench.redelivery.begin()
+        for _ in range(200):
+            bench.time.advance(0.1)
+        assert "no space left on device" in str(bench.redelivery.trouble)
+        tried = len(bench.tried)
+    for _ in range(200):
+        bench.time.advance(0.1)
+    assert bench.redelivery.trouble is None
+    assert len(bench.tried) > max(tried, 400)
+    assert len(bench.store) == 0
+    bench.redelivery.close(Deadline.after(1))
+    bench.store.close()

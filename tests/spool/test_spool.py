@@ -157,7 +157,7 @@ def test_3_25_the_close_sends_what_is_due_and_leaves_the_rest(fixture: Fixture) 
     fixture.time.now += 2
     fixture.spool.keep([send(b"later", topic="U")])
     fixture.time.now += 1
-    fixture.spool.close(Deadline.after(5))
+    fixture.spool.close(Deadline.after(30.0))
     assert [one.request.body for one in fixture.resender.sent] == [b"due"]
     assert fixture.resender.closed
     fixture.open()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rocketmq_spark.errors import SpoolError, SpoolFull
 from rocketmq_spark.spool import store as store_module
-from rocketmq_spark.spool.keys import RECORD, numbered
+from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.keys import OWNER, RECORD, numbered
 from rocketmq_spark.spool.mending import dead_ones
-from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.records import Record, SpoolOwner
 from rocketmq_spark.spool.store import Again, Dead, Done, Store, Verdict, Work
 from tests.spool.bench import record
 
@@ -258,26 +261,107 @@ def test_g2_10_any_number_of_dead_comes_back_in_portions(path: Path, monkeypatch
     store.close()
 
 
+A_CLUSTER = SpoolOwner(("a:1", "b:1"), "", "environment '1' (id)")
+OTHERS = (
+    dataclasses.replace(A_CLUSTER, environment="environment '2' (id)"),
+    dataclasses.replace(A_CLUSTER, environment=""),
+    dataclasses.replace(A_CLUSTER, namespace="n"),
+    dataclasses.replace(A_CLUSTER, servers=("c:1",)),
+    dataclasses.replace(A_CLUSTER, purpose="the delay service"),
+)
+
+
 def test_3_1_a_spool_with_records_keeps_its_owner_and_an_empty_one_takes_another(path: Path) -> None:
     store = Store(path)
-    store.belong("environment '1'")
+    store.belong(A_CLUSTER)
     store.add([(record(b"x"), 0)])
     store.close()
     store = Store(path)
-    store.belong("environment '1'")
-    for other in ("environment '2'", ""):
-        with pytest.raises(SpoolError, match=f"holds sends of environment '1', not of {other or 'no environment'}"):
+    store.belong(A_CLUSTER)
+    for other in OTHERS:
+        with pytest.raises(SpoolError, match="holds records of the cluster of a:1;b:1, environment '1'") as caught:
             store.belong(other)
+        assert f"not of {other}" in str(caught.value)
     (work,) = store.take(0, 1)
     store.settle([(work, Dead("no"))], 0)
-    with pytest.raises(SpoolError, match="holds sends of environment '1'"):  # dead letters may be sent again, too
-        store.belong("")
+    for other in OTHERS:  # dead letters may be sent again, too
+        with pytest.raises(SpoolError, match="holds records of"):
+            store.belong(other)
+    store.belong(A_CLUSTER)
     store.revive(0)
     store.settle([(work, Done()) for work in store.take(0, 1)], 0)
-    store.belong("")
+    store.belong(OTHERS[0])
     store.add([(record(b"y"), 0)])
-    with pytest.raises(SpoolError, match="holds sends of no environment, not of environment '1'"):
-        store.belong("environment '1'")
+    with pytest.raises(SpoolError, match=r"holds records of .*environment '2'"):
+        store.belong(A_CLUSTER)
+    store.belong(A_CLUSTER, force=True)
+    with pytest.raises(SpoolError, match=r"holds records of .*environment '1'"):
+        store.belong(OTHERS[0])
+    store.close()
+
+
+def test_a_cluster_is_the_same_while_one_of_its_servers_is(path: Path) -> None:
+    store = Store(path)
+    store.belong(A_CLUSTER)
+    store.add([(record(b"x"), 0)])
+    for servers in (("b:1", "c:1"), ("c:1",), ("c:1", "d:1")):
+        store.belong(dataclasses.replace(A_CLUSTER, servers=servers))
+    with pytest.raises(SpoolError):
+        store.belong(A_CLUSTER)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "owner"),
+    [
+        (b"", SpoolOwner(("a:1",), "n")),
+        (b"environment '1' (id)", SpoolOwner(("a:1",), "n", "environment '1' (id)")),
+        (b"the delay service, group 'g'", SpoolOwner(("a:1",), "n", "", "the delay service, group 'g'")),
+    ],
+)
+def test_what_an_earlier_release_wrote_goes_on(path: Path, written: bytes, owner: SpoolOwner) -> None:
+    """It said nothing of a cluster or a namespace; whoever opens it first says both."""
+    store = Store(path)
+    store.add([(record(b"x"), 0)])
+    store._db.write([(OWNER[0], written)])
+    for other in (
+        dataclasses.replace(owner, environment="environment '2' (id)"),
+        dataclasses.replace(owner, purpose="p"),
+    ):
+        with pytest.raises(SpoolError):
+            store.belong(other)
+    store.belong(owner)
+    with pytest.raises(SpoolError):
+        store.belong(dataclasses.replace(owner, servers=("b:1",)))
+    store.close()
+
+
+@pytest.mark.parametrize("sync", ["always", "batch"])
+@pytest.mark.parametrize("written", [False, True])
+def test_ctrl_c_in_a_write_gives_no_number_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, written: bool
+) -> None:
+    """Whether it comes before or after the disk has the record: the next one does not take its place."""
+    store = Store(path, sync)
+    store.add([(record(b"1", lane=b"l"), 1)])
+    write = Database.write
+
+    def interrupted(self: Database, *args: Any, **kwargs: Any) -> None:
+        if written:
+            write(self, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.add([(record(b"2", lane=b"l"), 1)])
+    store.add([(record(b"3", lane=b"l"), 1)])
+    found = []
+    while works := store.take(1, 10):
+        found += payloads(works)
+        store.settle([(work, Done()) for work in works], 1)
+    assert found == ([b"1", b"2", b"3"] if written else [b"1", b"3"])
+    assert (len(store), store.holds(b"l")) == (0, False)
     store.close()
 
 

@@ -1,7 +1,7 @@
 """Bodies against what the Java classes print, and against captured exchanges."""
 
 import json
-import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +11,7 @@ from rocketmq_spark.wire import bodies, header
 from rocketmq_spark.wire.bodies import ConsumeProgress, GroupMembership, TopicConfig
 from rocketmq_spark.wire.subscription import parse_subscription
 from tests.harness import check_decoder, unhex, vectors
+from tests.helpers import raising
 
 LIVE = {case["label"]: case for case in vectors("live_exchanges")}
 
@@ -44,7 +45,14 @@ def test_routes(case):
         route = bodies.route("T", unhex(case[encoding]))
         flags = {q.broker_name: q.topic_sys_flag for q in route.queues}
         queues = tuple(QueueData(q.broker_name, q.read_queues, q.write_queues, q.perm) for q in route.queues)
-        assert (queues, route.brokers, route.order_conf) == (expected.queues, expected.brokers, expected.order_conf)
+        brokers = {name: replace(data, acting=False) for name, data in route.brokers.items()}
+        assert (queues, brokers, route.order_conf) == (expected.queues, expected.brokers, expected.order_conf)
+        for told in json.loads(unhex(case["encoded_standard"]))["brokerDatas"]:
+            data = route.brokers[told["brokerName"]]
+            unwritten = [not q.perm & 2 for q in queues if q.broker_name == data.broker_name]
+            assert data.acting is (
+                told["enableActingMaster"] and data.master is not None and all(unwritten) and any(unwritten)
+            )
         assert all(0 <= flag < 4 for flag in flags.values())
         check_decoder(lambda data: bodies.route("T", data), unhex(case[encoding]), route)
 
@@ -97,13 +105,13 @@ def test_topic_stats_in_another_order_are_the_same():
     assert len(bodies.topic_stats("T", usual)) == 2
 
 
-def test_topic_stats_of_thousands_of_queues_are_quick():
+def test_topic_stats_of_thousands_of_queues_are_read_without_json(monkeypatch):
+    """0.03 s instead of 0.2."""
     key = '{"brokerName":"broker-a","queueId":%d,"topic":"T"}'
     value = '{"lastUpdateTimestamp":1795159949122,"maxOffset":3,"minOffset":0}'
     body = '{"offsetTable":{%s},"topicPutTps":0.0}' % ",".join(f"{key % i}:{value}" for i in range(5000))  # noqa: UP031
-    begin = time.process_time()
+    monkeypatch.setattr(bodies, "_by_queue", raising(AssertionError("json")))
     assert len(bodies.topic_stats("T", body.encode())) == 5000
-    assert time.process_time() - begin < 1  # measured: 0.03 s
 
 
 @golden("ConsumeStats")
@@ -164,7 +172,7 @@ def test_heartbeats(case):
             message_model=consumer["messageModel"],
             consume_from_where=consumer["consumeFromWhere"],
             unit_mode=consumer["unitMode"],
-            version_ms=consumer["subscriptionDataSet"][0]["subVersion"],
+            versions_ms={one["topic"]: one["subVersion"] for one in consumer["subscriptionDataSet"]},
         )
         for consumer in expected["consumerDataSet"]
     ]

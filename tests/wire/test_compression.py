@@ -11,7 +11,7 @@ from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.compression import compress, decompress, smaller
-from tests.harness import check_decoder, outcome, peak_bytes, vectors
+from tests.harness import check_decoder, left_behind, outcome, peak_bytes, vectors
 
 KINDS = [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD]
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -72,6 +72,18 @@ def test_the_exact_bound_of_every_body(kind):
 def test_bombs_do_not_unfold(kind):
     packed = compress(bytes(200_000_000), kind)
     assert peak_bytes(lambda: decompress(packed, kind, 1_000_000)) < 3_500_000
+
+
+@every_kind
+def test_bodies_that_cannot_be_decompressed_leave_nothing_behind(kind):
+    packed = compress(b"".join(b"%d " % i for i in range(2000)), kind)
+    broken = packed[:12] + b"\xff" * 16
+
+    def fail() -> None:
+        with pytest.raises(DecodeError):
+            decompress(broken, kind)
+
+    assert left_behind(fail, 100) < 100_000  # a whole chunk each is 26 MB
 
 
 @every_kind

@@ -10,7 +10,7 @@ from rocketmq_spark.codes import MAX_FRAME_BYTES, Flag, Language, SerializeType
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Command, decode, encode, encode_header
 from tests import strategies
-from tests.harness import check_decoder, unhex, vectors
+from tests.harness import check_decoder, in_one_test, unhex, vectors
 
 KEYS = ("frame_json", "frame_fast_json", "frame_rocketmq", "frame_fast_rocketmq")
 FRAMES = [(case, key) for case in vectors("remoting_frames") for key in KEYS]
@@ -31,12 +31,12 @@ def expected(case, binary):
     )
 
 
-@pytest.mark.parametrize(("case", "key"), FRAMES, ids=ids)
+@in_one_test(("case", "key"), FRAMES)
 def test_java_frames_are_read(case, key):
     check_decoder(decode, unhex(case[key])[4:], expected(case, "rocketmq" in key))
 
 
-@pytest.mark.parametrize(("case", "key"), FRAMES, ids=ids)
+@in_one_test(("case", "key"), FRAMES)
 def test_our_frames_are_javas_bytes(case, key):
     kind = SerializeType.ROCKETMQ if "rocketmq" in key else SerializeType.JSON
     golden = unhex(case[key])

@@ -44,7 +44,7 @@ def test_how_a_member_is() -> None:
         stacks='"main"\n',
     )
     told = read_json(
-        member_bodies.running_info(info, GroupMembership("g", {"t": parse_subscription("a")}, version_ms=4))
+        member_bodies.running_info(info, GroupMembership("g", {"t": parse_subscription("a")}, versions_ms={"t": 4}))
     )
     (queue,) = told["mqTable"].values()
     assert (queue["commitOffset"], queue["cachedMsgCount"], queue["cachedMsgSizeInMiB"]) == (5, 2, 3)

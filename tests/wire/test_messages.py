@@ -1,5 +1,7 @@
 """Stored messages and batches against the broker's own encoder and the Java client's decoder."""
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,21 +20,18 @@ from rocketmq_spark.wire.messages import (
     decode_leniently,
     decode_messages,
     encode_batch,
+    stamp,
 )
 from rocketmq_spark.wire.properties import encode_properties
 from tests import strategies
-from tests.harness import check_decoder, outcome, store, unhex, vectors
+from tests.harness import check_decoder, in_one_test, outcome, store, unhex, vectors
 
 STORED = vectors("stored_messages")
 PULLED = vectors("pull_bodies")
 BATCHES = vectors("batch_bodies")
 
 
-def numbered(cases):
-    return pytest.mark.parametrize("case", cases, ids=[f"{i}-{c.get('label', '')}" for i, c in enumerate(cases)])
-
-
-@numbered(STORED)
+@in_one_test("case", STORED)
 def test_stored_messages(case):
     data, expected = unhex(case["stored"]), case["decoded"]
     (message,) = decode_messages(data, "broker-a", check_crc=True)
@@ -57,7 +56,7 @@ def test_stored_messages(case):
     check_decoder(lambda b: decode_messages(b, "broker-a"), data, [message])
 
 
-@numbered(STORED)
+@in_one_test("case", STORED)
 def test_the_encoder_of_these_tests_is_the_brokers(case):
     data, expected = unhex(case["stored"]), case["decoded"]
     (message,) = decode_messages(data)
@@ -98,7 +97,7 @@ def properties_length(data, expected):
     return data[at : at + 2]
 
 
-@numbered(PULLED)
+@in_one_test("case", PULLED)
 def test_pulled_bodies(case):
     data = unhex(case["body"])
     found = []
@@ -139,8 +138,9 @@ def test_messages_behind_a_bad_one_can_be_read():
         assert len(decode_at(data, start, end)) == 1
 
 
-@numbered(
-    [case for case in vectors("live_exchanges") if case["label"].startswith("pull") and case["response_body_length"]]
+@in_one_test(
+    "case",
+    [case for case in vectors("live_exchanges") if case["label"].startswith("pull") and case["response_body_length"]],
 )
 def test_live_pulls(case):
     request = header.decode(unhex(case["request"])[4:])
@@ -163,7 +163,7 @@ def test_live_message_born_over_ipv6():
     assert message.store_host == "127.0.0.1:21911"
 
 
-@numbered(BATCHES)
+@in_one_test("case", BATCHES)
 def test_batches(case):
     items = [
         BatchItem(unhex(item["body"]), encode_properties(item["properties"]), item["flag"]) for item in case["messages"]
@@ -174,7 +174,7 @@ def test_batches(case):
 
 
 @pytest.mark.parametrize("kind", [None, SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD])
-@numbered(BATCHES)
+@in_one_test("case", BATCHES)
 def test_inner_batches(case, kind):
     body, flags = unhex(case["encoded"]), int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
     if kind and body:
@@ -257,7 +257,7 @@ def test_crc_is_checked_on_demand():
         decode_messages(bytes(data), check_crc=True)
 
 
-@numbered(vectors("crc"))
+@in_one_test("case", vectors("crc"))
 def test_crc(case):
     data = unhex(case["data"])
     assert messages.body_crc(data) == case["crc"]
@@ -295,9 +295,59 @@ def test_a_view_is_as_good_as_bytes():
     assert all(type(message.body) is bytes for message in decode_messages(memoryview(data)))
 
 
+@pytest.mark.parametrize("v6", [(), ("born",), ("stored",), ("born", "stored")])
+def test_when_a_message_was_stored_is_known_without_decoding_it(v6):
+    hosts = {name: (b"\x01" * (16 if name in v6 else 4), 7) for name in ("born", "stored")}
+    whole = store("t", b"no zlib", queue_offset=9, store_ms=777, sys_flag=SysFlag.COMPRESSED, **hosts)
+    assert stamp(whole + b"more") == (9, 777, False)
+    assert stamp(store("t", b"x", queue_offset=9, store_ms=777, sys_flag=SysFlag.INNER_BATCH)) == (9, 777, True)
+    for cut in (0, 40, 80):
+        assert stamp(whole[:cut]) is None
+    assert stamp(whole[:4] + b"\0\0\0\0" + whole[8:]) is None
+
+
 def test_messages_of_a_queue_are_said_to_be_of_it_whatever_is_stored():
     """A consumer knows its queue by the user's name, and what cannot be decoded says nothing."""
     queue = MessageQueue("t", "b", 3)
     good = store("ns%t", b"x", queue_id=1)
     found = list(decode_leniently(good + b"\0" * 100, "b", queue=queue))
     assert [(m.topic, m.queue, m.decode_error is None) for m in found] == [("t", queue, True), ("t", queue, False)]
+
+
+class Counted:
+    """Counts how often a size is read."""
+
+    size, reads = 4, 0
+
+    def unpack_from(self, data: bytes, at: int) -> tuple[int]:
+        self.reads += 1
+        return struct.unpack_from(">i", data, at)
+
+
+def test_what_seems_to_be_messages_behind_a_bad_one_is_followed_once(monkeypatch):
+    """Each of them leads to the next, and the last to nowhere: followed anew from each, that is a minute for 4 MiB."""
+    seeming = store("T", b"")
+    data = bytes(8) + 2000 * seeming + bytes(3)
+    monkeypatch.setattr(messages, "_INT", counted := Counted())
+    (raw,) = decode_leniently(data)
+    assert raw.body == data
+    assert raw.decode_error is not None
+    assert 2000 <= counted.reads < 2 * 2000 + 10
+
+
+@given(
+    st.lists(st.sampled_from([store("T", b"x"), store("T", b""), b"\0", b"\xda\xa3\x20\xa7", bytes(90)]), max_size=8)
+)
+def test_reading_goes_on_where_messages_follow_each_other_to_the_end(parts):
+    data = bytes(4) + b"".join(parts)
+
+    def leads_to_the_end(start: int) -> bool:
+        try:
+            return data[start + 4 : start + 8] == store("T", b"")[4:8] and bool(list(boundaries(data[start:])))
+        except DecodeError:
+            return False
+
+    expected = next((start for start in range(1, len(data)) if leads_to_the_end(start)), len(data))
+    first, *others = decode_leniently(data)
+    assert len(first.body) == expected
+    assert len(others) == len(list(boundaries(data[expected:])))

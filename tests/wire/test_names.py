@@ -47,6 +47,19 @@ def test_topics_of_applications():
     assert [name for name in everything if names.is_user_topic(name, {"broker-a"})] == ["mine"]
 
 
+def test_the_topic_behind_a_retry_topic_of_pops():
+    """Of both kinds; that of pushes holds messages of all topics, which say themselves where they belong."""
+    for group, topic, normal in (
+        ("g", "%RETRY%g+orders", "orders"),
+        ("g", "%RETRY%g_orders", "orders"),
+        ("g", "%RETRY%g", "%RETRY%g"),
+        ("g", "%RETRY%other+orders", "%RETRY%other+orders"),
+        ("n%g", "%RETRY%n%g_n%orders", "n%orders"),
+        ("g", "orders", "orders"),
+    ):
+        assert names.normal_topic(topic, group) == normal
+
+
 def test_topics_of_a_group():
     assert names.retry_topic("g") == "%RETRY%g"
     assert names.dlq_topic("g") == "%DLQ%g"

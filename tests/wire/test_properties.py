@@ -8,12 +8,12 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved, message_properties
 from tests import strategies
-from tests.harness import vectors
+from tests.harness import in_one_test, vectors
 
 CASES = vectors("properties")
 
 
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@in_one_test("case", CASES)
 def test_reading_as_java(case):
     assert bytes.fromhex(case["encoded_utf8"]).decode() == case["encoded"]
     assert decode_properties(case["encoded"]) == case["decoded"]
@@ -22,7 +22,7 @@ def test_reading_as_java(case):
 WRITTEN = [case for case in CASES if case["properties"] is not None]
 
 
-@pytest.mark.parametrize("case", WRITTEN, ids=range(len(WRITTEN)))
+@in_one_test("case", WRITTEN)
 def test_writing_as_java(case):
     pairs = {name: value for name, value in case["properties"].items() if value is not None}
     if "" in pairs or any(c in text for pair in pairs.items() for text in pair for c in "\x01\x02"):
@@ -68,6 +68,15 @@ def test_properties_of_a_message():
         "KEYS": "k1 k2", "TAGS": "red", "amount": "5", "UNIQ_KEY": "id", "WAIT": None,
     }  # fmt: skip
     assert message_properties(Message("T", b"")) == {}
+
+
+@pytest.mark.parametrize("keys", [["John Smith"], ("a", "b "), ["", " "]])
+def test_a_key_with_a_blank_is_refused_from_users_and_a_text_of_several_is_not(keys):
+    with pytest.raises(MessageRefused, match="has a blank, and RocketMQ splits keys at blanks"):
+        message_properties(Message("T", b"", keys=keys))
+    assert message_properties(Message("T", b"", keys=" ".join(keys) + " k")) == {
+        "KEYS": " ".join([*"".join(f"{key} " for key in keys).split(), "k"])
+    }
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_PROPERTIES), "__RMQ.TRANSIENT.NEW"])

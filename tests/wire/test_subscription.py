@@ -4,7 +4,7 @@ import pytest
 
 from rocketmq_spark.java_strings import string_hash
 from rocketmq_spark.wire.subscription import Subscription, parse_subscription
-from tests.harness import vectors
+from tests.harness import in_one_test, vectors
 
 CASES = vectors("subscriptions")
 
@@ -25,7 +25,7 @@ def test_expressions(case):
 HASHES = [case for case in vectors("select_by_hash") if case["arg_type"] == "String"]
 
 
-@pytest.mark.parametrize("case", HASHES, ids=range(len(HASHES)))
+@in_one_test("case", HASHES)
 def test_hash_is_javas(case):
     assert string_hash(case["arg"]) == case["java_hash"]
 

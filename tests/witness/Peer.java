@@ -1,6 +1,5 @@
 import com.alibaba.fastjson.JSON;
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
+import java.io.PrintStream;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.Map;
@@ -14,28 +13,38 @@ import org.apache.rocketmq.remoting.protocol.body.Connection;
 
 /** Single questions to RocketMQ's own client: what=hash, query or producers. Prints one JSON object for each answer. */
 public class Peer {
-    public static void main(String[] arguments) throws Exception {
-        Map options = Send.options(arguments);
+    public static void run(Map options, PrintStream out) throws Exception {
         String what = (String) options.get("what");
         DefaultMQProducer producer = new DefaultMQProducer("witness_peer");
+        producer.setInstanceName(Send.instance());
         producer.setNamesrvAddr((String) options.get("nameServer"));
         producer.setSendMsgTimeout(10000);
         producer.start();
-        if (what.equals("hash")) {
-            hash(producer, (String) options.get("topic"));
-        } else if (what.equals("query")) {
-            query(producer, (String) options.get("topic"), (String) options.get("key"));
-        } else {
-            producers(producer, (String) options.get("broker"), (String) options.get("group"));
+        try {
+            Peer one = new Peer(producer, out);
+            if (what.equals("hash")) {
+                one.hash((String) options.get("topic"), (String) options.get("keys"));
+            } else if (what.equals("query")) {
+                one.query((String) options.get("topic"), (String) options.get("key"));
+            } else {
+                one.producers((String) options.get("broker"), (String) options.get("group"));
+            }
+        } finally {
+            producer.shutdown();
         }
-        System.out.flush();
-        System.exit(0);
     }
 
-    /** Sends a message for each key of a JSON array on standard input; the queue that it chose. */
-    private static void hash(DefaultMQProducer producer, String topic) throws Exception {
-        String text = new BufferedReader(new InputStreamReader(System.in, "UTF-8")).readLine();
-        for (Iterator keys = JSON.parseArray(text).iterator(); keys.hasNext();) {
+    private final DefaultMQProducer producer;
+    private final PrintStream out;
+
+    Peer(DefaultMQProducer producer, PrintStream out) {
+        this.producer = producer;
+        this.out = out;
+    }
+
+    /** Sends a message for each key of a JSON array; the queue that it chose. */
+    private void hash(String topic, String given) throws Exception {
+        for (Iterator keys = JSON.parseArray(given).iterator(); keys.hasNext();) {
             Message message = new Message(topic, "x".getBytes());
             SendResult result = producer.send(message, new SelectMessageQueueByHash(), keys.next());
             say("queue", Integer.valueOf(result.getMessageQueue().getQueueId()));
@@ -43,7 +52,7 @@ public class Peer {
     }
 
     /** The ids of the messages that the index finds for a key, as soon as it finds any. */
-    private static void query(DefaultMQProducer producer, String topic, String key) throws Exception {
+    private void query(String topic, String key) throws Exception {
         long end = System.currentTimeMillis() + 10000;
         while (System.currentTimeMillis() < end) {
             try {
@@ -61,7 +70,7 @@ public class Peer {
     }
 
     /** Client id and language of every connection of a producer group at a broker. */
-    private static void producers(DefaultMQProducer producer, String broker, String group) throws Exception {
+    private void producers(String broker, String group) throws Exception {
         Iterator found = producer.getDefaultMQProducerImpl().getMqClientFactory().getMQClientAPIImpl()
             .getProducerConnectionList(broker, group, 3000).getConnectionSet().iterator();
         while (found.hasNext()) {
@@ -70,9 +79,9 @@ public class Peer {
         }
     }
 
-    private static void say(String name, Object value) {
+    private void say(String name, Object value) {
         Map line = new LinkedHashMap();
         line.put(name, value);
-        System.out.println(JSON.toJSONString(line));
+        out.println(JSON.toJSONString(line));
     }
 }

@@ -5,47 +5,31 @@ import java.util.HashMap;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.Set;
 import java.util.TreeSet;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * RocketMQ's own consumer as a witness: prints everything that the queues of a topic (or of A,B) hold now, one JSON object each. With
- * count it waits until it has seen so many, for as long as some come within 20 s; bodies=true prints these, too.
+ * count it waits until it has seen so many, for as long as some come within 20 s, and for the topics; bodies=true prints these, too.
  */
 public class Read {
-    public static void main(String[] arguments) throws Exception {
-        Map options = Send.options(arguments);
-        String[] topics = ((String) options.get("topic")).split(",");
-        PrintStream out = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false, "UTF-8");
-        out = new PrintStream(new java.io.BufferedOutputStream(out, 1 << 16), false, "UTF-8");
+    public static void run(Map options, PrintStream out) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("witness_read");
+        consumer.setInstanceName(Send.instance());
         consumer.setNamesrvAddr((String) options.get("nameServer"));
         consumer.start();
-        Read one = new Read(consumer, out, "true".equals(options.get("bodies")));
-        TreeSet queues = new TreeSet();
-        for (int i = 0; i < topics.length; i++) {
-            queues.addAll(consumer.fetchSubscribeMessageQueues(topics[i]));
+        try {
+            Read one = new Read(consumer, out, "true".equals(options.get("bodies")));
+            one.read(((String) options.get("topic")).split(","), Long.parseLong((String) options.get("count")));
+        } finally {
+            consumer.shutdown();
         }
-        long count = Long.parseLong((String) options.get("count"));
-        long until = System.currentTimeMillis() + 20000;
-        // One pull after the other: a LitePull consumer may show again what it had before it was told to seek.
-        do {
-            long before = one.seen;
-            for (Iterator all = queues.iterator(); all.hasNext();) {
-                one.read((MessageQueue) all.next());
-            }
-            if (one.seen > before) {
-                until = System.currentTimeMillis() + 20000;
-            } else if (one.seen < count) {
-                Thread.sleep(20);
-            }
-        } while (one.seen < count && System.currentTimeMillis() < until);
-        out.flush();
-        System.exit(0);
     }
 
     private final DefaultMQPullConsumer consumer;
@@ -58,6 +42,43 @@ public class Read {
         this.consumer = consumer;
         this.out = out;
         this.bodies = bodies;
+    }
+
+    private void read(String[] topics, long count) throws Exception {
+        long until = System.currentTimeMillis() + 20000;
+        TreeSet queues = new TreeSet();
+        for (int i = 0; i < topics.length; i++) {
+            queues.addAll(queuesOf(topics[i], count > 0 ? until : 0));
+        }
+        // One pull after the other: a LitePull consumer may show again what it had before it was told to seek.
+        do {
+            long before = seen;
+            for (Iterator all = queues.iterator(); all.hasNext();) {
+                read((MessageQueue) all.next());
+            }
+            if (seen > before) {
+                until = System.currentTimeMillis() + 20000;
+            } else if (seen < count) {
+                Thread.sleep(20);
+            }
+        } while (seen < count && System.currentTimeMillis() < until);
+        if (seen < count) {
+            throw new IllegalStateException(seen + " of " + count + " messages, and no more for 20 s");
+        }
+    }
+
+    /** The topic of dead letters, for one, is made by the first of them. */
+    private Set queuesOf(String topic, long until) throws Exception {
+        while (true) {
+            try {
+                return consumer.fetchSubscribeMessageQueues(topic);
+            } catch (MQClientException e) {
+                if (System.currentTimeMillis() > until) {
+                    throw e;
+                }
+                Thread.sleep(20);
+            }
+        }
     }
 
     private void read(MessageQueue queue) throws Exception {

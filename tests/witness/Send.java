@@ -18,7 +18,7 @@ import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * RocketMQ's own producer as a witness. Arguments are name=value; see tests/witness/__init__.py. Prints one JSON object per
+ * RocketMQ's own producer as a witness; its options are in tests/witness/__init__.py. Prints one JSON object per
  * message that the broker acknowledged. Plain enough for Janino, which knows no lambdas and infers no type arguments.
  */
 public class Send {
@@ -37,29 +37,29 @@ public class Send {
         this.topic = (String) options.get("topic");
         this.run = (String) options.get("run");
         this.size = Integer.parseInt((String) options.get("size"));
+        this.producer.setInstanceName(instance());
         this.producer.setNamesrvAddr((String) options.get("nameServer"));
         this.producer.setSendMsgTimeout(20000);
         this.producer.setRetryTimesWhenSendFailed(5);
         this.producer.setCompressMsgBodyOverHowmuch(Integer.MAX_VALUE);
     }
 
-    public static void main(String[] arguments) throws Exception {
-        Map options = options(arguments);
-        PrintStream out = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false, "UTF-8");
-        out = new PrintStream(new java.io.BufferedOutputStream(out, 1 << 16), false, "UTF-8");
+    public static void run(Map options, PrintStream out) throws Exception {
         Send one = new Send(options, out);
         one.producer.start();
-        one.queues = new ArrayList(one.producer.fetchPublishMessageQueues(one.topic));
-        Collections.sort(one.queues);
-        if (options.containsKey("queues")) {
-            one.keep(Arrays.asList(((String) options.get("queues")).split(",")));
+        try {
+            one.queues = new ArrayList(one.producer.fetchPublishMessageQueues(one.topic));
+            Collections.sort(one.queues);
+            if (options.containsKey("queues")) {
+                one.keep(Arrays.asList(((String) options.get("queues")).split(",")));
+            }
+            String[] kinds = ((String) options.get("kinds")).split(",");
+            int first = Integer.parseInt((String) options.get("first"));
+            int count = Integer.parseInt((String) options.get("count"));
+            one.send(kinds, first, count, Integer.parseInt((String) options.get("batch")));
+        } finally {
+            one.producer.shutdown();
         }
-        String[] kinds = ((String) options.get("kinds")).split(",");
-        int first = Integer.parseInt((String) options.get("first"));
-        int count = Integer.parseInt((String) options.get("count"));
-        one.send(kinds, first, count, Integer.parseInt((String) options.get("batch")));
-        out.flush();
-        System.exit(0);
     }
 
     static Map options(String[] arguments) {
@@ -69,6 +69,11 @@ public class Send {
             found.put(arguments[i].substring(0, at), arguments[i].substring(at + 1));
         }
         return found;
+    }
+
+    /** Clients of one name share their connections and name server; each call is a client of its own. */
+    static String instance() {
+        return "witness-" + System.nanoTime();
     }
 
     private void send(String[] kinds, int first, int count, int batch) throws Exception {

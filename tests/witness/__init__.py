@@ -2,23 +2,29 @@
 
 The class path is that of the local broker, whose jars hold the client; lz4 and zstd come from PySpark's jars. The
 compiler is Janino, which PySpark brings along too: a JRE is enough, and it is faster than javac. It knows no lambdas
-and infers no type arguments. One JVM per call. ``java_peer`` in tests/fix_broker.py is a fixture for it.
+and infers no type arguments. What it compiled stays in the virtual environment. One JVM serves the calls of this process, a
+second one those that come while it is busy; members of a group are processes of their own (``java_command``).
+``java_peer`` in tests/fix_broker.py is a fixture for it.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
 import functools
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyspark
 
@@ -125,7 +131,9 @@ def java_send_to(name_server: str, topic: str, queues: Iterable[int], count: int
 
 
 def java_read(name_server: str, topic: str, count: int = 0, bodies: bool = False) -> list[Record]:
-    """Everything that the topic (or several: ``a,b``) holds now; ``count`` are waited for while some come within 20 s."""
+    """Everything that the topic (or several: ``a,b``) holds now. ``count`` are waited for while some come within 20 s, and
+    fewer are an error.
+    """
     options = {"nameServer": name_server, "topic": topic, "count": count, "bodies": str(bodies).lower()}
     return list(_records("Read", options))
 
@@ -138,7 +146,7 @@ class JavaPeer:
 
     def hash_queues(self, topic: str, keys: Iterable[str]) -> list[int]:
         """Sends a message per key with ``SelectMessageQueueByHash``; the queue ids that were chosen."""
-        return [answer["queue"] for answer in self._ask("hash", json.dumps(list(keys)), topic=topic)]
+        return [answer["queue"] for answer in self._ask("hash", topic=topic, keys=json.dumps(list(keys)))]
 
     def read(self, topic: str, count: int) -> list[Record]:
         """All messages of a topic with their bodies, once there are so many."""
@@ -152,8 +160,8 @@ class JavaPeer:
         """Client id and language of each producer of ``group`` that the broker knows."""
         return [answer["client"] for answer in self._ask("producers", broker=broker_address, group=group)]
 
-    def _ask(self, what: str, given: str = "", **options: str) -> list[dict[str, Any]]:
-        printed = run_java("Peer", {"what": what, "nameServer": self.name_server, **options}, given=given)
+    def _ask(self, what: str, **options: str) -> list[dict[str, Any]]:
+        printed = run_java("Peer", {"what": what, "nameServer": self.name_server, **options})
         return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
@@ -163,25 +171,74 @@ def _records(main_class: str, options: Mapping[str, object]) -> Iterator[Record]
             yield Record(**json.loads(line))
 
 
-def run_java(main_class: str, options: Mapping[str, object], timeout_s: float = 300.0, given: str = "") -> str:
-    """Run one of the classes beside this file with ``name=value`` arguments; what it printed.
+def run_java(name: str, options: Mapping[str, object], timeout_s: float = 300.0) -> str:
+    """Call ``run`` of one of the classes beside this file with these options; what it printed."""
+    jvm = _idle.pop() if _idle else _Jvm()
+    printed = jvm.call(name, {key: str(value) for key, value in options.items()}, timeout_s)
+    _idle.append(jvm)
+    if printed.failure is not None:
+        raise RuntimeError(f"{name} failed:\n{printed.failure[-3000:]}")
+    return printed.out
 
-    ``given`` is its standard input: one line.
-    """
-    command = [*java_command(main_class), *(f"{name}={value}" for name, value in options.items())]
-    done = subprocess.run(command, input=given.encode(), capture_output=True, timeout=timeout_s, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{main_class} ended with {done.returncode}:\n{done.stderr.decode()[-3000:]}")
-    return done.stdout.decode()
+
+def mqadmin(command: str, *arguments: str) -> str:
+    """What RocketMQ's own tool printed."""
+    return run_java("Tool", {"arguments": json.dumps([command, *arguments])}, timeout_s=120)
+
+
+class _Printed(NamedTuple):
+    out: str
+    failure: str | None
+
+
+class _Jvm:
+    """A JVM that serves one call after the other, until this process ends."""
+
+    def __init__(self) -> None:
+        self._errors = Path(_scratch().name, f"errors-{uuid.uuid4().hex[:8]}")
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                _java("Main"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8"
+            )
+        atexit.register(self._end)
+
+    def call(self, name: str, options: Mapping[str, str], timeout_s: float) -> _Printed:
+        given, printed = self._process.stdin, self._process.stdout
+        assert given is not None
+        assert printed is not None
+        timer = threading.Timer(timeout_s, self._process.kill)
+        timer.start()
+        try:
+            given.write(json.dumps({"call": name, "options": options}) + "\n")
+            given.flush()
+            lines: list[str] = []
+            for line in iter(printed.readline, ""):
+                if line.startswith("##"):
+                    return _Printed("".join(lines), json.loads(line[2:]).get("failure"))
+                lines.append(line)
+        finally:
+            timer.cancel()
+        code, errors = self._process.wait(), self._errors.read_text("utf-8", "replace")
+        raise RuntimeError(f"{name} did not end within {timeout_s:g} s, or its JVM died ({code}):\n{errors[-3000:]}")
+
+    def _end(self) -> None:
+        self._process.communicate()
+
+
+_idle: list[_Jvm] = []
 
 
 def java_command(main_class: str) -> list[str]:
-    """What runs one of the classes; its ``name=value`` arguments come behind it."""
-    classes = compiled()
+    """What runs one of the classes in a JVM of its own; its ``name=value`` arguments come behind it."""
+    return [*_java("Main"), main_class]
+
+
+def _java(main_class: str) -> list[str]:
+    home = _scratch().name
     return [
-        *quick_java(), "-Xmx256m", "-Dfile.encoding=UTF-8", f"-Duser.home={classes}",
-        "-cp", os.pathsep.join([class_path(), str(classes)]),
-        "Main", main_class,
+        *quick_java(), "-Xmx256m", "-Dfile.encoding=UTF-8", f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+        "-cp", os.pathsep.join([class_path(), str(compiled())]),
+        main_class,
     ]  # fmt: skip
 
 
@@ -192,24 +249,28 @@ def quick_java() -> list[str]:
     return [str(find_java().path), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *parsed]
 
 
-def mqadmin(home: Path, command: str, *arguments: str) -> str:
-    """What RocketMQ's own tool printed; ``home`` is where it writes its logs."""
-    jars = os.pathsep.join(map(str, distro.fetch(["core", "tools"], quiet=True)))
-    flags = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-cp", jars]
-    call = [*quick_java(), *flags, "org.apache.rocketmq.tools.command.MQAdminStartup", command, *arguments]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout + done.stderr
-
-
 @functools.cache
 def class_path() -> str:
-    return os.pathsep.join([*map(str, distro.fetch(["core"], quiet=True)), *_pyspark_jars("lz4-java", "zstd-jni")])
+    jars = [*distro.fetch(["core"], quiet=True), *distro.fetch(["tools"], quiet=True)]
+    return os.pathsep.join([*map(str, jars), *_pyspark_jars("lz4-java", "zstd-jni")])
 
 
 @functools.cache
 def compiled() -> Path:
-    """The folder with the compiled classes; it lives as long as this process."""
-    folder = Path(_scratch().name)
+    """The folder with the compiled classes, which all processes share: its name says what they were compiled from."""
+    made_of = b"".join(source.read_bytes() for source in SOURCES) + class_path().encode()
+    folder = Path(sys.prefix, f"witness-{hashlib.sha256(made_of).hexdigest()[:12]}")
+    if not folder.exists():
+        part = Path(tempfile.mkdtemp(prefix="witness-", dir=sys.prefix))
+        _compile(part)
+        try:
+            part.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(part)
+    return folder
+
+
+def _compile(folder: Path) -> None:
     compiler = os.pathsep.join(_pyspark_jars("janino", "commons-compiler"))
     command = [
         str(find_java().path), "-XX:TieredStopAtLevel=1", "-cp", compiler,
@@ -219,7 +280,6 @@ def compiled() -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode or not all((folder / f"{source.stem}.class").exists() for source in SOURCES):
         raise RuntimeError(f"the Java witness does not compile:\n{done.stdout}{done.stderr}")
-    return folder
 
 
 def _pyspark_jars(*names: str) -> list[str]:

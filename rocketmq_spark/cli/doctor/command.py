@@ -10,7 +10,7 @@ import click
 
 from rocketmq_spark.cli.command import Command
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.output import Output, width_of, wrapped
+from rocketmq_spark.cli.output import Output, shown, width_of, wrapped
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.doctor.findings import Finding
@@ -70,4 +70,4 @@ def lines(finding: Finding, width: int | None) -> list[str]:
     """One line; where a terminal is narrower, more of them, the others indented."""
     text = f"{finding.level.value:<{_INDENT}}{finding.check}: {finding.found}"
     text += f". {finding.remedy}" if finding.remedy else ""
-    return wrapped(text, width, _INDENT)
+    return wrapped(shown(text), width, _INDENT)

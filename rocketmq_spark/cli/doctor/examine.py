@@ -18,6 +18,7 @@ from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.connection import GROUP, Target
 from rocketmq_spark.cli.doctor import ask_proxies, machine, servers, traffic
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
+from rocketmq_spark.cli.lag_view import under_way
 from rocketmq_spark.client import readers
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -102,6 +103,9 @@ def of_name_servers(client: Client, options: Options) -> Iterator[tuple[Finding,
     """Each, and whether it can be used."""
     for address in options.name_server:
         error = _refused(client, address, rpc.GET_BROKER_CLUSTER_INFO.request())
+        if isinstance(error, NotSupported) and not client.admin.name_servers.routes_at(address):
+            yield servers.of_a_broker(address), False
+            continue
         usable = error is None or isinstance(error, AccessDenied | NotSupported)
         yield servers.name_server(address, error, options.tls), usable
 
@@ -214,7 +218,7 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
             yield failed(f"group {own}", e, "Look at the brokers")
     if subject.checkpoint is not None:
         try:
-            yield from _of_checkpoint(client, subject.checkpoint)
+            yield from _of_checkpoint(target, subject.checkpoint)
         except RocketMQError as e:
             yield failed(f"checkpoint {subject.checkpoint}", e, "Look at the folder")
 
@@ -225,20 +229,25 @@ def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Fin
     yield _kept(client, f"group {group}", positions.look(client, found))
 
 
-def _of_checkpoint(client: Client, folder: str) -> Iterator[Finding]:
+def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
     from rocketmq_spark.cli.checkpoint import differences
     from rocketmq_spark.source.checkpoint import last_batch
+    from rocketmq_spark.source.checkpoint import under_way as not_done
     from rocketmq_spark.source.files import folder as opened
 
     check = f"checkpoint {folder}"
+    if (read := not_done(opened(folder))) is not None:
+        silent = positions.silent(target.within(read.batch.reads).client(), {part.queue for part in read.ranges})
+        yield traffic.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))
     batch = last_batch(opened(folder))
     if batch is None or not batch.positions:
         yield broken(
             check, "has no finished batch that read RocketMQ", "Wait for the first one, or name another query's"
         )
         return
+    client = target.within(batch.reads).client()
     found, _ = differences(client, batch)
-    yield traffic.drifted(check, found)
+    yield from traffic.drifted(check, found)
     there = {one.queue: one.position for one in found if one.bounds is not None and one.position is not None}
     yield _kept(client, check, positions.look(client, there))
 

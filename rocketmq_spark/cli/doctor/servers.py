@@ -35,6 +35,14 @@ def name_server(address: str, error: RocketMQError | None, tls: bool) -> Finding
     )
 
 
+def of_a_broker(address: str) -> Finding:
+    return broken(
+        "name server",
+        f"{address} is a broker's port: it answers as one, and knows no routes",
+        "Give host and port of the name server, 9876 unless it was changed",
+    )
+
+
 def brokers(cluster: Mapping[str, BrokerData]) -> Finding:
     """Which are registered, and whether all have a master."""
     if not cluster:

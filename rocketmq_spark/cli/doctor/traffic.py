@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
-from rocketmq_spark.cli.lag_view import duration
+from rocketmq_spark.cli.lag_view import duration, waiting
 from rocketmq_spark.codes import CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Perm
 from rocketmq_spark.errors import AccessDenied, RocketMQError
 from rocketmq_spark.lag import QueueLag, total
 from rocketmq_spark.model import Filter, TopicRoute
-from rocketmq_spark.source.drift import Drift
+from rocketmq_spark.source.drift import Drift, State
 
 _TYPE = "message.type"
 # A reader that is further behind than this share of the time for which messages are kept is close to losing some.
 _CLOSE = 0.5
+_WAITING = (
+    (State.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
+    (State.AWAY, "does not answer", "See what is said of the broker; nothing is lost while it is away"),
+)
 
 
 def topic(route: TopicRoute, told: Mapping[str, str] | None) -> Iterator[Finding]:
@@ -112,15 +117,32 @@ def retention(whose: str, rows: Sequence[QueueLag], kept_ms: int | None, now_ms:
     return ok(whose, told + kept)
 
 
-def drifted(whose: str, queues: Iterable[Drift]) -> Finding:
-    """What became of the queues of a checkpoint."""
-    every = list(queues)
-    bad = [one for one in every if not one.state.lossless]
-    if not bad:
-        return ok(whose, f"goes with what brokers have, in all {len(every)} queues")
-    shown = ", ".join(f"{one.queue} {one.state.value}" for one in bad[:3])
+def under_way(whose: str, told: Mapping[str, Any]) -> Finding:
+    """The batch of a query that is not done, as ``lag_view.under_way`` has it: whether it waits for a broker."""
+    brokers = ", ".join(told["waitsFor"])
+    if not brokers:
+        return ok(whose, waiting(told))
     return broken(
         whose,
-        f"{len(bad)} of {len(every)} queues do not go with it: {shown}",
-        "See: rocketmq-spark checkpoint diff; failOnDataLoss=warn goes on without what is gone",
+        f"{waiting(told)}: no answer",
+        f"Start {brokers}: nothing is lost, and the batch goes on. To go on without: rocketmq-spark checkpoint rewind",
     )
+
+
+def drifted(whose: str, queues: Iterable[Drift]) -> Iterator[Finding]:
+    """What became of the queues of a checkpoint."""
+    every = list(queues)
+    bad = [one for one in every if not one.state.lossless and not one.state.waits]
+    if bad:
+        shown = ", ".join(f"{one.queue} {one.state.value}" for one in bad[:3])
+        yield broken(
+            whose,
+            f"{len(bad)} of {len(every)} queues do not go with it: {shown}",
+            "See: rocketmq-spark checkpoint diff; failOnDataLoss=warn goes on without what is gone",
+        )
+    for state, what, remedy in _WAITING:
+        waiting = [one.queue.broker_name for one in every if one.state is state]
+        for name in sorted(set(waiting)):
+            yield broken(whose, f"{name} {what}, and {waiting.count(name)} of {len(every)} queues wait for it", remedy)
+    if all(one.state.lossless for one in every):
+        yield ok(whose, f"goes with what brokers have, in all {len(every)} queues")

@@ -7,13 +7,14 @@ import pytest
 
 from rocketmq_spark.cli.demo.feed import Feed
 from rocketmq_spark.errors import RocketMQError
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
+from tests.helpers import awaited
 
 
 @pytest.fixture
 def orders(run, topic):
     def read(count):
-        found = eventually(
+        found = awaited(
             lambda: documents(run("tail", topic, "--no-follow", "--json").stdout), lambda found: len(found) >= count
         )
         return [json.loads(message["body"], parse_float=Decimal) for message in found]
@@ -22,7 +23,7 @@ def orders(run, topic):
 
 
 def wait_until_done(feed):
-    assert eventually(lambda: feed.done, bool)
+    assert awaited(lambda: feed.done, bool)
 
 
 def test_it_writes_what_it_says(rocketmq, topic, orders):
@@ -57,4 +58,4 @@ def test_what_ended_it_early_is_raised(rocketmq, topic, monkeypatch):
         monkeypatch.setattr(feed._producer, "send_async", fail)
         feed.start()
         with pytest.raises(RocketMQError, match="the broker has gone"):
-            eventually(lambda: feed.done, bool)
+            awaited(lambda: feed.done, bool)

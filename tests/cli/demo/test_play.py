@@ -13,7 +13,7 @@ from tests.reading import read
 SMALL = ("--seconds", "4", "--rate", "200")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_11_29_from_the_wheel_it_balances_and_leaves_data_that_the_next_commands_show(
     start, own_cache, installed, tmp_path
 ):
@@ -47,7 +47,7 @@ def test_11_29_from_the_wheel_it_balances_and_leaves_data_that_the_next_commands
         cli("broker", "stop")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_on_a_cluster_that_exists_through_its_proxy_as_json(start, proxied, own_cache):
     where = ("--name-server", proxied.name_server, "--transport", "grpc", "--proxy-endpoint", proxied.proxy_grpc)
     process = start("demo", *SMALL, "--json", *where)
@@ -66,7 +66,7 @@ def test_on_a_cluster_that_exists_through_its_proxy_as_json(start, proxied, own_
     assert all("--name-server " + proxied.name_server in command for command in result["next"])
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_ctrl_c_ends_it_cleanly(start, rocketmq, own_cache, as_found):
     process = start("demo", "--seconds", "300", "--name-server", rocketmq.name_server)
     process.until("writing orders")

@@ -10,7 +10,7 @@ from rocketmq_spark.cli.demo.watch import OBSERVED, Watch
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import Producer
 from rocketmq_spark.source.offsets import Offsets
-from tests.cli.conftest import eventually
+from tests.helpers import awaited
 from tests.reading import canonical
 
 
@@ -74,6 +74,6 @@ def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watch):
         for total in totals:
             producer.send(Message(made.totals, json.dumps(total).encode()))
     query.report(1, 1, end=canonical(Offsets({MessageQueue(made.orders, "broker-a", 1): 1}).to_json()))
-    sight = eventually(one.look, lambda sight: sight.totals_seen == 2 and sum(sight.lag.values()) == 2)
+    sight = awaited(one.look, lambda sight: sight.totals_seen == 2 and sum(sight.lag.values()) == 2)
     assert sight.lag == {"broker-a/0": 0, "broker-a/1": 2}
     assert (sight.window, sight.window_totals) == ("2026-01-31T12:00:05.000Z", {"asia": (2, "1,234.50")})

@@ -45,6 +45,13 @@ def refusing(code: int) -> object:
     return lambda request, context: proto("QueryRouteResponse")(status=status(code, "no"))
 
 
+def test_a_brokers_port_is_named(rocketmq: LocalBroker) -> None:
+    for address in (rocketmq.address("broker-a"), rocketmq.name_server):
+        (found,) = doctor(address)
+        assert (found.check, found.level) == ("proxy", Level.BROKEN)
+        assert "The port of a broker or name server ends connections so: expected the Proxy's" in (found.remedy or "")
+
+
 class TestARealProxy:
     def test_routes_and_types_of_topics(self, proxied: LocalBroker) -> None:
         normal, fifo = new_topic(proxied), new_topic(proxied, "FIFO")

@@ -12,7 +12,8 @@ from rocketmq_spark.cli.app import app
 from rocketmq_spark.cli.doctor.command import lines
 from rocketmq_spark.cli.doctor.findings import broken, ok
 from rocketmq_spark.localbroker import LocalBroker
-from tests.cli.conftest import documents, eventually
+from tests.cli.conftest import documents
+from tests.helpers import awaited
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def _workers_run_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_healthy_cluster(run: Callable[..., Result], topic: str) -> None:
-    done = eventually(lambda: run("doctor", "--topic", topic, "--json"), lambda done: "its disk" in done.stdout)
+    done = awaited(lambda: run("doctor", "--topic", topic, "--json"), lambda done: "its disk" in done.stdout)
     found = [(row["check"], row["level"]) for row in documents(done.stdout)]
     assert (done.exit_code, "broken" in {level for _, level in found}) == (0, False), done.stdout
     checks = list(dict.fromkeys(check for check, _ in found))

@@ -9,6 +9,8 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,15 +18,17 @@ from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import examine
 from rocketmq_spark.cli.doctor.examine import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level
+from rocketmq_spark.cli.positions import Look
 from rocketmq_spark.codes import Request
+from rocketmq_spark.lag import QueueLag
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import Consumer, PullConsumer
 from rocketmq_spark.source.offsets import Offsets
-from tests.cli.conftest import eventually
 from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
-from tests.mockbroker import MockBroker, ok
+from tests.helpers import awaited
+from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok
 from tests.reading import names
 from tests.source.test_checkpoint import entry
 
@@ -40,7 +44,7 @@ def _no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def doctor(name_server: str, subject: Subject = SERVERS, **options: object) -> list[Finding]:
     """What is found once brokers that have just started tell how they are."""
     given = {"name_server": name_server, "num_retries": 0, "request_timeout": "30s", **options}
-    return eventually(
+    return awaited(
         lambda: list(examine.examine(Target(given), subject)),
         lambda found: not any("its version, disk and clock" in one.found for one in found),
     )
@@ -91,9 +95,17 @@ class TestOfServers:
             assert bad(doctor(name_server.address)) == [("brokers", Level.BROKEN)]
 
     def test_a_proxy(self) -> None:
-        with MockBroker() as proxy:
+        with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: NO_ROUTE}) as proxy:
             (found,) = doctor(proxy.address)
             assert (found.level, "is a Proxy" in found.found) == (Level.OK, True)
+
+    def test_a_broker_given_as_name_server(self, rocketmq: LocalBroker) -> None:
+        address = rocketmq.address("broker-a")
+        (found,) = doctor(address)
+        assert (found.check, found.level) == ("name server", Level.BROKEN)
+        assert f"{address} is a broker's port" in found.found
+        assert "port of the name server, 9876" in (found.remedy or "")
+        assert bad(doctor(f"{address};{rocketmq.name_server}")) == [("name server", Level.BROKEN)]
 
     def test_a_broker_that_hangs(self, pair: LocalBroker) -> None:
         assert bad(doctor(pair.name_server)) == []
@@ -203,7 +215,7 @@ class TestOfReaders:
             for member, tags in zip(members, ("a", "b"), strict=True):
                 member.subscribe(topic, tags)
                 member.start(lambda messages, context: said.set())
-            found = eventually(
+            found = awaited(
                 lambda: doctor(rocketmq.name_server, Subject(group=group)),
                 lambda found: any("do not want the same" in one.found for one in found),
             )
@@ -229,6 +241,27 @@ class TestOfReaders:
         later = doctor(sick.name_server, Subject(group=group))
         assert (later[-1].level, "kept for 1 h 0 m" in later[-1].found) == (Level.ADVICE, True)
 
+    @pytest.mark.parametrize(
+        ("hours", "kept"),
+        [
+            ({"a": "5", "b": "48"}, "; messages are kept for 5 h 0 m"),
+            ({"a": "48", "b": "5"}, "; messages are kept for 5 h 0 m"),
+            ({"a": None, "b": "72"}, "; messages are kept for 3 d 0 h"),
+            ({"a": None, "b": None}, ""),
+        ],
+    )
+    def test_the_broker_that_keeps_the_shortest_counts_and_one_that_does_not_tell_does_not(
+        self, hours: dict[str, str | None], kept: str
+    ) -> None:
+        def told(name: str) -> dict[str, str]:
+            said = hours[name]
+            return {} if said is None else {"fileReservedTime": said}
+
+        client: Any = SimpleNamespace(admin=SimpleNamespace(broker_config=told))
+        look = Look([QueueLag(MessageQueue("t", name, 0), 0, 7, 7) for name in hours])
+        found = examine._kept(client, "group g", look)
+        assert (found.level, found.found) == (Level.OK, f"0 messages behind{kept}")
+
     def test_a_group_that_nobody_knows(self, rocketmq: LocalBroker) -> None:
         found = doctor(rocketmq.name_server, Subject(group="nobody"))
         assert (found[-1].check, found[-1].level) == ("group nobody", Level.BROKEN)
@@ -244,3 +277,23 @@ class TestOfReaders:
         assert bad(doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))) == [
             (f"checkpoint {tmp_path}", Level.BROKEN)
         ]
+
+    def test_a_checkpoint_whose_broker_is_down(self, pair: LocalBroker, tmp_path: Path) -> None:
+        """What cannot be asked for is not gone: nobody is to pass it over."""
+        topic, alone = names(2, "down")
+        pair.create_topic(topic, 2)
+        pair.create_topic(alone, 1, broker="broker-b")
+        positions = {MessageQueue(topic, name, number): 0 for name in pair.brokers for number in (0, 1)}
+        entry(tmp_path, 0, json.dumps(Offsets({**positions, MessageQueue(alone, "broker-b", 0): 0}).to_json()))
+        pair.kill("broker-b")
+        eventually(lambda: "broker-b" not in pair.admin.cluster(), 60)
+        found = [
+            one
+            for one in doctor(pair.name_server, Subject(checkpoint=str(tmp_path)))
+            if one.check == f"checkpoint {tmp_path}"
+        ]
+        assert [(one.level, one.found) for one in found if one.level is not Level.OK] == [
+            (Level.BROKEN, "broker-b is not registered, and 3 of 5 queues wait for it")
+        ]
+        assert found[0].remedy == "Start it on its data; nothing is lost"
+        assert "failOnDataLoss" not in str(found)

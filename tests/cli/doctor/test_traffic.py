@@ -91,8 +91,32 @@ def test_how_far_a_reader_is_next_to_retention(row, kept_ms, level, words) -> No
     assert words in found.found
 
 
+def test_a_batch_that_waits_for_a_broker() -> None:
+    told = {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
+    found = traffic.under_way("c", told)
+    assert (found.level, found.found) == (
+        Level.BROKEN,
+        "batch 7 under way for 1 m 5 s, waiting for broker-b: no answer",
+    )
+    assert (found.remedy or "").startswith("Start broker-b: nothing is lost")
+    fine = traffic.under_way("c", {**told, "waitsFor": []})
+    assert (fine.level, fine.found) == (Level.OK, "batch 7 under way for 1 m 5 s")
+
+
 def test_a_checkpoint_next_to_brokers() -> None:
     bounds = {Q: QueueBounds(5, 10, 0)}
-    assert traffic.drifted("c", drift({Q: 7}, bounds)).level is Level.OK
-    lost = traffic.drifted("c", drift({Q: 2}, bounds))
+    (well,) = traffic.drifted("c", drift({Q: 7}, bounds))
+    assert well.level is Level.OK
+    (lost,) = traffic.drifted("c", drift({Q: 2}, bounds))
     assert (lost.level, lost.found) == (Level.BROKEN, "1 of 1 queues do not go with it: t/a/0 lost")
+
+
+def test_brokers_that_a_checkpoint_waits_for_are_no_loss() -> None:
+    other = Q._replace(broker_name="b")
+    (silent,) = traffic.drifted("c", drift({Q: 7}, {}, away={"a"}))
+    assert (silent.level, silent.found) == (Level.BROKEN, "a does not answer, and 1 of 1 queues wait for it")
+    lost, down = traffic.drifted("c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered={"b"}))
+    assert "1 of 2 queues do not go with it: t/a/0 lost" in lost.found
+    assert (down.found, down.remedy) == (
+        "b is not registered, and 1 of 2 queues wait for it", "Start it on its data; nothing is lost",
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from rocketmq_spark.wire.properties import decode_properties
 from tests.live.consumer.members import Members, members
 from tests.live.writes import Make, Writes, frame, numbered, writes
 from tests.mockbroker import eventually
-from tests.reading import read
+from tests.reading import names, read
 from tests.scale import scaled
 from tests.witness import Record, java_read
 
@@ -109,12 +109,12 @@ def test_a_broker_filters_batches_by_the_tag_of_their_rows(
 
 
 def test_kills_of_a_broker_in_the_middle_of_a_write_lose_nothing(
-    make_cluster: Any, monkeypatch: pytest.MonkeyPatch
+    lone: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that was stored and not acknowledged is there twice, as a whole; Java and we see the same."""
-    mq = make_cluster()
-    mq.create_topic("killed", queues=4, batch=True)
-    writes = Writes(mq.name_server, monkeypatch)
+    (topic,) = names(1, "killed")
+    lone.create_topic(topic, queues=4, batch=True)
+    writes = Writes(lone.name_server, monkeypatch)
     every = 2 * COUNT // ROWS // KILLS
     restarts: list[threading.Thread] = []
 
@@ -124,16 +124,16 @@ def test_kills_of_a_broker_in_the_middle_of_a_write_lose_nothing(
             if number % every == every // 2:
                 for earlier in restarts:
                     earlier.join()
-                mq.kill("broker-a")
-                restarts.append(threading.Thread(target=mq.restart, args=("broker-a",)))
+                lone.kill("broker-a")
+                restarts.append(threading.Thread(target=lone.restart, args=("broker-a",)))
                 restarts[-1].start()
             yield batch
 
-    done = writes.stream(interrupted(), next(batches(1)).schema, topic="killed", batchMaxBytes="64k")
+    done = writes.stream(interrupted(), next(batches(1)).schema, topic=topic, batchMaxBytes="64k")
     assert (done.rows, len(restarts)) == (2 * COUNT, KILLS)
     assert done.retries
-    whole = java_read(mq.name_server, "killed", 2 * COUNT, bodies=True)
+    whole = java_read(lone.name_server, topic, 2 * COUNT, bodies=True)
     assert set(sink_ids(writes)) == {record.id for record in whole}
     assert {record.body.decode() for record in whole} == set(numbered(2 * COUNT))
-    assert ours(mq, "killed") == seen(whole)
+    assert ours(lone, topic) == seen(whole)
     print(f"{KILLS} kills, {done.retries} batches tried again, {len(whole) - 2 * COUNT} messages twice")

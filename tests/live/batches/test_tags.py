@@ -12,9 +12,9 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import Producer
+from tests.helpers import stored
 from tests.live.consumer.members import Members, members
 from tests.live.consumer.test_pull_consumer import Make, group, make
-from tests.live.writes import stored
 from tests.mockbroker import eventually
 from tests.reading import read
 
@@ -56,7 +56,7 @@ def test_a_member_of_a_group_gets_every_message_of_a_tag(rocketmq: LocalBroker, 
     found: list[str] = []
     consumer.subscribe(topic, tags="a || c")
     consumer.start(lambda messages, context: found.extend(message.body.decode() for message in messages))
-    eventually(lambda: "last" in found, 30)
+    eventually(lambda: "last" in found, 60)
     assert consumer.stop() == []
     assert Counter(found) == Counter([*WANTED, "last"])
     assert Counter(row["body"].decode() for row in read(rocketmq, subscribe=topic, tags="a || c")) == Counter(found)
@@ -73,4 +73,4 @@ def test_an_sql_expression_is_refused(
     member.subscribe(topic, sql="TAGS = 'a'")
     with caplog.at_level(logging.WARNING):
         member.start(lambda messages, context: None)
-        eventually(lambda: "is a batch topic" in caplog.text, 30)
+        eventually(lambda: "is a batch topic" in caplog.text, 60)

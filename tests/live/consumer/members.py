@@ -64,7 +64,7 @@ class JavaMember:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
-        self._reader.join(10)
+        self._reader.join(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

@@ -13,6 +13,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.pull.plain import PlainRun
 from rocketmq_spark.session import Producer, PullConsumer
+from tests.helpers import killed
 from tests.live.consumer.test_pull_consumer import Make, group, make, texts
 
 __all__ = ["group", "make"]
@@ -94,7 +95,8 @@ def test_a_backlog_of_a_broker_that_was_killed_comes_whole(pair: LocalBroker, gr
         consumer.assign(consumer.queues(topic))
         victim = consumer.assignment()[0].broker_name
         ids = Counter(message.msg_id for _ in range(20) for message in consumer.poll(20.0))
-        pair.kill(victim)
+        assert 0 < ids.total() < 6000, "it is in the middle"
+        killed(pair, victim)
         for _ in range(100):
             ids.update(message.msg_id for message in consumer.poll(0.05))
         pair.restart(victim)

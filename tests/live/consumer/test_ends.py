@@ -44,14 +44,16 @@ def test_1_32_what_a_killed_member_had_not_stored_comes_again_and_nothing_is_los
     assert first.stdout is not None
     theirs = [first.stdout.readline().strip() for _ in range(80)]
     first.kill()
-    first.wait(10)
+    first.wait(60)
     first.stdout.close()
     assert Counter(theirs) == Counter(sent)
+    # None, unless the machine was slow: offsets are stored after 10 s. Each queue has ten messages, in this order.
+    done = {queue.queue_id: offset or 0 for queue, offset in members.stored().items()}
+    again = [body for at, body in enumerate(sent) if at % 10 >= done[at // 10]]
     ours = members.start()
-    sent += feed(members.mq, members.topic, 80)
-    eventually(lambda: members.owned(ours) == 8 and {*theirs, *members.bodies()} == set(sent), 60)
-    assert max(Counter(members.bodies()).values()) == 1
-    assert set(members.bodies()) == set(sent)  # it was killed before the first storing of offsets, after 10 s
+    new = feed(members.mq, members.topic, 80)
+    eventually(lambda: members.owned(ours) == 8 and {*again, *new} <= set(members.bodies()), 60)
+    assert Counter(members.bodies()) == Counter([*again, *new])
 
 
 def test_run_ends_with_sigterm_and_leaves_the_group(members: Members) -> None:
@@ -62,7 +64,7 @@ def test_run_ends_with_sigterm_and_leaves_the_group(members: Members) -> None:
     process.send_signal(signal.SIGTERM)
     rest = process.stdout.read().split()
     process.stdout.close()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert (Counter(got), rest) == (Counter(sent), ["over"])
     assert sum(offset or 0 for offset in members.stored().values()) == 16
 
@@ -71,11 +73,11 @@ def test_broadcasting_members_each_get_everything_and_go_on_after_a_restart(memb
     folders = [tmp_path / name for name in ("one", "two")]
     both = [members.start(clustering=False, offsets_folder=folder) for folder in folders]
     sent = feed(members.mq, members.topic, 40)
-    eventually(lambda: len(members.bodies()) == 80, 30)
+    eventually(lambda: len(members.bodies()) == 80, 60)
     assert Counter(members.bodies()) == dict.fromkeys(sent, 2)
     assert both[0].stop() == []
     more = feed(members.mq, members.topic, 8)
-    eventually(lambda: len(members.bodies()) == 88, 30)
+    eventually(lambda: len(members.bodies()) == 88, 60)
     again = members.start(clustering=False, offsets_folder=folders[0])
-    eventually(lambda: len(members.bodies()) == 96, 30)
+    eventually(lambda: len(members.bodies()) == 96, 60)
     assert sorted(m.body.decode() for who, m in members.got if who == again.client_id) == sorted(more)

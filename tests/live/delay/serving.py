@@ -41,7 +41,7 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -50,10 +50,11 @@ class Command:
 
     def __init__(self, mq: LocalBroker, folder: Path, *arguments: str) -> None:
         self._command = [
-            sys.executable, "-m", "rocketmq_spark", "delay", "serve", "--data", str(folder), "--json",
+            sys.executable, "-m", "rocketmq_spark", "delay", "serve", "--topic", "*", "--data", str(folder), "--json",
             "--name-server", mq.name_server, *arguments,
         ]  # fmt: skip
         self._log = folder.with_suffix(".log")
+        self._begun = ""
         self.start()
 
     def start(self) -> None:
@@ -62,16 +63,26 @@ class Command:
             self.process = subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=environment
             )
+        self._begun = ""
+
+    def begun(self) -> str:
+        """The line that it says when it serves, which is waited for."""
+        assert self.process.stdout is not None
+        self._begun = self._begun or self.process.stdout.readline()
+        assert self._begun, self._log.read_text()[-3000:]
+        return self._begun
 
     def kill(self) -> None:
+        """Of one that serves until then."""
+        self.begun()
         self.process.kill()
         self.process.communicate()
+        assert self.process.returncode == -signal.SIGKILL, self._log.read_text()[-3000:]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> str:
         """What it says at its end."""
-        assert self.process.stdout is not None
-        begun = self.process.stdout.readline()  # before that a signal ends it as any program
+        begun = self.begun()  # before that a signal ends it as any program
         self.process.send_signal(number)
-        told: str = self.process.communicate(timeout=60)[0]
+        told: str = self.process.communicate(timeout=180)[0]
         assert self.process.returncode == 0, self._log.read_text()[-3000:]
         return begun + told

@@ -221,7 +221,6 @@ def send(mq: LocalBroker) -> dict[tuple[Mode, str], dict[str, int]]:
     return sent
 
 
-@pytest.mark.timeout(300)
 def test_3_1_3_2_3_3_3_4_3_8_nothing_is_consumed_in_another_environment_retries_and_dead_letters_included(
     mq: LocalBroker, consumers: dict[tuple[Mode, str], Callable[[], list[Handed]]], start_script: Callable[..., Script],
     tmp_path: Path,

@@ -8,6 +8,7 @@ import pytest
 
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
+from tests.helpers import killed
 from tests.reading import Run, feed, names
 
 Continue = Callable[[Run], Run]
@@ -39,7 +40,7 @@ def test_new_queues_start_at_their_first_message(rocketmq, make_topic, go_on, st
     run = Run(rocketmq, subscribe=topic, startingOffsets=start)
     sent = feed(rocketmq, topic, 6)
     exactly(run, sent)
-    rocketmq.create_topic(topic, 5)
+    rocketmq.create_topic(topic, 5, resize=True)
     sent += feed(rocketmq, topic, 10)
     run = go_on(run, rocketmq, subscribe=topic, startingOffsets=start)
     exactly(run, sent)
@@ -105,7 +106,7 @@ def test_queues_that_are_written_but_not_read_are_not_missed(rocketmq, make_topi
     hidden = feed(rocketmq, topic, 3, queues=[2])
     seen = feed(rocketmq, topic, 4, queues=[0, 1])
     exactly(run, seen)
-    rocketmq.create_topic(topic, 3)
+    rocketmq.create_topic(topic, 3, resize=True)
     exactly(run, seen + hidden)
 
 
@@ -115,7 +116,7 @@ def growing() -> Iterator[LocalBroker]:
         yield mq
 
 
-def test_a_new_broker_is_read_from_its_first_message(growing, go_on):
+def test_a_new_broker_is_read_from_its_first_message(growing, go_on, caplog):
     (topic,) = names(1, "wide")
     growing.create_topic(topic, 2)
     run = Run(growing, subscribe=topic, startingOffsets="latest")
@@ -129,10 +130,11 @@ def test_a_new_broker_is_read_from_its_first_message(growing, go_on):
     exactly(run, sent)
     assert set(queues) <= run.positions.keys()
     # And when it goes away its queues are waited for, the others are read on.
-    growing.kill(new)
+    killed(growing, new)
     seen = feed(growing, topic, 4, queues=[MessageQueue(topic, "broker-a", i) for i in range(2)])
     run.drain(seen)
     assert set(queues) <= run.positions.keys()
+    run.until(lambda: f"cannot read now: {topic}/{new}/0" in caplog.text)
     growing.restart(new)
     later = feed(growing, topic, 4, queues=queues)
     run.drain(later)

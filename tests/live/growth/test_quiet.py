@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from tests.mockbroker import Call, MockBroker, ok, route
 from tests.reading import Run, canonical, feed, ranges_of, stream_reader
 from tests.scale import scaled
 
+ROOT = Path(__file__).parents[3]
 TOPICS = scaled(1250)
 
 
@@ -75,9 +79,10 @@ def test_an_idle_stream_asks_each_broker_a_few_times_a_second(rocketmq, topic, m
     run.drain(sent)
     polled(run, 1.5)
     tap.data.clear()
+    begun = time.monotonic()
     calls = polled(run, 3)
     requests = len(re.findall(rb'"code": ?\d+', bytes(tap.data)))
-    assert requests <= 3 * 4 + 2
+    assert requests <= (time.monotonic() - begun) * 4 + 2
     assert requests >= 2
     assert calls > 2 * requests
     run.drain(feed(rocketmq, topic, 8))
@@ -105,23 +110,33 @@ def _target(fd: str) -> str:
         return ""
 
 
-def resident_kb() -> int:
+BATCHES = """
+import json, sys
+from tests.live.growth.test_quiet import sockets
+from tests.reading import Run
+
+def resident_kb():
     with open("/proc/self/status") as f:
         return next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
 
+run, seen = Run(sys.argv[1], subscribe=sys.argv[2], startingOffsets="earliest", maxOffsetsPerTrigger=8), []
+for number in range(520):
+    assert run.batch()
+    if number in (100, 519):
+        seen.append((sockets(), resident_kb()))
+print(json.dumps([run.read, *seen]))
+"""
+
 
 def test_client_python_96_five_hundred_batches_leave_sockets_and_memory_flat(rocketmq, topic):
-    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=8)
+    """In a process of its own: what others of this one keep is not counted."""
     sent = feed(rocketmq, topic, 8 * 520)
-    after_first: tuple[int, int] | None = None
-    for number in range(520):
-        assert run.batch()
-        if number == 100:
-            after_first = sockets(), resident_kb()
-    assert Counter(run.read) == Counter(sent)
-    assert after_first is not None
-    assert sockets() <= after_first[0] + 1
-    assert resident_kb() <= after_first[1] + 20_000
+    command = [sys.executable, "-c", BATCHES, rocketmq.name_server, topic]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    read, first, last = json.loads(done.stdout)
+    assert Counter(read) == Counter(sent)
+    assert last[0] <= first[0] + 1
+    assert last[1] <= first[1] + 20_000
 
 
 def test_readers_made_again_and_again_share_their_connections(rocketmq, topic):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.localbroker.servers import PROXY
 from rocketmq_spark.session import Producer
 from tests.fix_spark import ROOT, environment
+from tests.helpers import killed
 from tests.live.grpc.popper import KINDS, POISON
 from tests.mockbroker import eventually
 
@@ -69,6 +71,14 @@ class Popper:
         self._outs.append(out)
 
     def kill(self) -> None:
+        """Of one that runs until then."""
+        assert self.started()
+        assert self._process is not None
+        self._process.kill()
+        assert self._process.wait() == -signal.SIGKILL
+
+    def end(self) -> None:
+        """Whatever it does."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -138,7 +148,9 @@ class Crew:
         eventually(lambda: all(popper.started() for popper in self.poppers), 90)
 
     def kill(self, victim: str, pause_s: float) -> None:
-        """A consumer by its kind, the Proxy or a broker; it is back when this returns, after ``pause_s`` at most."""
+        """A consumer by its kind, the Proxy or a broker, while everybody gets messages; it is back when this returns."""
+        before = {popper.kind: len(popper.took()) for popper in self.poppers}
+        eventually(lambda: all(len(popper.took()) > before[popper.kind] for popper in self.poppers), 90)
         self._pause.wait(self.rng.uniform(0.2, pause_s))
         popper = next((one for one in self.poppers if one.kind == victim), None)
         if popper is not None:
@@ -146,7 +158,7 @@ class Crew:
             popper.start()
             eventually(popper.started, 90)
         else:
-            self.mq.kill(victim)
+            killed(self.mq, victim)
             self._pause.wait(self.rng.uniform(0.0, pause_s))
             self.mq.restart(victim)
         self.kills[victim] += 1
@@ -157,7 +169,7 @@ class Crew:
 
     def end(self) -> None:
         for popper in self.poppers:
-            popper.kill()
+            popper.end()
 
 
 class Account(NamedTuple):

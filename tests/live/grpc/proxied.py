@@ -19,6 +19,7 @@ from rocketmq_spark.session import Producer
 from rocketmq_spark.sink import checks
 from rocketmq_spark.sink.report import Written
 from rocketmq_spark.sink.task import TaskWriter
+from tests.helpers import awaited
 from tests.mockbroker import eventually
 from tests.reading import Row, names, read
 
@@ -34,7 +35,7 @@ def new_topic(mq: LocalBroker, kind: str = "NORMAL", queues: int = 4) -> str:
     """A topic of messages of this type; it is there when the Proxy says so."""
     (topic,) = names(1, kind.lower())
     mq.create_topic(topic, queues, attributes={"message.type": kind})
-    eventually(lambda: kind in known(mq, topic), 30)
+    eventually(lambda: kind in known(mq, topic), 60)
     return topic
 
 
@@ -42,8 +43,8 @@ def known(mq: LocalBroker, topic: str, **options: Any) -> frozenset[str]:
     """The types that a topic takes; the Proxy keeps for a while that there is none."""
     given = parsed(mq, **options)
     try:
-        session.sender(given).publish_queues(topic, Deadline.after(3), refresh=True)
-        return session.message_types(given, topic, Deadline.after(3)) or frozenset()
+        session.sender(given).publish_queues(topic, Deadline.after(30.0), refresh=True)
+        return session.message_types(given, topic, Deadline.after(30.0)) or frozenset()
     except RocketMQError:
         return frozenset()
 
@@ -67,14 +68,13 @@ def write(mq: LocalBroker | str, *batches: pa.RecordBatch, **options: Any) -> Wr
     return TaskWriter(given, columns).write(iter(batches))
 
 
-def stored(mq: LocalBroker, topic: str, count: int = 0) -> list[Row]:
+def rows_now(mq: LocalBroker, topic: str) -> list[Row]:
+    """What can be read of a topic now, over remoting."""
+    return read(mq, subscribe=topic, includeProperties="all")
+
+
+def stored_rows(mq: LocalBroker, topic: str, count: int) -> list[Row]:
     """What the brokers have of a topic, queue by queue: read directly, over remoting, once there are so many."""
-    found: list[Row] = []
-
-    def there() -> bool:
-        found[:] = read(mq, subscribe=topic, includeProperties="all")
-        return len(found) >= count
-
-    eventually(there, 60)
+    found = awaited(lambda: rows_now(mq, topic), lambda rows: len(rows) >= count > 0, 60)
     plain = [{**row, "properties": dict(row["properties"])} for row in found]
     return sorted(plain, key=lambda row: (row["queueId"], row["queueOffset"]))

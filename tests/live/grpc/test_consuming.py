@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, defaultdict
 
 from rocketmq_spark import Consumer, Message
 from rocketmq_spark.codes import DLQ_PREFIX
+from rocketmq_spark.consumer.simple_consumer import MIN_INVISIBLE_S
+from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.localbroker import LocalBroker
-from tests.live.grpc.proxied import forgotten, new_topic, producer, stored
+from tests.live.grpc.popper import lease
+from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
 from tests.mockbroker import eventually
 from tests.witness import java_send
 
@@ -40,8 +44,8 @@ def test_all_is_consumed_what_fails_comes_again_and_at_last_is_a_dead_letter(pro
         poison, later = (sends.send(Message(topic, body)).msg_id for body in (b"poison", b"later"))
         eventually(lambda: got.keys() >= {*good, poison, later} and got[poison] == got[later] == 2, 60)
         eventually(lambda: DLQ_PREFIX + group in proxied.admin.topics(), 60)
-        dead = stored(proxied, DLQ_PREFIX + group, 1)
-        eventually(lambda: not member.stats()["cached"], 30)
+        dead = stored_rows(proxied, DLQ_PREFIX + group, 1)
+        eventually(lambda: not member.stats()["cached"], 60)
         stats = member.stats()
     assert [row["msgId"] for row in dead] == [poison]
     assert got == Counter({**dict.fromkeys(good, 1), poison: 2, later: 2})
@@ -70,5 +74,35 @@ def test_a_group_that_keeps_order_gives_each_message_group_in_its_order(proxied)
                 sends.send(Message(topic, f"{n}".encode()), selector="hash", arg=key)
         member.start(listener)
         eventually(lambda: sum(map(len, got.values())) >= 36, 60)
-        eventually(lambda: not member.stats()["cached"], 30)
+        eventually(lambda: not member.stats()["cached"], 60)
     assert got == {key: list(range(12)) for key in "abc"}
+
+
+def test_a_listener_that_takes_longer_than_a_lease_keeps_its_message(proxied, monkeypatch, caplog):
+    topic = new_topic(proxied, queues=1)
+    lease(MIN_INVISIBLE_S, monkeypatch.setattr)  # the shortest that a Proxy gives
+    began, renewed = [], []
+    change, goes_on = ProxyMember.change_invisible, threading.Event()
+
+    def noted(*how):
+        change(*how)
+        renewed.append(time.monotonic())
+
+    def listener(messages, context):
+        began.append((messages[0].body, time.monotonic()))
+        if messages[0].body == b"long":
+            assert goes_on.wait(60)
+
+    monkeypatch.setattr(ProxyMember, "change_invisible", noted)
+    with consumer(proxied, f"long-{topic}") as member, producer(proxied) as sends:
+        member.subscribe(topic)
+        member.start(listener)
+        sends.send(Message(topic, b"long"))
+        # By the receipt that came with the message nothing more can be had then.
+        eventually(lambda: began and renewed and renewed[-1] > began[0][1] + MIN_INVISIBLE_S, 60)
+        goes_on.set()
+        eventually(lambda: not member.stats()["cached"], 60)
+        sends.send(Message(topic, b"next"))
+        eventually(lambda: member.stats()["consumed"] == 2, 60)
+    assert [body for body, _ in began] == [b"long", b"next"]
+    assert not [text for text in ("not ours any more", "could not be") if text in caplog.text]

@@ -59,6 +59,7 @@ def test_nothing_is_lost_and_what_always_fails_is_a_dead_letter(make_cluster, tm
             for victim in victims(crew):
                 crew.kill(victim, PAUSE_S)
                 say(f"{victim} killed")
+            assert crew.kills.total() == KILLS
         finally:
             sending.stop()
         over = {popper.kind: lambda a=popper: _all_there(accounted(a, sending)) for popper in crew.poppers}

@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark import Message, errors
 from rocketmq_spark.codes import RESERVED_PROPERTIES, Property
 from rocketmq_spark.model import MessageQueue, SendStatus
-from tests.live.grpc.proxied import forgotten, new_topic, producer, stored, write
+from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows, write
 from tests.live.writes import frame, numbered
 from tests.witness import java_read
 
@@ -23,7 +23,7 @@ def test_messages_arrive_as_they_were_sent(proxied):
     topic = new_topic(proxied)
     with producer(proxied) as sends:
         one = sends.send(Message(topic, b"one", tags="a", keys=["k1", "k2"], properties={"color": "röt"}))
-        later = sends.send_async(Message(topic, b"\x00\xff" * 4000)).result(20)
+        later = sends.send_async(Message(topic, b"\x00\xff" * 4000)).result(60)
         batch = sends.send_batch([Message(topic, f"{n}".encode(), tags=f"t{n % 2}", keys=[f"k{n}"]) for n in range(20)])
         sends.send_oneway(Message(topic, b"oneway"))
         assert sends.queues(topic)
@@ -48,9 +48,9 @@ def test_automatic_batches_give_each_message_its_own_result(proxied):
     topic = new_topic(proxied)
     with producer(proxied, auto_batch=True) as sends:
         results = [
-            future.result(20) for future in [sends.send_async(Message(topic, f"{n}".encode())) for n in range(200)]
+            future.result(60) for future in [sends.send_async(Message(topic, f"{n}".encode())) for n in range(200)]
         ]
-    found = {row["msgId"]: row["queueOffset"] for row in stored(proxied, topic, 200)}
+    found = {row["msgId"]: row["queueOffset"] for row in stored_rows(proxied, topic, 200)}
     assert found == {result.msg_id: result.queue_offset for result in results}
 
 
@@ -62,7 +62,7 @@ def test_a_hash_key_is_a_message_group_and_keeps_its_order(proxied):
             key = f"customer-{n % 7}"
             sent[key].append(sends.send(Message(topic, f"{n}".encode()), selector="hash", arg=key).msg_id)
     found = defaultdict(list)
-    for row in stored(proxied, topic, 60):
+    for row in stored_rows(proxied, topic, 60):
         found[row["properties"][Property.SHARDING_KEY]].append((row["queueId"], row["msgId"]))
     assert {key: [each for _, each in placed] for key, placed in found.items()} == sent
     assert all(len({queue for queue, _ in placed}) == 1 for placed in found.values())
@@ -79,8 +79,9 @@ def test_delays_come_when_they_are_due_and_can_be_recalled(proxied):
         assert sends.recall(topic, gone.recall_handle) == gone.msg_id
         with pytest.raises(errors.MessageIllegal, match=r"(?s)86400000.*maxDelayTimeMills"):
             sends.send(Message(topic, b"never"), delay=timedelta(days=2))
-        found = {row["msgId"]: row["storeTimestamp"].timestamp() * 1000 for row in stored(proxied, topic, 2)}
-    assert found.keys() == {level.msg_id, soon.msg_id}
+        last = sends.send(Message(topic, b"last"), delay=9)  # when it is there the recalled one was due before
+        found = {row["msgId"]: row["storeTimestamp"].timestamp() * 1000 for row in stored_rows(proxied, topic, 3)}
+    assert found.keys() == {level.msg_id, soon.msg_id, last.msg_id}
     assert found[soon.msg_id] >= born + 1900
 
 
@@ -99,7 +100,8 @@ def test_what_the_proxy_does_not_take_is_said(proxied):
             sends.send(Message(topic, b"x"), selector="machineRoom", arg="room")
         with pytest.raises(errors.MessageRefused, match="flag is 3"):
             sends.send(Message(topic, b"x", flag=3))
-    assert not stored(proxied, topic)
+        taken = sends.send(Message(topic, b"taken")).msg_id
+    assert [row["msgId"] for row in stored_rows(proxied, topic, 1)] == [taken]
 
 
 def test_rows_of_the_sink_arrive(proxied):
@@ -117,7 +119,7 @@ def test_rows_of_the_sink_arrive(proxied):
     written = write(proxied, *rows, topic=topic, batchMaxBytes="64k")
     assert (written.rows, list(written.brokers)) == (2 * count, [proxied.proxy_grpc])
     assert written.batches > 10
-    found = stored(proxied, topic, 2 * count)
+    found = stored_rows(proxied, topic, 2 * count)
     assert Counter(row["body"].decode() for row in found) == Counter(numbered(2 * count))
     assert len({row["msgId"] for row in found}) == 2 * count
     for row in found:
@@ -131,7 +133,7 @@ def test_rows_of_a_group_keep_their_order(proxied):
     keys = [f"customer-{n * n % 23}" for n in range(3000)]
     write(proxied, frame(body=numbered(3000), shardingKey=keys), topic=topic, batchMaxBytes="8k")
     found = defaultdict(list)
-    for row in stored(proxied, topic, 3000):
+    for row in stored_rows(proxied, topic, 3000):
         found[row["properties"][Property.SHARDING_KEY]].append(row["body"].decode())
     expected = defaultdict(list)
     for body, key in zip(numbered(3000), keys, strict=True):
@@ -143,7 +145,7 @@ def test_rows_that_are_delayed_travel_alone(proxied):
     topic = new_topic(proxied, "DELAY")
     written = write(proxied, frame(body=numbered(30), delayMs=[1000] * 30), topic=topic)
     assert (written.rows, written.batches) == (30, 30)
-    assert Counter(row["body"].decode() for row in stored(proxied, topic, 30)) == Counter(numbered(30))
+    assert Counter(row["body"].decode() for row in stored_rows(proxied, topic, 30)) == Counter(numbered(30))
 
 
 def test_a_priority_is_a_queue(proxied):
@@ -153,7 +155,7 @@ def test_a_priority_is_a_queue(proxied):
     with producer(proxied) as sends:
         for n in range(40, 44):
             sends.send(Message(topic, f"{n}".encode(), priority=n % 4))
-    found = stored(proxied, topic, 44)
+    found = stored_rows(proxied, topic, 44)
     assert Counter((int(row["body"]), row["queueId"]) for row in found) == Counter(
         (n, min(n % 4, 2)) for n in range(44)
     )
@@ -173,14 +175,16 @@ def test_the_type_of_a_topic_is_checked_before_the_first_row(proxied):
         write(proxied, frame(body=["x"], delayMs=[5]), topic=normal)
     with pytest.raises(errors.RouteNotFound):
         write(proxied, frame(body=["x"]), topic="no-such-topic", numRetries=1, retryInterval="100ms")
-    assert not [*stored(proxied, normal), *stored(proxied, fifo)]
+    for topic, taken in ((normal, frame(body=["taken"])), (fifo, frame(body=["taken"], shardingKey=["k"]))):
+        write(proxied, taken, topic=topic)
+        assert [row["body"] for row in stored_rows(proxied, topic, 1)] == [b"taken"]
 
 
 def test_an_endpoint_that_is_away_costs_nothing(proxied, nobody):
     topic = new_topic(proxied)
     ends = f"{nobody};{proxied.proxy_grpc}"
     write(proxied, frame(body=numbered(500)), topic=topic, proxyEndpoint=ends, batchMaxBytes="1k", connectTimeout="1s")
-    assert {row["body"].decode() for row in stored(proxied, topic, 500)} == set(numbered(500))
+    assert {row["body"].decode() for row in stored_rows(proxied, topic, 500)} == set(numbered(500))
 
 
 def test_tls_with_a_proxy_of_plain_text_is_an_error(proxied, certs):

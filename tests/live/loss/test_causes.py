@@ -14,8 +14,9 @@ from rocketmq_spark.errors import CallTimeout, DataLossError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
+from tests.helpers import killed
 from tests.mockbroker import eventually
-from tests.reading import Run, batch_reader, bodies, feed, positions, read, rows
+from tests.reading import Run, batch_reader, bodies, feed, names, positions, read, rows
 
 
 def made_again(mq: LocalBroker, topic: str, queues: int = 2) -> None:
@@ -25,7 +26,7 @@ def made_again(mq: LocalBroker, topic: str, queues: int = 2) -> None:
 
 def delete(mq: LocalBroker, topic: str) -> None:
     mq.admin.delete_topic(topic)
-    eventually(lambda: topic not in mq.admin.topics(), 30)
+    eventually(lambda: topic not in mq.admin.topics(), 60)
 
 
 @pytest.fixture
@@ -80,6 +81,36 @@ def test_a_topic_that_was_made_again_and_has_overtaken_the_old_position(rocketmq
         assert Counter(run.read) == Counter(fresh)
         assert sum(run.positions.values()) == 60
     assert len(lost_lines()) == 2
+
+
+@pytest.mark.parametrize("shares", [(10, 10), (3, 40), (10, 40)], ids=["as long", "shorter and longer", "one as long"])
+def test_a_topic_that_was_made_again_and_filled_to_any_length(rocketmq, topic, after, shares, lost_lines):
+    """Both queues were read up to offset 10."""
+    made_again(rocketmq, topic)
+    fresh = {body for queue, count in enumerate(shares) for body in feed(rocketmq, topic, count, queues=[queue])}
+    fails(after(), "offset went back")
+    run = after("warn")
+    run.drain(fresh)
+    assert Counter(run.read) == Counter(fresh)
+    assert sum(run.positions.values()) == sum(shares)
+    run.drain(more := feed(rocketmq, topic, 6))
+    assert Counter(run.read) == Counter([*fresh, *more])
+    assert lost_lines()
+
+
+def test_a_topic_of_many_queues_that_was_made_again(rocketmq, make_topic):
+    """All of them moved: none proves that it is the same."""
+    topic = make_topic(queues=270)
+    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", failOnDataLoss="warn")
+    run.drain(feed(rocketmq, topic, 540))
+    strict = Run(rocketmq, run.offset, subscribe=topic)
+    assert strict.batch() == []
+    made_again(rocketmq, topic, 270)
+    fresh = feed(rocketmq, topic, 810)
+    fails(strict, "offset went back")
+    run.read.clear()
+    run.drain(fresh)
+    assert Counter(run.read) == Counter(fresh)
 
 
 def test_a_topic_that_was_deleted(rocketmq, topic, after, lost_lines):
@@ -209,30 +240,37 @@ def own(make_cluster) -> LocalBroker:
 SHORT = {"requestTimeout": "500ms", "numRetries": 1}
 
 
-def test_a_broker_that_cannot_be_reached_is_waited_for(own, lost_lines):
-    run = Run(own, subscribe="orders", startingOffsets="earliest", **SHORT)
-    sent = feed(own, "orders", 20)
+def test_a_broker_that_cannot_be_reached_is_waited_for(lone, lost_lines, caplog):
+    (topic,) = names(1, "away")
+    lone.create_topic(topic, 2)
+    run = Run(lone, subscribe=topic, startingOffsets="earliest", **SHORT)
+    sent = feed(lone, topic, 20)
     run.drain(sent)
-    more = feed(own, "orders", 20)
-    own.kill("broker-a")
+    more = feed(lone, topic, 20)
+    killed(lone, "broker-a")
     before = run.offset
+    eventually(lambda: run.latest() and f"cannot read now: {topic}/broker-a/0" in caplog.text, 60)
     assert positions(run.latest()).keys() == positions(before).keys()
     assert lost_lines() == []
-    own.restart("broker-a")
+    lone.restart("broker-a")
     run.drain(more)
     assert sorted(run.read) == sorted([*sent, *more])
     # And while a task reads: it has its plan.
-    third = feed(own, "orders", 20)
+    third = feed(lone, topic, 20)
     end = run.ahead()
     tasks = run.plan(end)
-    own.restart("broker-a")
-    assert Counter(row["body"].decode() for row in rows(run.reader, tasks)) == Counter(third)
+    killed(lone, "broker-a")
+    with ThreadPoolExecutor(1) as beside:
+        read_on = beside.submit(rows, run.reader, tasks)
+        eventually(lambda: "the read waits for" in caplog.text, 60)
+        lone.restart("broker-a")
+        assert Counter(row["body"].decode() for row in read_on.result(60)) == Counter(third)
     run.offset = end
-    own.kill("namesrv")
-    assert run.batch() == []
+    killed(lone, "namesrv")
+    eventually(lambda: run.batch() == [] and "no name server answers" in caplog.text, 60)
     assert run.offset == end
-    own.restart("namesrv")
-    run.drain(feed(own, "orders", 4))
+    lone.restart("namesrv")
+    run.drain(feed(lone, topic, 4))
     assert lost_lines() == []
 
 
@@ -243,7 +281,7 @@ def test_a_broker_that_lost_its_store_went_back(own, lost_lines):
     for run in runs.values():
         run.drain(sent)
         run.read.clear()
-    own.kill("broker-a")
+    killed(own, "broker-a")
     store = own.data / "broker-a" / "store"
     for part in store.iterdir():
         if part.name != "config":

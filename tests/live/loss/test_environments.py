@@ -1,46 +1,69 @@
-"""Environments by their number while a broker is away: what is another's is never read."""
+"""Environments by their number while a broker is away: what is another's is never read, and nothing is sent there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark import process, session
+from rocketmq_spark.datasource import RocketMQDataSource
 from rocketmq_spark.model import MessageQueue
+from tests.helpers import stored
+from tests.live.writes import bodies, frame
 from tests.mockbroker import eventually
-from tests.reading import Run, feed
+from tests.reading import Run, feed, names
+from tests.schemas import struct
 
-SHORT = {"subscribe": "orders", "requestTimeout": "1s", "numRetries": 3}
-A, B = (MessageQueue("orders", f"broker-{name}", 0) for name in "ab")
-
-
-@pytest.fixture
-def pair() -> Iterator[LocalBroker]:
-    """Two brokers with two queues of ``orders`` each, of which one may be killed."""
-    with LocalBroker(brokers=2, quiet=True) as mq:
-        mq.create_topic("orders", 2)
-        yield mq
+SHORT = {"requestTimeout": "1s", "numRetries": 3}
 
 
 def test_an_environment_reads_its_own_queue_and_no_other_while_its_broker_is_away(pair, caplog):
-    first = Run(pair, startingOffsets="earliest", environment=1, **SHORT)
-    third = Run(pair, startingOffsets="earliest", environment=3, **SHORT)
-    mine = feed(pair, "orders", 4, queues=[A])
+    (topic,) = names(1, "orders")
+    pair.create_topic(topic, 2)
+    a, b = (MessageQueue(topic, f"broker-{name}", 0) for name in "ab")
+    options = {"subscribe": topic, **SHORT}
+    first = Run(pair, startingOffsets="earliest", environment=1, **options)
+    third = Run(pair, startingOffsets="earliest", environment=3, **options)
+    mine = feed(pair, topic, 4, queues=[a])
     first.drain(mine)
     pair.kill("broker-a")
     eventually(lambda: "broker-a" not in pair.admin.routes.cluster(), 60)
-    foreign = feed(pair, "orders", 70, queues=[B])
+    foreign = feed(pair, topic, 70, queues=[b])
     third.drain(foreign)  # which would be called out of range by the two queues that are left
-    again = Run(pair, first.offset, environment=1, **SHORT)
+    again = Run(pair, first.offset, environment=1, **options)
     for run in (first, again):
         for _ in range(5):
             assert run.batch() == []
-    assert "cannot read now: orders/broker-a/0" in caplog.text
+    assert f"cannot read now: {topic}/broker-a/0" in caplog.text
     pair.restart("broker-a")
-    mine += feed(pair, "orders", 4, queues=[A])
+    mine += feed(pair, topic, 4, queues=[a])
     first.drain(mine)
     again.drain(mine[4:])
     assert sorted(first.read) == sorted(mine)
     assert sorted(again.read) == sorted(mine[4:])
     assert sorted(third.read) == sorted(foreign)
+
+
+@pytest.mark.parametrize("spooled", [False, True])
+def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_left_the_route(pair, tmp_path, spooled):
+    (topic,) = names(1, "orders")
+    pair.create_topic(topic, 2)
+    more = {"onSendFailure": "spool", "spoolDir": str(tmp_path), "sendTimeout": "1s"} if spooled else {}
+    options = {"nameServer": pair.name_server, "topic": topic, "environment": "1", "sendTimeout": "60s", **more}
+    sent = pickle.dumps(RocketMQDataSource(options).writer(struct("body string"), False))
+    pair.kill("broker-a")
+    eventually(lambda: "broker-a" not in pair.admin.routes.cluster(), 60)
+    session.close_all()  # as a worker that was started only now, and knows nothing
+    writer = pickle.loads(sent)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(writer.write, iter([frame(body=["mine"])]))
+        eventually(lambda: written.done() if spooled else process.kept("clients"), 60)
+        pair.restart("broker-a")
+        done = written.result(120)
+    assert (done.rows, done.spooled) == ((0, 1) if spooled else (1, 0))
+    assert spooled or done.brokers["broker-a"].failures > 0, "it was back before it was tried"
+    (message,) = stored(pair, topic, 1)
+    assert (bodies([message]), message.queue) == (["mine"], MessageQueue(topic, "broker-a", 0))
+    session.close_all()

@@ -39,10 +39,10 @@ def test_no_message_at_the_end_of_a_part_is_left_out_or_read_twice(
     for i, body in enumerate(sent):
         if i in (3, 7):  # acknowledged, stored with a wrong length, and never seen again
             damaged = SendRequest("g", b"lost", "TAGS\x01a\x02", sys_flag=int(SysFlag.BORNHOST_V6))
-            sender.send(queue, damaged, Deadline.after(5))
+            sender.send(queue, damaged, Deadline.after(30.0))
             eventually(lambda: indexed(rocketmq))
-        sender.send(queue, SendRequest("g", body.encode(), f"TAGS\x01{'ba'[i % 2]}\x02"), Deadline.after(5))
-    eventually(lambda: rocketmq.admin.describe_topic(topic)[queue].max_offset == len(sent), 30)
+        sender.send(queue, SendRequest("g", body.encode(), f"TAGS\x01{'ba'[i % 2]}\x02"), Deadline.after(30.0))
+    eventually(lambda: rocketmq.admin.describe_topic(topic)[queue].max_offset == len(sent), 60)
     found = read(rocketmq, subscribe=topic, maxRecordsPerPartition=2, **filtered)
     wanted = slice(1, None, 2) if filtered else slice(None)
     sent, offsets = sent[wanted], [0, 1, 2, 4, 5, 6, 7, 9, 10, 11, 12][wanted]

@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rocketmq_spark.errors import DataLossError
-from rocketmq_spark.model import MessageQueue
-from tests.reading import Run, batch_reader, bodies, feed, names, read, rows
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message, MessageQueue
+from tests.mockbroker import eventually
+from tests.reading import Run, batch_reader, bodies, feed, names, post, read, rows
+
+RETENTION = {
+    "fileReservedTime": 0,
+    "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
+    "cleanResourceInterval": 1000,
+    "deleteCommitLogFilesInterval": 1,
+    "mappedFileSizeCommitLog": 4 << 20,
+    "maxMessageSize": 2 << 20,
+}
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[LocalBroker]:
+    """A broker that deletes old messages, for the first time a minute after its start."""
+    with LocalBroker(conf=RETENTION, quiet=True) as mq:
+        mq.create_topic("filler", 1)
+        yield mq
+
+
+@pytest.fixture
+def forget(forgetful: LocalBroker) -> Callable[[str, int], None]:
+    """Wait until retention has deleted everything of a topic; the next messages find their queues empty but not new."""
+
+    def run(topic: str, at_least: int) -> None:
+        for name in names(5):
+            post(forgetful, [Message("filler", name.encode() + bytes(1_000_000))])
+        eventually(lambda: sum(b.min_offset for b in forgetful.admin.describe_topic(topic).values()) >= at_least, 100)
+
+    return run
 
 
 @pytest.fixture

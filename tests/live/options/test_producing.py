@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -102,19 +101,20 @@ def test_max_message_size__refuses_before_anything_is_sent(scripted: MockBroker,
     ids=["on", "no duration", "higher latency", "off"],
 )
 def test_send_latency_fault__and_latency_max_and_not_available_duration_are_when_and_how_long(
-    scripted: MockBroker, made: Make, option: dict[str, str], spared: bool
+    scripted: MockBroker, made: Make, monkeypatch: pytest.MonkeyPatch, option: dict[str, str], spared: bool
 ) -> None:
-    """One that takes 50 ms, with another beside it that takes none."""
-    pause = threading.Event()
+    """One that takes 50 ms, with another beside it that takes none, by a clock that stands still but for that."""
+    now_ms = [1_000_000]
 
     def slowly(call: Call) -> Command:
-        pause.wait(0.05)
+        now_ms[0] += 50
         return STORED
 
     with MockBroker() as slow:
         slow.on(Request.SEND_MESSAGE_V2, slowly)
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address, "broker-b": slow.address}))
         producer, sender = made(scripted.address, **option)
+        monkeypatch.setattr(producer._engine.timer, "now_ms", lambda: now_ms[0])
         for _ in range(10):
             producer.send(Message("t", b"x"))
         producer.close()
@@ -125,7 +125,7 @@ def test_auto_batch__puts_single_sends_into_batches(scripted: MockBroker, made: 
     for option, batches in (("true", True), ("false", False)):
         producer, sender = made(scripted.address, group=f"g_{option}", autoBatch=option, batchMaxDelay="100ms")
         sent = [producer.send_async(Message("t", b"x" * 10)) for _ in range(20)]
-        assert {one.result(20).status for one in sent} == {SendStatus.SEND_OK}
+        assert {one.result(60).status for one in sent} == {SendStatus.SEND_OK}
         assert [request.batch for _, _, request in sender.sends] == (
             [True] * len(sender.sends) if batches else [False] * 20
         )
@@ -140,7 +140,7 @@ def test_batch_max_bytes__bounds_a_batch(scripted: MockBroker, made: Make) -> No
             scripted.address, group=f"g_{limit}", autoBatch="true", batchMaxDelay="200ms", batchMaxBytes=limit
         )
         for one in [producer.send_async(Message("t", b"x" * 50)) for _ in range(200)]:
-            one.result(20)
+            one.result(60)
         largest[limit] = max(len(decode_batch(bytes(request.body))) for _, _, request in sender.sends if request.batch)
         producer.close()
     assert largest[200] <= 5 < largest[2000] <= 41
@@ -163,7 +163,7 @@ def test_total_batch_max_bytes__is_the_most_that_waits_for_company(scripted: Moc
             scripted.address, group=f"g_{total}", autoBatch="true", batchMaxDelay="300ms", totalBatchMaxBytes=total
         )
         for one in [producer.send_async(Message("t", b"x" * 60)) for _ in range(10)]:
-            one.result(20)
+            one.result(60)
         alone[total] = sum(not request.batch for _, _, request in sender.sends)
         producer.close()
     assert alone["1m"] == 0 < alone["100"]
@@ -225,6 +225,8 @@ def test_on_send_failure__and_spool_dir_and_spool_sync_and_spool_max_bytes_keep_
     monkeypatch.setattr("rocketmq_spark.spool.database._sync_file", calls.append)
     folder = {"spool_dir": str(tmp_path / "s"), "spool_sync": sync, "spool_max_bytes": "1k"}
     producer, _ = made(scripted.address, on_send_failure="spool", **folder)
+    assert len(calls) == syncs, "whose it is"
+    calls.clear()
     assert producer.send(Message("t", b"x")).status is SendStatus.SPOOLED
     assert len(calls) == syncs
     assert (tmp_path / "s" / "CURRENT").exists()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 
+from rocketmq_spark import session
 from rocketmq_spark.client.admin import Admin, batch_attributes
 from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import ADMIN, Certificates, Secured
-from tests.live.writes import Writes, frame, numbered
+from tests.live.writes import Writes, frame, numbered, sink_options
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, feed, names, read
 
@@ -70,10 +73,20 @@ def test_access_key__of_a_writer_needs_get_to_have_batches_stored_whole(secured,
     secured.admin.create_topic(topic, 1, attributes=batch_attributes())
     user = secured.user(f"writer-{topic}", (f"Topic:{topic}", grants))
     Writes(secured.mq.name_server, monkeypatch)(frame(body=numbered(30)), topic=topic, **user)
-    eventually(lambda: len(read(secured.mq, subscribe=topic, **ADMIN)) == 30, 30)
+    eventually(lambda: len(read(secured.mq, subscribe=topic, **ADMIN)) == 30, 60)
     found = read(secured.mq, subscribe=topic, metadata="full", **ADMIN)
     assert sorted(bodies(found)) == numbered(30)
     assert len({row["commitLogOffset"] for row in found}) == entries
+
+
+@pytest.mark.parametrize(("grants", "allowed"), [("Create,Get", True), ("Create", False), ("Get", False)])
+def test_access_key__of_who_changes_the_number_of_queues_needs_create_and_get(secured, locked, grants, allowed):
+    topic, _ = locked
+    user = secured.user(f"resizer-{topic}-{grants.replace(',', '-')}", (f"Topic:{topic}", grants))
+    admin = session.client(sink_options(secured.mq.name_server, **user)).admin
+    with nullcontext() if allowed else pytest.raises(AccessDenied):
+        admin.resize_topic(topic, 3, secured.mq.brokers)
+    assert len(secured.admin.describe_topic(topic)) == (3 if allowed else 2)
 
 
 def test_group__that_may_not_be_created_is_an_error_that_says_how(secured, locked, monkeypatch):
@@ -83,7 +96,7 @@ def test_group__that_may_not_be_created_is_an_error_that_says_how(secured, locke
     with pytest.raises(RocketMQError, match="Create the consumer group"):
         read(secured.mq, subscribe=topic, group=group, **least)
 
-    def denied(admin: Admin, name: str) -> None:
+    def denied(admin: Admin, name: str, brokers: Sequence[str]) -> None:
         """As brokers before 5 and managed ones answer; a broker 5.5.0 lets any user create groups."""
         raise AccessDenied("access denied", remark=f"no permission to create {name}")
 

@@ -54,7 +54,8 @@ def test_subscribe_pattern__matches_whole_names_of_user_topics(rocketmq, two):
     assert Counter(bodies(read(rocketmq, subscribePattern=f"{first[:-1]}."))) == Counter(in_first)
     with pytest.raises(RouteNotFound):
         read(rocketmq, subscribePattern=first[:-1])
-    everything = {r.queue.topic for task in plan(rocketmq, subscribePattern=".*") for r in task}
+    # The doctor's tests leave topics on this broker that may not be read, which a batch read says at once.
+    everything = {r.queue.topic for task in plan(rocketmq, subscribePattern="(?!doctor-).*") for r in task}
     assert {first, second} <= everything
     assert not {t for t in everything if t.startswith(("%RETRY%", "%DLQ%", "rmq_", "RMQ_", "SCHEDULE_", "TBW102"))}
     assert not everything & {"DefaultCluster", "broker-a", "BenchmarkTest", "OFFSET_MOVED_EVENT"}

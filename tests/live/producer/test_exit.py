@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from rocketmq_spark.localbroker import LocalBroker
-from tests.live.writes import bodies, numbered, stored
+from tests.helpers import stored
+from tests.live.writes import bodies, numbered
 
 PROGRAM = """
 import sys
@@ -25,7 +26,7 @@ print("end")
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM, *args]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
 
 
 @pytest.mark.parametrize("warm", ["", "warm"])
@@ -37,7 +38,7 @@ def test_11_20_what_waits_for_company_is_sent_at_exit(rocketmq: LocalBroker, top
 
 
 def test_11_20_what_cannot_be_sent_at_exit_is_named() -> None:
-    done = run("127.0.0.1:1", "t", "300ms", "")
+    done = run("127.0.0.1:1", "t", "3s", "")
     assert (done.returncode, done.stdout) == (0, "end\n")
     assert "the producer of group 'g_exit' was not closed, and 100 messages are not acknowledged: " in done.stderr
     assert "no name server answers: cannot connect" in done.stderr

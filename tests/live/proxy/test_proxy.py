@@ -24,7 +24,7 @@ from tests.reading import Run, bodies, data_source, feed, names, post, read
 def topic(proxied: LocalBroker) -> str:
     (name,) = names(1, "through")
     proxied.create_topic(name, 4)
-    eventually(lambda: len(known(proxied, name)) == 4, 30)
+    eventually(lambda: len(known(proxied, name)) == 4, 60)
     return name
 
 
@@ -68,6 +68,25 @@ def test_batches(proxied, topic, only_the_proxy):
     assert {row["brokerName"] for row in found} == {"broker-a"}
     assert {row["queueId"] for row in found} == {0, 1, 2, 3}
     only_the_proxy()
+
+
+def test_a_topic_that_is_made_again_is_noticed_without_store_times(proxied, topic):
+    """A Proxy does not tell when the newest message of a queue was stored."""
+    given = {"subscribe": topic, "startingOffsets": "earliest"}
+    run = Run(proxied.proxy_server, failOnDataLoss="warn", **given)
+    for _ in range(2):
+        run.drain(feed(proxied.proxy_server, topic, 40))
+    strict = Run(proxied.proxy_server, run.offset, **given)
+    assert strict.batch() == []
+    proxied.admin.delete_topic(topic)
+    eventually(lambda: topic not in proxied.admin.topics(), 60)
+    proxied.create_topic(topic, 4)
+    fresh = feed(proxied.name_server, topic, 200)
+    with pytest.raises(RocketMQError, match="offset went back"):
+        strict.until(lambda: False, 60)
+    run.read.clear()
+    run.drain(fresh)
+    assert Counter(run.read) == Counter(fresh)
 
 
 def test_streams_and_their_group(proxied, topic, only_the_proxy):
@@ -115,8 +134,8 @@ def test_nothing_of_a_batch_topic_is_left_out_by_tags(proxied):
     with Producer(name_server=proxied.name_server, group="p_tags") as producer:
         producer.send_batch([Message(topic, tag.encode(), tags=tag) for tag in "abc"])
     session.close_all()  # else the broker is known, and asked
-    eventually(lambda: len(known(proxied, topic)) == 1, 30)
-    eventually(lambda: len(read(proxied.proxy_server, subscribe=topic)) == 3, 30)
+    eventually(lambda: len(known(proxied, topic)) == 1, 60)
+    eventually(lambda: len(read(proxied.proxy_server, subscribe=topic)) == 3, 60)
     assert bodies(read(proxied.proxy_server, subscribe=topic, tags="a || c")) == ["a", "c"]
     with PullConsumer(name_server=proxied.proxy_server, group="g_tags", consume_from_where="earliest") as consumer:
         consumer.subscribe(topic, tags="b")
@@ -130,7 +149,7 @@ def test_the_sink(proxied, topic, only_the_proxy):
     writer = source.writer(schema, overwrite=False)
     batch = pa.RecordBatch.from_pydict({"body": [body.encode() for body in made], "tags": ["t"] * 50})
     writer.commit([writer.write(iter([batch]))])
-    eventually(lambda: len(read(proxied.proxy_server, subscribe=topic)) >= 50, 30)  # the index follows the answers
+    eventually(lambda: len(read(proxied.proxy_server, subscribe=topic)) >= 50, 60)  # the index follows the answers
     found = read(proxied.proxy_server, subscribe=topic)
     assert sorted(bodies(found)) == sorted(made)
     assert {row["tags"] for row in found} == {"t"}

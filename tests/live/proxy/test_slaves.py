@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,19 +12,31 @@ from rocketmq_spark.errors import BrokerNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
-from tests.fix_clusters import WITH_TIMERS
+from tests.fix_clusters import all_running
 from tests.mockbroker import eventually
-from tests.reading import Run, bodies, feed, positions, read, rows
+from tests.reading import Run, bodies, feed, names, positions, read, rows
 
 SHORT = {"requestTimeout": "1s", "numRetries": 3}
 
 
+@pytest.fixture(scope="module")
+def mastered() -> Iterator[LocalBroker]:
+    """A master and a slave that may be killed. It has timers, without which no topic is deleted."""
+    with LocalBroker(slaves=1, quiet=True) as mq:
+        yield mq
+
+
 @pytest.fixture
-def pair(make_cluster) -> LocalBroker:
-    """A master and a slave that may be killed; topic ``orders``."""
-    mq = make_cluster(slaves=1, conf=WITH_TIMERS)  # without which no topic is deleted
-    mq.create_topic("orders", 4)
-    return mq
+def both(mastered: LocalBroker) -> LocalBroker:
+    """Both run when a test begins."""
+    return all_running(mastered)
+
+
+@pytest.fixture
+def topic(both: LocalBroker) -> str:
+    (name,) = names(1, "orders")
+    both.create_topic(name, 4)
+    return name
 
 
 def copied(mq: LocalBroker, topic: str, total: int) -> None:
@@ -32,26 +45,26 @@ def copied(mq: LocalBroker, topic: str, total: int) -> None:
 
     def has() -> int:
         asked = [rpc.GET_MAX_OFFSET.request(topic=topic, queueId=i, bname="broker-a") for i in range(4)]
-        answers = [calls.ask(slave, one, Deadline.after(5)) for one in asked]
+        answers = [calls.ask(slave, one, Deadline.after(30.0)) for one in asked]
         return sum(rpc.GET_MAX_OFFSET.answer(answer)["offset"] for answer in answers)
 
     eventually(lambda: has() >= total, 60)
 
 
-def test_a_killed_master_with_a_slave_goes_on_being_read(pair):
-    first = feed(pair, "orders", 40)
+def test_a_killed_master_with_a_slave_goes_on_being_read(both, topic):
+    first = feed(both, topic, 40)
     runs = {
-        where: Run(pair, subscribe="orders", startingOffsets="earliest", readFrom=where, **SHORT)
+        where: Run(both, subscribe=topic, startingOffsets="earliest", readFrom=where, **SHORT)
         for where in ("hint", "slave")
     }
     for run in runs.values():
         run.drain(first)
-    second = feed(pair, "orders", 40)
-    copied(pair, "orders", 80)
-    eventually(lambda: all(sum(positions(run.latest()).values()) == 80 for run in runs.values()), 30)
+    second = feed(both, topic, 40)
+    copied(both, topic, 80)
+    eventually(lambda: all(sum(positions(run.latest()).values()) == 80 for run in runs.values()), 60)
     planned = {where: run.latest() for where, run in runs.items()}
     tasks = {where: run.plan(planned[where]) for where, run in runs.items()}
-    pair.kill("broker-a")
+    both.kill("broker-a")
     # A batch that was planned while the master lived ...
     for where, run in runs.items():
         assert Counter(bodies(rows(run.reader, tasks[where]))) == Counter(second)
@@ -60,46 +73,46 @@ def test_a_killed_master_with_a_slave_goes_on_being_read(pair):
         run.drain(second)
         assert sorted(run.read) == sorted([*first, *second])
         assert run.batch() == []
-        again = Run(pair, run.offset, subscribe="orders", readFrom="hint", **SHORT)
+        again = Run(both, run.offset, subscribe=topic, readFrom="hint", **SHORT)
         assert again.batch() == []
     # What begins now cannot know what else the master had: never less in silence.
     with pytest.raises(BrokerNotFound, match=r"only slaves of broker-a are up.*option 'readDeadline'"):
-        read(pair, subscribe="orders", readDeadline="1s", **SHORT)
+        read(both, subscribe=topic, readDeadline="1s", **SHORT)
     with pytest.raises(BrokerNotFound, match="only slaves of broker-a are up"):
-        Run(pair, subscribe="orders", startingOffsets="earliest", readDeadline="1s", **SHORT)
-    pair.restart("broker-a")
-    assert sorted(bodies(read(pair, subscribe="orders", **SHORT))) == sorted([*first, *second])
-    third = feed(pair, "orders", 40)
+        Run(both, subscribe=topic, startingOffsets="earliest", readDeadline="1s", **SHORT)
+    both.restart("broker-a")
+    assert sorted(bodies(read(both, subscribe=topic, **SHORT))) == sorted([*first, *second])
+    third = feed(both, topic, 40)
     for run in runs.values():
         run.drain(third)
         assert sorted(run.read) == sorted([*first, *second, *third])
 
 
-def test_a_topic_that_is_made_again_is_new_on_slaves_too(pair):
+def test_a_topic_that_is_made_again_is_new_on_slaves_too(both, topic):
     """Else its slave keeps the old index, and gives old messages when its master is down."""
-    run = Run(pair, subscribe="orders", startingOffsets="earliest", failOnDataLoss="ignore", **SHORT)
-    run.drain(feed(pair, "orders", 40))
-    copied(pair, "orders", 40)
-    pair.admin.delete_topic("orders")
-    pair.create_topic("orders", 4)
+    run = Run(both, subscribe=topic, startingOffsets="earliest", failOnDataLoss="ignore", **SHORT)
+    run.drain(feed(both, topic, 40))
+    copied(both, topic, 40)
+    both.admin.delete_topic(topic)
+    both.create_topic(topic, 4)
     run.read.clear()
-    young = feed(pair, "orders", 12)
+    young = feed(both, topic, 12)
     run.drain(young)
-    copied(pair, "orders", 12)
-    last = feed(pair, "orders", 4)
-    copied(pair, "orders", 16)
-    pair.kill("broker-a")
+    copied(both, topic, 12)
+    last = feed(both, topic, 4)
+    copied(both, topic, 16)
+    both.kill("broker-a")
     run.drain(last)
     assert Counter(run.read) == Counter([*young, *last])
 
 
-def test_master_only_waits_for_the_master(pair):
-    sent = feed(pair, "orders", 40)
-    run = Run(pair, subscribe="orders", startingOffsets="earliest", readFrom="master", **SHORT)
+def test_master_only_waits_for_the_master(both, topic):
+    sent = feed(both, topic, 40)
+    run = Run(both, subscribe=topic, startingOffsets="earliest", readFrom="master", **SHORT)
     run.drain(sent)
-    copied(pair, "orders", 40)
-    pair.kill("broker-a")
+    copied(both, topic, 40)
+    both.kill("broker-a")
     assert run.batch() == []
-    assert set(run.positions) == {MessageQueue("orders", "broker-a", i) for i in range(4)}
-    pair.restart("broker-a")
-    run.drain(feed(pair, "orders", 4))
+    assert set(run.positions) == {MessageQueue(topic, "broker-a", i) for i in range(4)}
+    both.restart("broker-a")
+    run.drain(feed(both, topic, 4))

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from rocketmq_spark import LocalBroker, Message, Producer, session
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
 from rocketmq_spark.producer.hooks import SendContext
-from tests.live.writes import stored
+from tests.helpers import stored
 from tests.mockbroker import eventually
+from tests.reading import names
 from tests.scale import SCALE
 from tests.witness import JavaPeer
 
@@ -28,10 +28,10 @@ OUTAGE_S = 30 if SCALE >= 1 else 1
 
 
 @pytest.fixture
-def mq(make_cluster: Callable[..., LocalBroker]) -> LocalBroker:
-    cluster = make_cluster(conf={"autoCreateTopicEnable": False})
-    cluster.create_topic("t", queues=4)
-    return cluster
+def topic(lone: LocalBroker) -> str:
+    (name,) = names(1, "spooled")
+    lone.create_topic(name, queues=4)
+    return name
 
 
 def producer(mq: LocalBroker, folder: Path, **options: Any) -> Producer:
@@ -65,31 +65,30 @@ def doubtful(one: Producer) -> dict[str, set[str]]:
     return failed
 
 
-@pytest.mark.timeout(900 if SCALE >= 1 else 240)
 @pytest.mark.parametrize("sync", ["always", "batch", "never"])
 def test_3_24_every_id_arrives_after_the_broker_was_killed_in_the_midst_and_came_back(
-    mq: LocalBroker, tmp_path: Path, sync: str
+    lone: LocalBroker, topic: str, tmp_path: Path, sync: str
 ) -> None:
     count = (100_000 if sync == "batch" else 20_000) if SCALE >= 1 else 1500
     killed_at, restarted_at = count // 10, 9 * count // 10
     futures: list[Future[SendResult]] = []
-    with producer(mq, tmp_path / "s", spool_sync=sync, max_message_size="1m") as one:
+    with producer(lone, tmp_path / "s", spool_sync=sync, max_message_size="1m") as one:
         failed = doubtful(one)
 
         def send(numbers: range, seconds: float = 0) -> None:
             until = time.monotonic() + seconds
             for left, number in zip(range(len(numbers), 0, -1), numbers, strict=True):
-                futures.append(one.send_async(Message("t", b"%06d" % number)))
+                futures.append(one.send_async(Message(topic, b"%06d" % number)))
                 if left % 100 == 0 and seconds:
                     gone.wait(max(0.0, until - time.monotonic()) * 100 / left)
 
         gone = threading.Event()
         send(range(killed_at))
-        mq.kill("broker-a")
+        lone.kill("broker-a")
         send(range(killed_at, restarted_at), OUTAGE_S)
-        down = one.send(Message("t", b"down"))
+        down = one.send(Message(topic, b"down"))
         assert down.status is SendStatus.SPOOLED
-        mq.restart("broker-a")
+        lone.restart("broker-a")
         send(range(restarted_at, count))
         results = [down, *(future.result(120) for future in futures)]
         drain(one, 300)
@@ -98,7 +97,7 @@ def test_3_24_every_id_arrives_after_the_broker_was_killed_in_the_midst_and_came
     assert max(given.values()) == 1
     spooled = {result.msg_id for result in results if result.status is SendStatus.SPOOLED}
     assert len(spooled) > restarted_at - killed_at
-    found = stored(mq, "t", len(given))
+    found = stored(lone, topic, len(given))
     arrived = Counter(message.msg_id for message in found)
     assert arrived.keys() == given.keys()
     twice = {msg_id for msg_id, times in arrived.items() if times > 1}
@@ -107,50 +106,49 @@ def test_3_24_every_id_arrives_after_the_broker_was_killed_in_the_midst_and_came
     assert all(failed[msg_id] for msg_id in twice)  # an attempt whose answer was lost, or came too late
 
 
-@pytest.mark.timeout(240)
-def test_a_queue_chosen_by_key_keeps_its_order_over_an_outage(mq: LocalBroker, tmp_path: Path) -> None:
-    queue = MessageQueue("t", "broker-a", 2)
-    with producer(mq, tmp_path / "s", send_timeout="500ms") as one:
+def test_a_queue_chosen_by_key_keeps_its_order_over_an_outage(lone: LocalBroker, topic: str, tmp_path: Path) -> None:
+    queue = MessageQueue(topic, "broker-a", 2)
+    with producer(lone, tmp_path / "s", send_timeout="500ms") as one:
         bodies = [b"%03d" % i for i in range(60)]
         for body in bodies[:10]:
-            assert one.send(Message("t", body), queue=queue).status is SendStatus.SEND_OK
-        mq.kill("broker-a")
+            assert one.send(Message(topic, body), queue=queue, timeout_s=20).status is SendStatus.SEND_OK
+        lone.kill("broker-a")
         for body in bodies[10:20]:
-            assert one.send(Message("t", body), queue=queue).status is SendStatus.SPOOLED
-        mq.restart("broker-a")
+            assert one.send(Message(topic, body), queue=queue).status is SendStatus.SPOOLED
+        lone.restart("broker-a")
         for body in bodies[20:]:  # behind them at first, directly when none waits any more
-            one.send(Message("t", body), queue=queue)
+            one.send(Message(topic, body), queue=queue)
         drain(one)
-        assert one.send(Message("t", b"end"), queue=queue).status is SendStatus.SEND_OK
-    found = [message.body for message in stored(mq, "t", 61) if message.queue_id == 2]
+        assert one.send(Message(topic, b"end"), queue=queue, timeout_s=20).status is SendStatus.SEND_OK
+    found = [message.body for message in stored(lone, topic, 61) if message.queue_id == 2]
     assert list(dict.fromkeys(found)) == [*bodies, b"end"]
 
 
-@pytest.mark.timeout(240)
 def test_3_11_the_very_first_send_while_no_master_lives_is_kept_and_chooses_its_queue_later(
-    mq: LocalBroker, tmp_path: Path
+    lone: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
-    mq.kill("broker-a")
+    lone.kill("broker-a")
     session.close_all()
-    with producer(mq, tmp_path / "s") as one:
-        first = one.send(Message("t", b"first"))
+    with producer(lone, tmp_path / "s") as one:
+        first = one.send(Message(topic, b"first"))
         assert (first.status, first.queue) == (SendStatus.SPOOLED, None)
-        hashed = one.send(Message("t", b"hashed"), selector="hash", arg="customer-7")
+        hashed = one.send(Message(topic, b"hashed"), selector="hash", arg="customer-7")
         assert (hashed.status, hashed.queue) == (SendStatus.SPOOLED, None)
-        mq.restart("broker-a")
+        lone.restart("broker-a")
         drain(one)
-    messages = stored(mq, "t", 2)
+    messages = stored(lone, topic, 2)
     assert {message.body for message in messages} == {b"first", b"hashed"}
     session.close_all()
-    with producer(mq, tmp_path / "s") as one:
-        direct = one.send(Message("t", b"again"), selector="hash", arg="customer-7")
+    with producer(lone, tmp_path / "s") as one:
+        direct = one.send(Message(topic, b"again"), selector="hash", arg="customer-7")
     assert direct.queue is not None
     (place,) = {message.queue_id for message in messages if message.body == b"hashed"}
     assert place == direct.queue.queue_id
 
 
-@pytest.mark.timeout(120)
-def test_no_name_server_is_a_passing_reason_and_a_missing_topic_is_none(mq: LocalBroker, tmp_path: Path) -> None:
+def test_no_name_server_is_a_passing_reason_and_a_missing_topic_is_none(
+    lone: LocalBroker, topic: str, tmp_path: Path
+) -> None:
     with Producer(
         name_server="127.0.0.1:1",
         group="g",
@@ -158,13 +156,13 @@ def test_no_name_server_is_a_passing_reason_and_a_missing_topic_is_none(mq: Loca
         spool_dir=str(tmp_path / "s"),
         send_timeout="300ms",
     ) as one:
-        assert one.send(Message("t", b"x")).status is SendStatus.SPOOLED
-        assert one.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 1)).status is SendStatus.SPOOLED
-    with producer(mq, tmp_path / "other") as one:
+        assert one.send(Message(topic, b"x")).status is SendStatus.SPOOLED
+        assert one.send(Message(topic, b"x"), queue=MessageQueue(topic, "broker-a", 1)).status is SendStatus.SPOOLED
+    with producer(lone, tmp_path / "other") as one:
         with pytest.raises(RouteNotFound):
             one.send(Message("missing-topic", b"x"), selector="hash", arg="7")
         with pytest.raises(RocketMQError):
-            one.send(Message("t", b""))
+            one.send(Message(topic, b""))
         assert depth(one) == 0
 
 
@@ -179,18 +177,17 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.timeout(240)
 def test_3_12_3_25_a_process_that_is_killed_right_after_the_answer_has_lost_nothing(
-    mq: LocalBroker, tmp_path: Path
+    lone: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
-    mq.kill("broker-a")
-    command = [sys.executable, "-c", CHILD, mq.name_server, str(tmp_path / "s"), "t"]
+    lone.kill("broker-a")
+    command = [sys.executable, "-c", CHILD, lone.name_server, str(tmp_path / "s"), topic]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
     status, msg_id = done.stdout.split()
     assert (done.returncode, status) == (-9, "SPOOLED"), done.stderr
-    mq.restart("broker-a")
-    with producer(mq, tmp_path / "s") as one:
+    lone.restart("broker-a")
+    with producer(lone, tmp_path / "s") as one:
         drain(one)
-    assert [message.msg_id for message in stored(mq, "t", 1)] == [msg_id]
-    (java,) = JavaPeer(mq.name_server).read("t", 1)
+    assert [message.msg_id for message in stored(lone, topic, 1)] == [msg_id]
+    (java,) = JavaPeer(lone.name_server).read(topic, 1)
     assert java.id == msg_id

@@ -1,0 +1,81 @@
+"""What code of others raises, as a value, and threads that outlive it.
+
+A listener, a callback, a strategy or a hook may raise anything, ``SystemExit`` too. That is its failure, and no reason for one
+of our threads to end: Python prints nothing when ``SystemExit`` ends a thread, so nobody would notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Code of others raised ``error`` instead of returning."""
+
+    error: BaseException
+
+    def __str__(self) -> str:
+        """The class and the text of the error."""
+        return f"{type(self.error).__name__}: {text_of(self.error, str)}"
+
+    def log(self, logger: logging.Logger, text: str, *args: object) -> None:
+        """An error in the log, with the traceback. A handler of the user's that raises, too, costs nothing else."""
+        attempt(logger.error, text, *args, exc_info=self.error, stacklevel=3)
+
+
+def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
+    """Returns what ``code`` returns, or ``Failure``. Only Ctrl-C in the main thread is raised: that is for the user."""
+    try:
+        return code(*args, **kwargs)
+    except BaseException as e:
+        if isinstance(e, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        return Failure(e)
+
+
+def text_of(value: object, how: Callable[[object], str] = repr) -> str:
+    """The text of a value that is not ours, whose own method may raise."""
+    text = attempt(how, value)
+    return f"<{type(value).__name__} without a text>" if isinstance(text, Failure) else text
+
+
+def start_thread(
+    name: str, loop: Callable[[], None], ended: Callable[[], None] | None = None, again: bool = True
+) -> threading.Thread:
+    """Starts a daemon thread that runs ``loop`` until it returns, and ``ended`` whatever happens.
+
+    What ``loop`` raises is logged. With ``again`` the loop is then run anew, so it must have put aside what it failed at.
+
+    Raises:
+        RuntimeError: There can be no more threads. The caller must not have noted the thread before.
+    """
+    thread = threading.Thread(target=_root, args=(name, loop, ended, again), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _root(name: str, loop: Callable[[], None], ended: Callable[[], None] | None, again: bool) -> None:
+    try:
+        while _failed(name, loop) and again:
+            pass
+    finally:
+        if ended is not None:
+            ended()
+
+
+def _failed(name: str, loop: Callable[[], None]) -> bool:
+    outcome = attempt(loop)
+    if not isinstance(outcome, Failure):
+        return False
+    outcome.log(logger, "the work of thread %s failed: %s", name, outcome)
+    return True

@@ -1,0 +1,125 @@
+"""What tests wait for: an answer, or what a topic holds on a real broker. A wait whose time is up fails, with what there was.
+
+That nothing comes is for the test to say (``counts`` with 0), after something that proves that it would be there by now.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.client.calls import refused as refusal
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import PullSysFlag, Response
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.messages import decode_messages
+
+T = TypeVar("T")
+WAIT_S = 180.0
+# What code of users raises: each is its failure, and ends no thread of ours.
+RAISED = (ZeroDivisionError("mine"), SystemExit("mine"), KeyboardInterrupt("mine"), GeneratorExit("mine"))
+_LOOK_S = 0.02
+
+
+def awaited(ask: Callable[[], T], enough: Callable[[T], object] = bool, seconds: float = WAIT_S) -> T:
+    """The first good answer: what a broker says may lag behind what it acknowledged."""
+    deadline = Deadline.after(seconds)
+    pause = threading.Event()
+    while not enough(answer := ask()):
+        if deadline.expired:
+            pytest.fail(f"it did not happen within {seconds:g} s; there was {_short(answer)}")
+        pause.wait(_LOOK_S)
+    return answer
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Code of a user that raises ``error``, whatever it is given."""
+
+    def code(*given: object, **named: object) -> Any:
+        raise error
+
+    return code
+
+
+def no_more_threads(monkeypatch: pytest.MonkeyPatch, name: str = "") -> None:
+    """As if the system gave no more threads, of those whose name begins so."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+
+def counts(mq: LocalBroker, topic: str, at_least: int, seconds: float = WAIT_S) -> dict[int, int]:
+    """Messages by queue id, those of all brokers together, once the index shows ``at_least`` of them; no empty queues."""
+
+    def ask() -> dict[int, int]:
+        found: dict[int, int] = {}
+        for queue, bounds in sorted(mq.admin.describe_topic(topic).items()):
+            if bounds.max_offset:
+                found[queue.queue_id] = found.get(queue.queue_id, 0) + bounds.max_offset
+        return found
+
+    return awaited(ask, lambda found: sum(found.values()) >= at_least, seconds)
+
+
+def total(mq: LocalBroker, topic: str, at_least: int = 0, seconds: float = WAIT_S) -> int:
+    """How many messages a topic has, once there are ``at_least`` so many."""
+    return sum(counts(mq, topic, at_least, seconds).values())
+
+
+def stored(mq: LocalBroker, topic: str, count: int, seconds: float = WAIT_S) -> list[ReceivedMessage]:
+    """The messages of a topic by queue and offset, once ``count`` of them, at least one, can be read."""
+    assert count > 0, "stored_now says what there is now"
+    total(mq, topic, count, seconds)
+    return awaited(lambda: stored_now(mq, topic), lambda found: len(found) >= count, seconds)
+
+
+def stored_now(mq: LocalBroker, topic: str) -> list[ReceivedMessage]:
+    """What can be read of a topic now, which may be less than was acknowledged."""
+    client = session.client(options_table.parse({"nameServer": mq.name_server}).for_role("sink"))
+    found: list[ReceivedMessage] = []
+    for queue, bounds in sorted(mq.admin.describe_topic(topic).items()):
+        found += _of_queue(client, queue, bounds.max_offset)
+    return found
+
+
+def killed(mq: LocalBroker, name: str) -> None:
+    """SIGKILL for a server that runs until then, and does not any more."""
+    assert mq.pid(name) is not None, f"{name} was dead before"
+    mq.kill(name)
+    assert mq.pid(name) is None
+
+
+def _of_queue(client: session.Client, queue: MessageQueue, end: int) -> list[ReceivedMessage]:
+    address = client.routes.get(queue.topic, 0.0).brokers[queue.broker_name].master
+    assert address is not None
+    found: list[ReceivedMessage] = []
+    while len(found) < end:
+        pull = rpc.PULL_MESSAGE.request(
+            consumerGroup="g_reading", topic=queue.topic, queueId=queue.queue_id, queueOffset=len(found),
+            maxMsgNums=1024, sysFlag=int(PullSysFlag.SUBSCRIPTION), commitOffset=0, suspendTimeoutMillis=0,
+            subscription="*", subVersion=0, expressionType="TAG", bname=queue.broker_name,
+        )  # fmt: skip
+        answer = client.calls.exchange(address, pull, Deadline.after(10))
+        if answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED):
+            break
+        if answer.code != Response.SUCCESS:
+            raise refusal(answer, address, queue.topic, str(queue))
+        found += decode_messages(answer.body, queue.broker_name)
+    return found
+
+
+def _short(answer: object) -> str:
+    many = f"{len(answer)} of " if isinstance(answer, list) else ""
+    return many + repr(answer)[:1000]

@@ -1,0 +1,110 @@
+"""Queues that their broker does not read any more, on a scripted one; with real brokers in tests/live/growth."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.source import unread
+from tests.mockbroker import close, never, ok, refuse, route
+from tests.source.test_catalog import again, catalog, queues, scripted
+
+__all__ = ["scripted"]
+
+
+def read_queues(count):
+    config = {"topicName": "t", "readQueueNums": count, "writeQueueNums": count, "perm": 6}
+    return ok(json.dumps(config).encode())
+
+
+@pytest.mark.parametrize(
+    ("told", "gone"),
+    [
+        (read_queues(1), {MessageQueue("t", "broker-a", 1): 30}),
+        (read_queues(2), {}),
+        (refuse(Response.REQUEST_CODE_NOT_SUPPORTED, "no such request"), {MessageQueue("t", "broker-a", 1): 30}),
+        (refuse(Response.NO_PERMISSION, "no"), {MessageQueue("t", "broker-a", 1): 30}),
+        (refuse(Response.SYSTEM_BUSY, "busy"), {}),
+    ],
+)
+def test_a_queue_that_the_route_lacks_is_gone_when_its_broker_says_so(scripted, told, gone):
+    """A name server that lags behind tells the route of before the topic was widened."""
+    one = catalog(scripted.address)
+    view = one.sweep()
+    scripted.on(Request.GET_TOPIC_CONFIG, told)
+    scripted.on(Request.GET_MAX_OFFSET, ok(offset=30))
+    assert one.hidden(queues("t", 2), view) == gone
+    assert one.hidden(queues("t", 1), view) == {}
+
+
+def test_a_broker_is_asked_once_in_a_while_about_the_queues_that_it_does_not_read(scripted, monkeypatch):
+    """Again with another route or connection: the topic may have been widened, or its store may be another."""
+    monkeypatch.setattr(unread, "_FRESH_S", 3600.0)
+    one = catalog(scripted.address)
+    view = one.sweep()
+    scripted.on(Request.GET_TOPIC_CONFIG, read_queues(1))
+    scripted.on(Request.GET_MAX_OFFSET, ok(offset=30))
+    _, second, third = queues("t", 3)
+
+    def asked():
+        return len(scripted.seen(Request.GET_TOPIC_CONFIG)), len(scripted.seen(Request.GET_MAX_OFFSET))
+
+    for _ in range(3):
+        assert one.hidden([second], view) == {second: 30}
+    assert asked() == (1, 1)
+    assert one.hidden([second, third], view) == {second: 30, third: 30}
+    assert asked() == (2, 3)
+    scripted.on(Request.GET_MAX_OFFSET, ok(offset=31))
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, perm=4))
+    again(one)
+    assert one.hidden([second], view) == {second: 31}
+    scripted.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, close)
+    with pytest.raises(RocketMQError):
+        one.offsets.search_offsets(dict.fromkeys(queues("t", 1), 1), Deadline.after(30))
+    again(one)
+    assert one.hidden([second], view) == {second: 31}
+    assert asked() == (4, 5)
+
+
+def test_an_end_that_was_told_before_does_not_last(scripted, monkeypatch):
+    """Producers may go on to write to a queue that is not read."""
+    monkeypatch.setattr(unread, "_FRESH_S", 0.0)
+    one = catalog(scripted.address)
+    view, (_, second) = one.sweep(), queues("t", 2)
+    scripted.on(Request.GET_TOPIC_CONFIG, read_queues(1))
+    for end in (30, 500):
+        scripted.on(Request.GET_MAX_OFFSET, ok(offset=end))
+        assert one.hidden([second], view) == {second: end}
+
+
+def test_that_a_broker_reads_its_queues_after_all_is_remembered_for_a_moment(scripted, monkeypatch):
+    monkeypatch.setattr(unread, "_FRESH_S", 3600.0)
+    one = catalog(scripted.address)
+    view = one.sweep()
+    scripted.on(Request.GET_TOPIC_CONFIG, read_queues(2))
+    for _ in range(3):
+        assert one.hidden(queues("t", 2), view) == {}
+    assert len(scripted.seen(Request.GET_TOPIC_CONFIG)) == 1
+
+
+@pytest.mark.parametrize("how", ["silent", "orphans"])
+def test_a_broker_that_is_away_is_not_asked_about_queues_that_it_does_not_read(scripted, how):
+    one = catalog(scripted.address)
+    view = replace(one.sweep(), **{how: frozenset({"broker-a"})})
+    assert one.hidden(queues("t", 2), view) == {}
+    assert scripted.seen(Request.GET_TOPIC_CONFIG) == []
+
+
+def test_a_broker_that_hangs_when_asked_about_queues_that_it_does_not_read_holds_up_one_plan_of_many(scripted):
+    one = catalog(scripted.address, requestTimeout="100ms")
+    view = one.sweep()
+    scripted.on(Request.GET_TOPIC_CONFIG, never)
+    for _ in range(5):
+        assert one.hidden(queues("t", 2), view) == {}
+    assert len(scripted.seen(Request.GET_TOPIC_CONFIG)) < 5

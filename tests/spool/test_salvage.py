@@ -1,0 +1,123 @@
+"""Any file of a store is damaged in any place: what can be read is kept, and what is lost is counted."""
+
+from __future__ import annotations
+
+import errno
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.spool.database import is_database
+from rocketmq_spark.spool.salvage import salvage
+from rocketmq_spark.spool.store import Store
+from tests.helpers import raising
+from tests.spool.test_mending import COUNT, drained, filled, settled
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of two tables, the second of which is due later, and a log."""
+    path = tmp_path_factory.mktemp("whole") / "store"
+    filled(path, flush=True)
+    filled(path, flush=True)
+    filled(path)
+    return path
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_damage_of_any_file_loses_little_and_says_so(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    """A flipped bit, a cut, or a file that has gone: nothing comes twice that was not there twice, and nobody is stopped."""
+    rng = random.Random(seed)
+    for number in range(5):
+        caplog.clear()
+        path = tmp_path / str(number)
+        shutil.copytree(whole, path)
+        files = [
+            file for file in path.iterdir() if file.stat().st_size and file.suffix != ".json" and file.name != "LOG"
+        ]
+        file = rng.choice(sorted(file for file in files if not file.name.startswith(("OPTIONS", "IDENTITY"))))
+        data, how = bytearray(file.read_bytes()), rng.choice(["flip", "flip", "flip", "cut", "gone"])
+        at = rng.randrange(len(data))
+        data[at] ^= 1 << rng.randrange(8)
+        file.unlink()
+        if how != "gone":
+            file.write_bytes(data if how == "flip" else data[:at])
+        case = f"{how} {file.name} at {at} of {len(data)}, seed {seed}"
+        store = Store(path, sync="never")
+        given, errors = settled(store)
+        assert errors <= 1, case
+        assert not store.totals.depth, case
+        assert not store.totals.dead, case
+        store.close()
+        found = Counter(given)
+        assert set(found) <= set(range(COUNT)), case
+        assert max(found.values(), default=0) <= 3, case
+        lost = 3 * COUNT - found.total()
+        assert lost <= COUNT, case
+        table = file.suffix == ".sst" and how == "flip"
+        if table and at < 0.9 * len(data):
+            assert lost < 60, case
+        said = re.findall(r"records are there, (at least )?(\d+) are lost", caplog.text)
+        if lost and how != "cut" and not (how == "gone" and file.suffix == ".log"):
+            assert said, case
+            assert (said[-1][0] and int(said[-1][1]) <= lost) or int(said[-1][1]) == lost, (case, said, lost)
+
+
+def test_a_salvage_that_was_cut_off_is_finished_or_begun_again(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before or after any step: the next one to open the folder has all of it."""
+    steps, rename = 0, Path.rename
+    while True:
+        path = tmp_path / f"of-{steps}"
+        shutil.copytree(whole, path)
+        left = iter(range(steps))
+        done = False
+
+        def cut(self: Path, target: Path, left: Iterator[int] = left) -> Path:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", cut)
+            try:
+                salvage(path)
+                done = True
+            except KeyboardInterrupt:
+                pass
+        assert is_database(path), steps
+        assert len(drained(path)) == 3 * COUNT, steps
+        if done:
+            break
+        steps += 1
+    assert steps > 10
+    assert not [each for each in path.iterdir() if each.is_dir() and each.name != "damaged-1"]
+
+
+def test_damaged_files_that_an_operator_took_away_leave_room_for_others(whole: Path, tmp_path: Path) -> None:
+    whole = shutil.copytree(whole, tmp_path / "store")
+    kept = [salvage(whole).folder.name for _ in range(2)]
+    shutil.rmtree(whole / "damaged-1")
+    kept += [salvage(whole).folder.name for _ in range(2)]
+    assert kept == ["damaged-1", "damaged-2", "damaged-1", "damaged-3"]
+
+
+def test_a_full_disk_is_an_error_of_the_spool_and_the_next_try_goes_on(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = shutil.copytree(whole, tmp_path / "store")
+    with monkeypatch.context() as full:
+        full.setattr(Path, "rename", raising(OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(SpoolError, match=r"could not be put together again.*No space left"):
+            salvage(whole)
+    salvage(whole)
+    assert len(drained(whole)) == 3 * COUNT

@@ -1,0 +1,108 @@
+"""Whatever code of others raises is a value, and threads outlive it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.failures import Failure, attempt, start_thread, text_of
+from tests.helpers import RAISED, no_more_threads, raising
+from tests.mockbroker import eventually
+
+
+class Textless(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not even a text")
+
+    __repr__ = __str__
+
+
+def beside(code: Callable[[], object]) -> object:
+    """What ``code`` returns on a thread of its own."""
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(code()))
+    thread.start()
+    thread.join(60)
+    return found[0]
+
+
+def test_what_is_returned_is_returned() -> None:
+    assert attempt(divmod, 7, 2) == (3, 1)
+    assert attempt(dict, a=1) == {"a": 1}
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_whatever_is_raised_is_a_value(error: BaseException) -> None:
+    found = beside(lambda: attempt(raising(error)))
+    assert isinstance(found, Failure)
+    assert found.error is error
+    assert str(found).startswith(type(error).__name__)
+
+
+def test_ctrl_c_in_the_main_thread_is_the_users_and_exit_is_not() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        attempt(raising(KeyboardInterrupt()))
+    assert isinstance(attempt(raising(SystemExit())), Failure)
+
+
+def test_what_has_no_text_has_one() -> None:
+    assert text_of("a") == "'a'"
+    assert text_of(Textless()) == "<Textless without a text>"
+    assert str(Failure(Textless())) == "Textless: <Textless without a text>"
+
+
+@pytest.mark.parametrize("error", [*RAISED, Textless()], ids=lambda error: type(error).__name__)
+def test_a_loop_that_fails_is_logged_and_begins_again(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    outcomes: list[BaseException | None] = [error, error, None]
+    ended = threading.Event()
+
+    def loop() -> None:
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+
+    start_thread("t-1", loop, ended.set).join(60)
+    assert ended.is_set()
+    assert outcomes == []
+    said = [record.getMessage() for record in caplog.records if record.name == "rocketmq_spark.failures"]
+    assert len(said) == 2
+    assert said[0].startswith(f"the work of thread t-1 failed: {type(error).__name__}")
+
+
+def test_a_loop_that_runs_once_is_cleaned_up_behind(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[int] = []
+    start_thread("t-1", raising(SystemExit()), lambda: ended.append(1), again=False).join(60)
+    assert ended == [1]
+    assert "the work of thread t-1 failed: SystemExit" in caplog.text
+
+
+def test_where_there_are_no_more_threads_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    no_more_threads(monkeypatch)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        start_thread("t-1", print, lambda: ended.append(1))
+    assert ended == []
+
+
+def test_a_log_that_fails_ends_no_thread() -> None:
+    class Breaks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise SystemExit
+
+    handler, turns, done = Breaks(), [1, 1], threading.Event()
+
+    def loop() -> None:
+        if turns:
+            turns.pop()
+            raise ValueError
+        done.set()
+
+    log = logging.getLogger("rocketmq_spark.failures")
+    log.addHandler(handler)
+    try:
+        start_thread("t-1", loop)
+        eventually(done.is_set)
+    finally:
+        log.removeHandler(handler)

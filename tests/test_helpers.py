@@ -1,0 +1,30 @@
+"""A wait that found nothing fails: without that, whatever is compared afterwards is compared with nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.localbroker import LocalBroker
+from tests.helpers import awaited, counts, stored, stored_now, total
+from tests.reading import feed
+
+
+def test_the_first_good_answer_counts() -> None:
+    answers = iter([1, 2, 3])
+    assert awaited(lambda: next(answers), lambda found: found > 1) == 2
+    assert next(answers) == 3
+
+
+def test_a_wait_whose_time_is_up_fails_with_what_there_was() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"within 0 s; there was 2 of \[1, 2\]"):
+        awaited(lambda: [1, 2], lambda found: len(found) == 3, 0)
+
+
+def test_a_topic_with_fewer_messages_fails(rocketmq: LocalBroker, topic: str) -> None:
+    feed(rocketmq, topic, 3)
+    assert [len(stored(rocketmq, topic, 3)), total(rocketmq, topic, 3), len(stored_now(rocketmq, topic))] == [3] * 3
+    for read in (stored, total, counts):
+        with pytest.raises(pytest.fail.Exception, match="it did not happen within 0"):
+            read(rocketmq, topic, 4, 0)
+    with pytest.raises(AssertionError, match="stored_now"):
+        stored(rocketmq, topic, 0)
