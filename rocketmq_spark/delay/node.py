@@ -50,7 +50,7 @@ def open_node(place: Place, **options: object) -> DelayService:
     settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
     for topic in (place.topic, place.dead_topic):
         session.ensure_topic(parsed, topic)
-    store = Store(place.folder, due_of=waiting.first_due_ms)
+    store = Store(place.folder)
     try:
         store.belong(owner_of(parsed, f"the delay service, group {parsed.group!r}"))
         if place.dead:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-_SEEN = struct.Struct(">5Q")
+from rocketmq_spark.model import ReceivedMessage
+
+_SEEN = struct.Struct(">6Q")
+_EARLIER = struct.Struct(">5Q")  # of releases that did not write the last number
 
 
 class Progress(NamedTuple):
@@ -31,22 +34,37 @@ class Progress(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a node wrote down of a queue: all from ``begin`` to before ``stored`` is in its store, or done; and what it told."""
+    """What a node wrote down of a queue: all from ``begin`` to before ``stored`` is in its store, or done; and what it told.
+
+    ``newest_ms`` is the latest store time of what it read: what a broker stored later than that lies at ``stored`` or behind.
+    0 where nothing was read.
+    """
 
     begin: int
     stored: int
     told: Progress
+    newest_ms: int = 0
 
     def encode(self) -> bytes:
-        return _SEEN.pack(self.begin, self.stored, *self.told)
+        return _SEEN.pack(self.begin, self.stored, *self.told, self.newest_ms)
+
+    def is_other(self, message: ReceivedMessage) -> bool:
+        """Whether it lies where another one was read: the topic was made again."""
+        return message.queue_offset < self.stored and 0 < self.newest_ms < message.store_timestamp
+
+    def cut(self, at: int) -> Seen:
+        """What still holds when a broker's messages from ``at`` on are others than those that were read."""
+        begin, oldest = min(self.begin, at), min(self.told.oldest, at)
+        return Seen(begin, at, Progress(oldest, at, self.told.done_ms), self.newest_ms)
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:
         """None where nothing is written."""
         if not data:
             return None
-        begin, stored, *told = _SEEN.unpack(data)
-        return cls(begin, stored, Progress(*told))
+        layout = _EARLIER if len(data) == _EARLIER.size else _SEEN
+        begin, stored, oldest, told, done_ms, *newest_ms = layout.unpack(data)
+        return cls(begin, stored, Progress(oldest, told, done_ms), *newest_ms)
 
 
 def resumed(seen: Seen | None, told: Progress | None, first: int) -> Seen:
@@ -57,5 +75,5 @@ def resumed(seen: Seen | None, told: Progress | None, first: int) -> Seen:
     if told is None:
         return seen or Seen(first, first, Progress(first, first, 0))
     if seen is not None and seen.begin <= told.oldest <= seen.stored:
-        return Seen(seen.begin, seen.stored, told)
+        return seen._replace(told=told)
     return Seen(told.oldest, told.oldest, told)

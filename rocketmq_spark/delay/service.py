@@ -23,6 +23,7 @@ from rocketmq_spark.delay.retention import Retention
 from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.spool.records import IDENTITY, due_of
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 
@@ -181,21 +182,28 @@ class DelayService:
         found = {}
         for name, value in self._store.notes().items():
             if (seen := Seen.decode(value)) is not None:
-                topic, broker_name, number = name.decode().split("/")
+                topic, _, rest = name.decode().partition("/")
+                broker_name, _, number = rest.rpartition("/")  # a broker's name may have one, too
                 found[MessageQueue(topic, broker_name, int(number))] = seen
         return found
 
     def _begin(self, queue: MessageQueue) -> None:
         """One that another node had is left to it for a moment. Raises what questions raise: then it is tried again, too."""
         told, seen = self._told(queue), self._noted().get(queue)
-        if told is not None and (seen is None or seen.told != told):
+        # Somebody else had it, or told brokers more.
+        others = told is not None and (seen is None or seen.told != told)
+        if others:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
             if not patience.expired:
                 return
         first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
+        if seen is not None and (at := self._other_from(queue, seen)) is not None:
+            self._store.forget_places(waiting.space_of(queue))
+            seen = None if others else seen.cut(at)  # what others told is of the messages that are there now
+            told = told if seen is None else seen.told
+        elif told is not None and others:
+            self._forget(queue, told.done)
         found = resumed(seen, told, first)
-        if told is not None and (seen is None or seen.told != told):  # somebody else had it, or told brokers more
-            self._forget(queue, lambda offset, due_ms: told.done(offset, due_ms))
         if found.stored < first:
             logger.warning(
                 "%s begins at %d, and envelopes from %d on are not done: what is not in %s is lost; the topic's retention "
@@ -208,6 +216,21 @@ class DelayService:
             return
         self._seen[queue] = found
         logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.told.oldest)
+
+    def _other_from(self, queue: MessageQueue, seen: Seen) -> int | None:
+        """From where on the messages are others than those that were read, None if they are the same: the topic was made
+        again, or its broker came back without its last messages.
+        """
+        if not seen.newest_ms:
+            return None
+        at = self._member.search_offset(queue, seen.newest_ms + 1, Deadline.after(REQUEST_S))
+        if at >= seen.stored:
+            return None
+        logger.warning(
+            "%s was read up to %d, and has younger messages from %d on: its topic was made again, or its broker lost its "
+            "last messages. It is read from there on; what was stored of the old ones is sent", queue, seen.stored, at,
+        )  # fmt: skip
+        return at
 
     def _leave(self, queues: Iterable[MessageQueue]) -> None:
         """Their next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
@@ -239,6 +262,9 @@ class DelayService:
 
     def _keep(self, messages: Sequence[ReceivedMessage]) -> None:
         """Store what is not done, in one write with how far it was read."""
+        for queue in {message.queue for message in messages if self._seen[message.queue].is_other(message)}:
+            del self._seen[queue]  # it is begun again
+        messages = [message for message in messages if message.queue in self._seen]
         now_ms, seen, cancels = self._now_ms(), dict(self._seen), []
         records = []
         for message in messages:
@@ -246,7 +272,8 @@ class DelayService:
             of_queue = seen[queue]
             if offset < of_queue.stored:
                 continue
-            seen[queue] = of_queue._replace(stored=offset + 1)
+            newest_ms = max(of_queue.newest_ms, message.store_timestamp)
+            seen[queue] = of_queue._replace(stored=offset + 1, newest_ms=newest_ms)
             found = waiting.arrival(queue, offset, message.body, now_ms)
             if found.cancels is not None:
                 cancels.append(found.cancels)
@@ -274,10 +301,10 @@ class DelayService:
         """Say how far queues are, and whether all of it could be told. What could not is told the next time: brokers know less
         then, and never too much.
         """
-        first = self._store.places(waiting.IDENTITY)
+        first = self._store.places(IDENTITY)
         # Never later than now: what comes next may be due before all that waits.
         now_ms = self._now_ms()
-        done_ms = min(now_ms, max(0, waiting.due_of(first[0]) - 1)) if first else now_ms
+        done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
         news: dict[MessageQueue, Progress] = {}
         for queue in queues:
             seen = self._seen[queue]

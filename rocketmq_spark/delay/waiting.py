@@ -13,7 +13,7 @@ from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Message, MessageQueue, SpooledSend
 from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.records import IDENTITY, Record
 from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.sends import broker_target, topic_target
 from rocketmq_spark.spool.spool import Trade
@@ -21,8 +21,6 @@ from rocketmq_spark.wire.envelope import CANCEL, Opened, digest, unpack
 from rocketmq_spark.wire.properties import encode_properties
 
 KIND = "delayed"
-# The space of marks by due time and id, so that its first place is the earliest that is not done.
-IDENTITY = b"id"
 _DUE = struct.Struct(">Q")
 _PLACE = struct.Struct(">QQ")
 _LAST_MS = (1 << 63) - 1
@@ -48,17 +46,6 @@ def place(offset: int, due_ms: int = 0) -> bytes:
 def offset_and_due(place: bytes) -> tuple[int, int]:
     offset, due_ms = _PLACE.unpack(place)
     return offset, due_ms
-
-
-def due_of(identity: bytes) -> int:
-    """When the record with this identity was due at first."""
-    due_ms: int = _DUE.unpack_from(identity)[0]
-    return due_ms
-
-
-def first_due_ms(record: Record) -> int | None:
-    """When a record was due at first, of which a damaged store knows no more: its identity says it."""
-    return next((due_of(place) for space, place in record.marks if space == IDENTITY), None)
 
 
 def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arrival:

@@ -13,23 +13,20 @@ import fcntl
 import importlib
 import logging
 import os
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.errors import ClosedError, SpoolError
+from rocketmq_spark.spool.files import LOG, Wal, damaged_headers, make_folder, mirror
 
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 16 << 20
 # A folder within that of a database: new files that are complete, and that take the place of damaged ones; see ``salvage``.
 WHOLE = "whole"
-_LOG = ".log"
-# Grows whenever the memtable is another one.
-_VERSION = "rocksdb.current-super-version-number"
-_sync_file = getattr(os, "fdatasync", os.fsync)
-
 
 OPEN_IT = "What opens it to send from it, such as 'spool send', keeps what can be read, and says what is lost"
 
@@ -53,6 +50,7 @@ class Database:
         self.gaps: list[tuple[bytes, bytes]] = []
         self.read_only = read_only
         self._pid = os.getpid()
+        self._mirror: tempfile.TemporaryDirectory[str] | None = None
         self._rocks = _rocksdict()
         if _Threads.lost:
             raise SpoolError(
@@ -63,10 +61,14 @@ class Database:
         _Threads.used = True
         if not read_only and _opened_here(path):  # by any of its names: RocksDB's own lock is one of processes
             raise _in_use(path, "it is open in this process")
-        self._wal = _Wal(path)
+        self._wal = Wal(path)
         if read_only and not is_database(path):
             raise SpoolError(f"there is no spool in {path}")
-        self._db = self._opened(read_only)
+        try:
+            self._db = self._opened(read_only)
+        except BaseException:
+            self._clean_up()
+            raise
         _open.add(self)
 
     def get(self, key: bytes) -> bytes | None:
@@ -137,6 +139,7 @@ class Database:
                 db.close()
             except Exception as e:  # noqa: BLE001 - what is not in its tables is in the log, where the next one finds it
                 logger.warning("the spool in %s was closed with an error: %s", self.path, e)
+            self._clean_up()
 
     def _here(self) -> Any:
         if self._pid != os.getpid():
@@ -155,19 +158,29 @@ class Database:
         )
         with self._errors("open"):
             if not read_only:
-                _make(self.path)
+                make_folder(self.path)
             if (
                 is_database(self.path) and not (self.path / "CURRENT").exists()
             ):  # RocksDB would begin anew, and delete them
                 raise Damaged(f"the spool in {self.path} is damaged: it has lost its file CURRENT", remedy=OPEN_IT)
+            path = self.path
+            if damaged := damaged_headers(path):
+                name, told = next(iter(damaged.items()))
+                self.damage = f"{told.problem} of {name}"
+                # Tables that a manifest does not name any more would be left out without a word.
+                if not read_only or any(each.lost for name, each in damaged.items() if not name.endswith(LOG)):
+                    raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
+                path = self._mirrored()
+                if not any(each.lost for each in damaged.values()):
+                    self.damage = None
             try:
-                return rocks.Rdict(str(self.path), self._options(complete()), access_type=access)
+                return rocks.Rdict(str(path), self._options(complete()), access_type=access)
             except Exception as e:
                 if not _is_damage(e):
                     raise
                 problem = str(e)
             with contextlib.suppress(Exception):
-                found = rocks.Rdict(str(self.path), self._options(to_a_torn_end()), access_type=access)
+                found = rocks.Rdict(str(path), self._options(to_a_torn_end()), access_type=access)
                 logger.warning(
                     "the log of the spool in %s ends within a write, which is lost. A power cut or a full disk does this to a "
                     "write that was not acknowledged: %s", self.path, problem,
@@ -176,9 +189,20 @@ class Database:
             if not read_only:
                 raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT)
             # Without a look at its tables, whose other blocks are found one by one.
-            found = rocks.Rdict(str(self.path), self._options(all_that_fits(), paranoid=False), access_type=access)
+            found = rocks.Rdict(str(path), self._options(all_that_fits(), paranoid=False), access_type=access)
             self.damage = problem
             return found
+
+    def _mirrored(self) -> Path:
+        """Of a folder with damaged headers, beside it: the same with headers as they were written."""
+        self._mirror = tempfile.TemporaryDirectory(prefix="rocketmq-spark-spool-")
+        there = Path(self._mirror.name)
+        mirror(self.path.resolve(), there, lambda file, link: link.symlink_to(file))
+        return there
+
+    def _clean_up(self) -> None:
+        if self._mirror is not None:
+            self._mirror.cleanup()
 
     def _options(self, recovery: Any, paranoid: bool = True) -> Any:
         options = self._rocks.Options(raw_mode=True)
@@ -218,40 +242,6 @@ class _Closed:
 
     def __getattr__(self, name: str) -> Any:
         raise ClosedError("the spool is closed")
-
-
-class _Wal:
-    """The files of the write-ahead log, of which RocksDB begins a new one with each new memtable."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._files: dict[str, int] = {}
-        self._newest = -1
-        self._version: int | None = None
-
-    def sync(self, db: Any) -> None:
-        """What was written so far is on the disk. Of older files too, when there is a new one: a gap ends a recovery."""
-        version = db.property_int_value(_VERSION)
-        if version != self._version or version is None:
-            self._look()
-            for name in sorted(self._files):
-                _sync_file(self._files[name])
-            sync_folder(self._path)
-            self._version = version
-        else:
-            _sync_file(self._newest)
-
-    def _look(self) -> None:
-        names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(_LOG)}
-        for name in names - self._files.keys():
-            self._files[name] = os.open(self._path / name, os.O_RDONLY)
-        for name in self._files.keys() - names:
-            os.close(self._files.pop(name))
-        self._newest = self._files[max(names)]
-
-    def close(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
 
 
 def rebuild(path: Path) -> None:
@@ -295,22 +285,6 @@ def _in_use(path: Path, remark: str) -> SpoolError:
         remark=remark,
         remedy="Give each process a 'spoolDir' of its own",
     )
-
-
-def sync_folder(path: Path) -> None:
-    """A new file is found after a power cut when its folder is on the disk."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _make(path: Path) -> None:
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        sync_folder(folder.parent)
 
 
 _WIDTH = 64

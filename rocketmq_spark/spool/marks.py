@@ -39,6 +39,11 @@ class Marks:
         for key, value in self._db.scan(marked(space, start or b""), behind_space(space)):
             yield place_of(key), Due.parse(value)
 
+    def keys(self, space: bytes) -> list[bytes]:
+        """What has to be deleted when the space is empty."""
+        self._floors.pop(space, None)
+        return [marked(space, place) for place, _ in self.all(space)]
+
     def added(self, record: Record) -> None:
         """A record has these marks now."""
         self.used = True

@@ -7,13 +7,14 @@ and the totals are made again from them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import (
     DEAD,
+    LAST,
     MARK,
     NOTE,
     ORDER,
@@ -36,14 +37,12 @@ logger = logging.getLogger(__name__)
 _NAMED = 20
 
 
-def mend(
-    db: Database, due_of: Callable[[Record], int | None] = lambda record: None, salvaged: Salvaged | None = None
-) -> None:
+def mend(db: Database, salvaged: Salvaged | None = None) -> None:
     """Make a store whole again that lost bytes; ``salvaged`` says what of it was moved there.
 
-    A record without a due time is due when ``due_of`` says (ms since 1970), now where that is None. Due times and places in
-    lanes without a record are dropped and named in the log. A record that does not fit its checksum stays, and goes to the
-    dead when it is taken. Notes speak of records that may be lost, so they go where any is.
+    A record without a due time is due when it was at first, now where it does not say. Due times and places in lanes
+    without a record are dropped and named in the log. A record that does not fit its checksum stays, and goes to the dead
+    when it is taken. Notes speak of records that may be lost, so they go where any is.
     """
     before = _totals(db)
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
@@ -62,7 +61,7 @@ def mend(
             continue
         totals.depth += 1
         totals.size += len(data)
-        due_ms = due_of(record) if isinstance(record, Record) else None
+        due_ms = record.first_due_ms if isinstance(record, Record) else None
         due = pending.get(sequence) or Due(totals.last_ms if due_ms is None else due_ms, sequence)
         change.remark(data, due)
         if lane and sequence not in lanes:
@@ -111,6 +110,15 @@ def _say(db: Database, kept: int, missing: int, lost: Sequence[int], salvaged: S
         f", among them those with the numbers {', '.join(map(str, lost[:_NAMED]))}" if lost else "",
         f"; the damaged files are kept in {salvaged.folder}" if salvaged else "",
     )
+
+
+def lanes(db: Database) -> Iterator[bytes]:
+    """The lanes that there are: one look for each, however many records it has."""
+    start = ORDER
+    while (found := next(db.scan(start, behind(ORDER)), None)) is not None:
+        lane = lane_of(found[0])
+        yield lane
+        start = ordered(lane, LAST)
 
 
 def lane_with(db: Database, sequence: int) -> bytes | None:

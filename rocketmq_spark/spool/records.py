@@ -16,12 +16,15 @@ from typing import NamedTuple
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.keys import OWNER
 
+# The space of marks that begin with when a record was due at first (ms since 1970).
+IDENTITY = b"id"
 VERSION = 1
 MARKED = 2  # of a record: marks stand before its payload
 
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
+_DUE = struct.Struct(">Q")
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
 _TOTALS = struct.Struct(">B7Q")
 
@@ -46,6 +49,12 @@ class Record:
     target: str = ""
     lane: bytes = b""
     marks: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """When it was due at first, if its identity says so: a store that lost its due time still knows."""
+        places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _DUE.size)
+        return next(map(due_of, places), None)
 
     @property
     def first_target(self) -> str:
@@ -208,6 +217,12 @@ class SpoolOwner:
 
 # The owner of records whose owner stood in a block that cannot be read: nobody, until somebody assigns them.
 LOST_OWNER = SpoolOwner(purpose="an owner that a damaged block named")
+
+
+def due_of(identity: bytes) -> int:
+    """When the record with this identity was due at first, in ms since 1970."""
+    due_ms: int = _DUE.unpack_from(identity)[0]
+    return due_ms
 
 
 def decoded(data: bytes | None) -> Record | DecodeError:

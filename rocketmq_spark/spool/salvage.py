@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.database import WHOLE, Damaged, Database, rebuild, sync_folder
+from rocketmq_spark.spool.database import WHOLE, Damaged, Database, rebuild
+from rocketmq_spark.spool.files import mirror, sync_folder
 from rocketmq_spark.spool.keys import TOTALS
 
 # Folders within that of the database. A new one is ``NEW`` until it is complete and ``WHOLE`` from then on; the old files
@@ -77,8 +78,7 @@ def _copy_readable(path: Path, new: Database) -> tuple[list[tuple[bytes, bytes]]
 def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) -> None:
     copy = path / _COPY
     copy.mkdir()
-    for file in _files(path):
-        shutil.copyfile(file, copy / file.name)
+    mirror(path, copy, shutil.copyfile)
     rebuild(copy)
     with contextlib.suppress(Damaged):  # then nothing more can be had
         rebuilt = Database(copy, read_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from rocketmq_spark.spool import keys, mending
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.group import Group, Ticket
-from rocketmq_spark.spool.keys import NOTE, ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.keys import NOTE, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
 from rocketmq_spark.spool.marks import Marks
 from rocketmq_spark.spool.records import Record, SpoolOwner, State, Totals, decoded
 from rocketmq_spark.spool.salvage import Salvaged, finish, salvage
@@ -64,17 +64,10 @@ class Store:
     """The records of one folder.
 
     ``sync`` is ``always`` (each call of ``add`` waits for the disk by itself), ``batch`` (those of several threads wait
-    together) or ``never``. ``max_bytes`` bounds what is kept, dead or not. ``due_of`` says when a record is due whose due time
-    was damaged, in ms since 1970, or None: at once. ``damages`` counts how often damage was met.
+    together) or ``never``. ``max_bytes`` bounds what is kept, dead or not. ``damages`` counts how often damage was met.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        sync: str = "always",
-        max_bytes: int | None = None,
-        due_of: Callable[[Record], int | None] = lambda record: None,
-    ) -> None:
+    def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None) -> None:
         self.path = path
         self._sync = sync != "never"
         self._max_bytes = max_bytes
@@ -82,7 +75,6 @@ class Store:
         self._group = Group(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
         self._floor = Due(0, 0)
-        self._due_of = due_of
         self._owner: SpoolOwner | None = None
         self._failed = self._damaged = self._closed = False
         self.damages = 0
@@ -129,12 +121,21 @@ class Store:
                 data = self._db.get(numbered(RECORD, due.sequence)) or b""
                 if isinstance(record := decoded(data), Record):
                     change.unmark(record)
+                else:
+                    change.deletes += mending.marks_with(self._db, due.sequence)
                 change.deletes.append(due.key)
                 change.finish(due.sequence, len(data))
                 gone.add(due.sequence)
             if gone:
                 self._write(change)
             return len(gone)
+
+    def forget_places(self, space: bytes) -> None:
+        """Drop all marks of a space; its records stay, and are found by their other marks."""
+        with self._ready:
+            change = Change(self.totals)
+            change.deletes += self._marks.keys(space)
+            self._write(change)
 
     def take(self, now_ms: int, limit: int, max_bytes: int = 1 << 62) -> list[Work]:
         """The first records that are due and that nobody has, at most ``limit``, and until they have ``max_bytes``.
@@ -267,14 +268,18 @@ class Store:
         try:
             if salvaged or (db.get(TOTALS) is None and next(db.scan(RECORD, behind(RECORD)), None) is not None):
                 self.damages += 1
-                mending.mend(db, self._due_of, salvaged)
+                mending.mend(db, salvaged)
                 mending.name_owner(db, self._owner, salvaged)
             data = db.get(TOTALS)
             self.totals = Totals() if data is None else Totals.decode(data)
-            self._lanes = set(_lanes(db))
+            self._lanes = set(mending.lanes(db))
             self._marks = Marks(db)
-        except BaseException:
+        except BaseException as e:
             db.close()
+            if isinstance(e, DecodeError):
+                raise SpoolError(
+                    f"the spool in {self.path} cannot be opened: {e.message}", remedy="Use the release that wrote it"
+                ) from e
             raise
         self._db = db
         self._floor = Due(0, 0)
@@ -388,12 +393,3 @@ def _full(path: Path, held: int, more: int, max_bytes: int) -> SpoolFull:
         f"the spool in {path} holds {held} bytes, and {more} more exceed the {max_bytes} of option 'spoolMaxBytes'",
         remedy="Raise it, or see why brokers take nothing; dead letters count, too",
     )
-
-
-def _lanes(db: Database) -> Iterator[bytes]:
-    """The lanes that there are: one look for each, however many records it has."""
-    start = ORDER
-    while (found := next(db.scan(start, behind(ORDER)), None)) is not None:
-        lane = keys.lane_of(found[0])
-        yield lane
-        start = ordered(lane, keys.LAST)

@@ -18,7 +18,7 @@ from rocketmq_spark.session import Producer, PullConsumer
 from rocketmq_spark.source.offsets import Offsets
 from tests.cli.conftest import Process, documents
 from tests.cli.test_metrics_server import get
-from tests.helpers import awaited, killed
+from tests.helpers import awaited, killed, total
 from tests.source.test_checkpoint import entry
 
 Run = Callable[..., Result]
@@ -37,9 +37,12 @@ def run(run: Run) -> Run:
 
 
 def feed(mq: LocalBroker, topic: str, count: int) -> None:
+    """Messages in queue 1; when it returns the broker counts them."""
+    before = total(mq, topic)
     with Producer(name_server=mq.name_server, group="p") as producer:
         for _ in range(count):
             producer.send(Message(topic, b"x"), queue=MessageQueue(topic, "broker-a", 1))
+    total(mq, topic, before + count)
 
 
 @pytest.fixture

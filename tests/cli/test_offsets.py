@@ -14,7 +14,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.session import Consumer, Producer, PullConsumer
 from tests.cli.conftest import documents
-from tests.helpers import awaited
+from tests.helpers import awaited, total
 
 Run = Callable[..., Result]
 
@@ -27,6 +27,7 @@ class Group:
         self.queue = MessageQueue(topic, "broker-a", 1)
         with Producer(name_server=mq.name_server, group="p") as producer:
             self.ids = [producer.send(Message(topic, b"%d" % n), queue=self.queue).msg_id for n in range(10)]
+        total(mq, topic, 10)
         with self.consumer() as consumer:
             consumer.assign([self.queue])
             consumer.seek(self.queue, 6)

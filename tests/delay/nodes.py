@@ -26,6 +26,8 @@ class Topic:
 
     def __init__(self) -> None:
         self.messages: dict[MessageQueue, list[bytes]] = {queue: [] for queue in QUEUES}
+        self.times_ms: dict[MessageQueue, list[int]] = {queue: [] for queue in QUEUES}
+        self.now_ms = START_MS
         self.first: dict[MessageQueue, int] = dict.fromkeys(QUEUES, 0)
         self.offsets: dict[tuple[str, MessageQueue], int] = {}
         self.groups: set[str] = {"g", "g_stored", "g_done_ms"}
@@ -33,6 +35,14 @@ class Topic:
 
     def put(self, body: bytes, queue: MessageQueue = QUEUES[0]) -> None:
         self.messages[queue].append(body)
+        self.now_ms += 1
+        self.times_ms[queue].append(self.now_ms)
+
+    def make_again(self) -> None:
+        """As it is deleted and made again: brokers forget the offsets of groups with it."""
+        for queue in QUEUES:
+            self.messages[queue], self.times_ms[queue], self.first[queue] = [], [], 0
+        self.offsets.clear()
 
     # As a ``GroupMember``.
 
@@ -44,6 +54,11 @@ class Topic:
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
         self._ask()
         return QueueBounds(self.first[queue], max(self.first[queue], len(self.messages[queue])), 0)
+
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+        self._ask()
+        times_ms = self.times_ms[queue]
+        return next((at for at in range(self.first[queue], len(times_ms)) if times_ms[at] >= epoch_ms), len(times_ms))
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
@@ -79,7 +94,7 @@ class Reader:
             at = max(at, self.topic.first[queue])
             if at < len(self.topic.messages[queue]):
                 self.at[queue] = at + 1
-                return [received(queue, at, self.topic.messages[queue][at])]
+                return [received(queue, at, self.topic.messages[queue][at], self.topic.times_ms[queue][at])]
         return []
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
@@ -131,7 +146,7 @@ class Node:
 
     def open(self) -> None:
         self.reader = Reader(self.topic)
-        self.store = Store(self.folder, sync="never", due_of=waiting.first_due_ms)
+        self.store = Store(self.folder, sync="never")
         trade = waiting.trade(ProducerSettings(group="g"), "dead", 64)
         tools = Tools(self.now_ms, lambda broker: 3_600_000, lambda group, brokers: self.topic.groups.add(group))
         member: Any = self.topic
@@ -155,9 +170,9 @@ class Node:
         self.open()
 
 
-def received(queue: MessageQueue, offset: int, body: bytes) -> ReceivedMessage:
+def received(queue: MessageQueue, offset: int, body: bytes, stored_ms: int = START_MS) -> ReceivedMessage:
     return ReceivedMessage(
-        queue.topic, queue, offset, 0, body, {}, 0, 0, START_MS, START_MS, "", "", 0, 0, 0, f"OFF{offset}"
+        queue.topic, queue, offset, 0, body, {}, 0, 0, START_MS, stored_ms, "", "", 0, 0, 0, f"OFF{offset}"
     )
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.delay import service
-from rocketmq_spark.model import Resent
+from rocketmq_spark.model import MessageQueue, Resent
+from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.delay.nodes import QUEUES, Node, World, envelope
 
 ONE, TWO = QUEUES
@@ -228,3 +229,98 @@ def test_3_g_the_last_node_of_a_queue_has_a_moment_to_say_how_far_it_came(
     two.kill()
     two.turn(ONE)
     assert two.service._seen, "its own queue it has at once"
+
+
+@pytest.mark.parametrize("when", ["it runs", "it is away"])
+@pytest.mark.parametrize("more", [1, 9])
+def test_an_inner_topic_that_is_made_again_is_read_from_its_beginning(world: World, when: str, more: int) -> None:
+    """Whether it has fewer messages or more than the node had read; what waits of the old one is sent, too."""
+    node = world.node("a")
+    for i in range(4):
+        world.topic.put(envelope(f"old{i}", 50 if i else 1))
+    for _ in range(6):
+        node.turn(ONE)
+    world.time.advance(2)
+    node.turn(ONE)
+    assert node.sends.bodies == [b"old0"]
+    world.topic.make_again()
+    for i in range(more):
+        world.topic.put(envelope(f"new{i}", 60))
+    if when == "it is away":
+        node.kill()
+    else:
+        node.reader.at[ONE] = 0  # a pull says that the offset is beyond the end
+    for _ in range(2 * more + 4):
+        node.turn(ONE)
+    assert world.offsets()[:2] == (0, more)
+    assert len(node.store) == 3 + more
+    world.time.advance(100)
+    for _ in range(3):
+        node.turn(ONE)
+    assert sorted(node.sends.bodies) == sorted(
+        [*(b"old%d" % i for i in range(4)), *(b"new%d" % i for i in range(more))]
+    )
+    assert world.offsets()[0] == more
+
+
+def test_a_broker_that_lost_its_last_messages_is_read_from_where_others_begin(world: World) -> None:
+    node = world.node("a")
+    for i in range(6):
+        world.topic.put(envelope(f"m{i}", 1))
+    for _ in range(8):
+        node.turn(ONE)
+    world.time.advance(2)
+    node.turn(ONE)
+    assert len(node.sends.bodies) == 6
+    for _ in range(2):
+        world.topic.messages[ONE].pop()
+        world.topic.times_ms[ONE].pop()
+    for i in range(3):
+        world.topic.put(envelope(f"n{i}", 5))
+    node.kill()
+    for _ in range(6):
+        node.turn(ONE)
+    world.time.advance(10)
+    node.turn(ONE)
+    assert sorted(node.sends.bodies) == [b"m0", b"m1", b"m2", b"m3", b"m4", b"m5", b"n0", b"n1", b"n2"]
+
+
+def test_what_another_node_told_of_a_topic_that_was_made_again_holds(world: World) -> None:
+    first, second = world.node("a"), world.node("b")
+    for i in range(4):
+        world.topic.put(envelope(f"old{i}", 500))
+    for _ in range(6):
+        first.turn(ONE)
+    first.service.close()
+    world.topic.make_again()
+    for i in range(6):
+        world.topic.put(envelope(f"new{i}", 1 if i < 2 else 20))
+    for _ in range(8):
+        second.turn(ONE)
+    world.time.advance(3)
+    second.turn(ONE)
+    second.turn(ONE)
+    assert second.sends.bodies == [b"new0", b"new1"]
+    second.service.close()
+    first.open()
+    for _ in range(8):
+        first.turn(ONE)
+    world.time.advance(30)
+    for _ in range(3):
+        first.turn(ONE)
+    assert sorted(first.sends.bodies) == [b"new2", b"new3", b"new4", b"new5"]
+
+
+def test_the_name_of_a_broker_may_have_a_slash(world: World) -> None:
+    queue = MessageQueue(INNER_TOPIC, "eu/broker-a", 3)
+    world.topic.messages[queue], world.topic.times_ms[queue], world.topic.first[queue] = [], [], 0
+    world.topic.put(envelope("m", 5), queue)
+    node = world.node("a")
+    for _ in range(3):
+        node.turn(queue)
+    node.kill()
+    node.turn(queue)
+    assert list(node.service._noted()) == [queue]
+    world.time.advance(6)
+    node.turn(queue)
+    assert node.sends.bodies == [b"m"]

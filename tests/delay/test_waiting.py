@@ -14,7 +14,7 @@ from rocketmq_spark.delay import waiting
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, released
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.records import Record, due_of
 from rocketmq_spark.wire.envelope import QUEUE, Envelope, cancelling
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -56,7 +56,7 @@ def test_3_b_what_is_sent_twice_has_one_first_mark_wherever_it_lies() -> None:
     first, again = record(ORDER, 9), record(ORDER._replace(born_ms=2000), 10)
     assert first.marks[0] == again.marks[0]
     assert record(ORDER._replace(due_ms=6000)).marks[0] != first.marks[0]
-    assert waiting.due_of(first.marks[0][1]) == 5000
+    assert due_of(first.marks[0][1]) == 5000
 
 
 def test_3_d_the_due_time_is_absolute() -> None:

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import ClosedError, SpoolError
-from rocketmq_spark.spool import database
+from rocketmq_spark.spool import database, files
 from rocketmq_spark.spool.database import Damaged, Database, in_use, is_database
 
 
 def test_3_12_a_new_folder_is_made_and_its_parents_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(database, "sync_folder", synced.append)
+    monkeypatch.setattr(files, "sync_folder", synced.append)
     db = Database(tmp_path / "a" / "b")
     assert synced == [tmp_path / "a", tmp_path]
     assert is_database(tmp_path / "a" / "b")
@@ -64,7 +64,7 @@ def synced_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files whose bytes were to be on the disk, in turn."""
     synced: list[str] = []
     monkeypatch.setattr(
-        database, "_sync_file", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
+        files, "_sync_file", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
     )
     return synced
 
@@ -83,9 +83,9 @@ def test_3_16_a_new_log_file_has_all_of_them_synced_and_then_the_newest_alone(
 ) -> None:
     """A recovery ends at the first gap, so an older file must not lack what a younger one builds on."""
     synced = synced_files(monkeypatch)
-    monkeypatch.setattr(database, "sync_folder", lambda path: synced.append("folder"))
+    monkeypatch.setattr(files, "sync_folder", lambda path: synced.append("folder"))
     (tmp_path / "000004.log").touch()
-    versions, wal = Versions(), database._Wal(tmp_path)
+    versions, wal = Versions(), files.Wal(tmp_path)
     wal.sync(versions)
     wal.sync(versions)
     assert synced == ["000004.log", "folder", "000004.log"]

@@ -115,3 +115,21 @@ def test_g2_10_a_record_that_cannot_be_read_has_no_marks_any_more(store: Store) 
     store._db.write([(numbered(RECORD, 1), b"garbage")])
     assert store.take(10, 9) == []
     assert first(store) is None
+
+
+def test_a_damaged_record_is_forgotten_with_its_marks(store: Store) -> None:
+    store.add([(marked_record(b"a", 1), 10), (marked_record(b"b", 2), 10)])
+    store._db.write([(numbered(RECORD, 1), b"damaged")])
+    assert store.forget([(b"id", b"a")]) == 1
+    assert first(store) == 2
+    assert len(list(store._db.scan(MARK, behind(MARK)))) == 2
+
+
+def test_the_places_of_a_space_are_forgotten_and_its_records_stay(store: Store) -> None:
+    store.add([(marked_record(bytes([i]), i), 10) for i in range(3)])
+    assert first(store) == 0
+    store.forget_places(b"q")
+    assert first(store) is None
+    store.add([(marked_record(b"new", 2), 10)])
+    assert first(store) == 2
+    assert len(store.take(10, 9)) == 4

@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.keys import OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
 from rocketmq_spark.spool.mending import lane_with, mend
-from rocketmq_spark.spool.records import SpoolOwner
+from rocketmq_spark.spool.records import IDENTITY, Record, SpoolOwner, Totals
 from rocketmq_spark.spool.salvage import Salvaged
 from rocketmq_spark.spool.store import Again, Dead, Done, Store
 from tests.spool.bench import record
@@ -187,3 +187,24 @@ def test_a_store_without_totals_is_mended(tmp_path: Path, caplog: pytest.LogCapt
     assert (len(again), again.totals.next_sequence) == (3, 4)
     assert "was mended" in caplog.text
     again.close()
+
+
+def test_a_record_that_says_when_it_was_due_is_not_early_whoever_opens_the_folder(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    identity = (5000).to_bytes(8) + b"of one message"
+    store.add([(Record("delayed", b"1", 1000, marks=((IDENTITY, identity),)), 5000), (record(b"2"), 9000)])
+    store._db.write([], [Due(5000, 1).key, Due(9000, 2).key, TOTALS])
+    store.close()
+    again = Store(tmp_path)
+    assert [work.record.payload for work in again.take(4999, 10)] == [b"2"], "of that one nothing is known"
+    assert [work.record.payload for work in again.take(5000, 10)] == [b"1"]
+    again.close()
+
+
+def test_a_store_of_another_release_is_an_error_of_the_spool(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.add([(record(b"1"), 1)])
+    store._db.write([(TOTALS, b"\x09" + Totals().encode()[1:])])
+    store.close()
+    with pytest.raises(SpoolError, match=r"cannot be opened: totals of version 9.*Use the release that wrote it"):
+        Store(tmp_path)

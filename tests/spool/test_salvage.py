@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 import re
 import shutil
@@ -14,6 +15,8 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.database import is_database
+from rocketmq_spark.spool.log_format import BLOCK
+from rocketmq_spark.spool.reading import Reading
 from rocketmq_spark.spool.salvage import salvage
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
@@ -69,6 +72,50 @@ def test_any_damage_of_any_file_loses_little_and_says_so(
         if lost and how != "cut" and not (how == "gone" and file.suffix == ".log"):
             assert said, case
             assert (said[-1][0] and int(said[-1][1]) <= lost) or int(said[-1][1]) == lost, (case, said, lost)
+
+
+def record_places(data: bytes) -> list[int]:
+    """Where the records of a log or a manifest begin."""
+    places, at = [], 0
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK
+            continue
+        places.append(at)
+        at += 7 + int.from_bytes(data[at + 4 : at + 6], "little")
+    return places
+
+
+@pytest.mark.parametrize("kind", ["*.log", "MANIFEST-*"])
+def test_one_flipped_byte_of_a_records_head_loses_nothing(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """RocksDB waits for ever for some of them, and leaves out the rest of the file, or a table, for others."""
+    (file,) = whole.glob(kind)
+    data = file.read_bytes()
+    places = record_places(data)
+    rng, number = random.Random(kind), itertools.count()
+    for place in {places[0], places[1], rng.choice(places), places[-2], places[-1]}:
+        for at, bit in ((place + 6, 4), (place + 6, 1 << rng.randrange(8)), (place + 4, 1), (place + 5, 0x40)):
+            path = tmp_path / f"{place}-{at}-{bit}-{next(number)}"
+            shutil.copytree(whole, path)
+            broken = bytearray(data)
+            broken[at] ^= bit
+            (path / file.name).write_bytes(broken)
+            case = f"{file.name}: record at {place}, byte {at - place} is {broken[at]} instead of {data[at]}"
+            reading = Reading(path)
+            shown = sum(1 for _ in reading.entries())
+            is_damaged = reading.is_damaged
+            reading.close()
+            # Of one type that is one of RocksDB's own the checksum says that it is wrong, and not what it was.
+            unmended = broken[place + 6] in (1, 2, 3, 4) and at == place + 6
+            caplog.clear()
+            found = len(drained(path))
+            assert "was mended" in caplog.text, case
+            if not unmended:
+                assert (shown, is_damaged, found) == (3 * COUNT, False, 3 * COUNT), case
+                assert " 0 are lost" in caplog.text, case
+                assert "at least" not in caplog.text, case
 
 
 def test_a_salvage_that_was_cut_off_is_finished_or_begun_again(

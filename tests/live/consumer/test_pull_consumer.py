@@ -30,7 +30,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, PullRequest, ReceivedMessage
 from rocketmq_spark.session import Producer, PullConsumer
 from rocketmq_spark.wire.properties import is_reserved
-from tests.helpers import WAIT_S, killed
+from tests.helpers import WAIT_S, killed, total
 from tests.mockbroker import eventually
 from tests.witness import content, java_read, java_send, md5
 
@@ -51,9 +51,12 @@ def make(rocketmq: LocalBroker, group: str) -> Make:
 
 
 def send(mq: LocalBroker, topic: str, *texts: str, queue: MessageQueue | None = None, tags: str | None = None) -> None:
+    """Until the broker counts them: it acknowledges a message before it is in its queue."""
     with Producer(name_server=mq.name_server, group="p_pull") as producer:
+        before = total(mq, topic)
         for text in texts:
             producer.send(Message(topic, text.encode(), tags=tags), queue=queue)
+    total(mq, topic, before + len(texts))
 
 
 def texts(consumer: PullConsumer, count: int, deadline: Deadline | None = None) -> list[str]:

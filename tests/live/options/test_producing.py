@@ -222,7 +222,7 @@ def test_on_send_failure__and_spool_dir_and_spool_sync_and_spool_max_bytes_keep_
 ) -> None:
     scripted.on(Request.SEND_MESSAGE_V2, refuse(Response.SYSTEM_BUSY, "busy"))
     calls: list[int] = []
-    monkeypatch.setattr("rocketmq_spark.spool.database._sync_file", calls.append)
+    monkeypatch.setattr("rocketmq_spark.spool.files._sync_file", calls.append)
     folder = {"spool_dir": str(tmp_path / "s"), "spool_sync": sync, "spool_max_bytes": "1k"}
     producer, _ = made(scripted.address, on_send_failure="spool", **folder)
     assert len(calls) == syncs, "whose it is"
