@@ -17,7 +17,9 @@ from rocketmq_spark.clock import utc_text
 from rocketmq_spark.errors import OptionError, SpoolError
 
 if TYPE_CHECKING:
+    from rocketmq_spark.options import Options
     from rocketmq_spark.spool.reading import Entry, Reading
+    from rocketmq_spark.spool.records import SpoolOwner
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 _SUMMARY = {
@@ -115,30 +117,65 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
 
 @spool.command()
 @_FOLDER
+@click.option("--delay-group", help="The group of the delay service whose folder this is, where damage took its name.")
 @connected
 @click.pass_obj
-def assign(output: Output, target: Target, folder: Path) -> None:
+def assign(output: Output, target: Target, folder: Path, delay_group: str | None) -> None:
     """Let what lies in FOLDER belong to this cluster, namespace and environment: its addresses are others now.
 
-    It is sent there when a producer, a sink's worker or 'spool send' opens the folder. No other process may use it.
+    It is sent there when a producer, a sink's worker, a delay node or 'spool send' opens the folder. No other process may
+    use it: a folder in use is told, and the others are assigned.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.spool.reading import Reading
-    from rocketmq_spark.spool.records import LOST_OWNER
-    from rocketmq_spark.spool.settings import owner_of
     from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
+    failed: list[SpoolError] = []
     for path in _paths(folder):
-        store, reading = Store(path), Reading(path)
         try:
-            before = reading.owner
-            owner = owner_of(parsed, "" if before == LOST_OWNER else before.purpose)
-            store.belong(owner, force=True)
-        finally:
-            reading.close()
-            store.close()
+            store = Store(path)
+            try:
+                before, owner = _owners(path, parsed, delay_group)
+                store.belong(owner, force=True)
+            finally:
+                store.close()
+        except SpoolError as e:
+            failed.append(e)
+            continue
         output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
+    if failed:
+        for other in failed[1:]:
+            output.note(str(other))
+        raise failed[0]
+
+
+def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[SpoolOwner, SpoolOwner]:
+    """Whose the records of a folder are, and whose they are to be."""
+    from rocketmq_spark.delay.node import purpose_of
+    from rocketmq_spark.delay.waiting import KIND
+    from rocketmq_spark.spool.reading import Reading
+    from rocketmq_spark.spool.records import LOST_OWNER, Record
+    from rocketmq_spark.spool.settings import owner_of
+
+    reading = Reading(path)
+    try:
+        before = reading.owner
+        if before != LOST_OWNER:
+            if delay_group is not None:
+                raise SpoolError(
+                    f"--delay-group is {delay_group!r}, and the records in {path} are known to be of {before}",
+                    remedy="Leave --delay-group out",
+                )
+            return before, owner_of(parsed, before.purpose)
+        kinds = (each.record.kind for each in reading.entries() if isinstance(each.record, Record))
+        if delay_group is None and next(kinds, None) == KIND:
+            raise SpoolError(
+                f"the records in {path} are those of a delay service, whose group a damaged block named",
+                remedy="Say which with --delay-group",
+            )
+        return before, owner_of(parsed, "" if delay_group is None else purpose_of(delay_group))
+    finally:
+        reading.close()
 
 
 def _close(output: Output, path: Path, reading: Reading) -> None:

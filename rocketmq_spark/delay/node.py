@@ -43,6 +43,11 @@ class Place:
     dead: bool = False  # try again what was given up
 
 
+def purpose_of(group: str) -> str:
+    """Of the folders of the service's nodes."""
+    return f"the delay service, group {group!r}"
+
+
 def open_node(place: Place, **options: object) -> DelayService:
     """A node that has joined its group. ``options`` are those of a connection, and ``group``."""
     given = {"group": GROUP, **options}
@@ -52,7 +57,7 @@ def open_node(place: Place, **options: object) -> DelayService:
         session.ensure_topic(parsed, topic)
     store = Store(place.folder)
     try:
-        store.belong(owner_of(parsed, f"the delay service, group {parsed.group!r}"))
+        store.belong(owner_of(parsed, purpose_of(parsed.group)))
         if place.dead:
             store.revive(place.now_ms())
         reader = session.PullConsumer(**{**given, "auto_commit": False, "consume_from_where": "earliest"})

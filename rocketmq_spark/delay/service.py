@@ -39,6 +39,8 @@ REQUEST_S = 3.0
 # After so long without a queue there is none for this node.
 JOIN_S = 30.0
 PAUSE_S = 0.5
+# So long a node that begins with a queue sends nothing before it has read what is there: it may be taken back in there.
+CATCH_UP_S = 60.0
 
 
 class Reader(Protocol):
@@ -100,6 +102,8 @@ class DelayService:
         self._told_all = True
         self._joined = False
         self._patience = Deadline.after(JOIN_S)
+        self._unread: dict[MessageQueue, int] = {}
+        self._catching_up = Deadline(0.0)
         self.stored = 0
 
     def run(self, over: threading.Event) -> None:
@@ -126,9 +130,11 @@ class DelayService:
         self._own(set(self._reader.assignment()))
         # What came of a queue before it was begun comes again, from where it begins.
         self._keep([message for message in polled if message.queue in known & self._seen.keys()])
-        if self._spool is None and self._joined:
+        behind = self._is_behind()
+        if self._spool is None and self._joined and not behind:
             self._spool = self._open_spool()
         if self._spool is not None:
+            self._spool.redelivery.hold(behind)
             self._spool.redelivery.wake()  # the clock may have been put forward
         if self._next_tell.expired:
             self._next_tell = Deadline.after(TELL_S if self._tell(list(self._seen)) else AGAIN_S)
@@ -196,7 +202,8 @@ class DelayService:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
             if not patience.expired:
                 return
-        first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
+        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+        first = bounds.min_offset
         if seen is not None and (at := self._other_from(queue, seen)) is not None:
             self._store.forget_places(waiting.space_of(queue))
             seen = None if others else seen.cut(at)  # what others told is of the messages that are there now
@@ -215,7 +222,15 @@ class DelayService:
             logger.info("%s is not begun: %s", queue, e)
             return
         self._seen[queue] = found
+        if found.stored < bounds.max_offset:
+            self._unread[queue], self._catching_up = bounds.max_offset, Deadline.after(CATCH_UP_S)
         logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.told.oldest)
+
+    def _is_behind(self) -> bool:
+        """Whether a queue is not read yet as far as it went when it was begun."""
+        unread = {queue: end for queue, end in self._unread.items() if queue in self._seen}
+        self._unread = {queue: end for queue, end in unread.items() if self._seen[queue].stored < end}
+        return bool(self._unread) and not self._catching_up.expired
 
     def _other_from(self, queue: MessageQueue, seen: Seen) -> int | None:
         """From where on the messages are others than those that were read, None if they are the same: the topic was made

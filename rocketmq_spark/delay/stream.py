@@ -97,6 +97,9 @@ class _Waiting(StatefulProcessor):
         due_ms = key[1] * 1000
         bodies = [bytes(row.body) for row in rows]
         if due_ms <= timerValues.getCurrentProcessingTimeInMs():
+            if any(map(is_cancel, bodies)) and self._waiting.exists():  # its timer is still to come, and finds nothing
+                bodies = [*(bytes(body) for (body,) in self._waiting.get()), *bodies]
+                self._waiting.clear()
             yield from self._rows(bodies)
             return
         first = not self._waiting.exists()

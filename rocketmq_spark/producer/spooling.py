@@ -38,6 +38,8 @@ _PASSING = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway
 _DRAIN_S = 60.0
 # For one question about a topic that seems to be missing.
 ASK_S = 3.0
+# A lane is named by topic, selector and argument, in at most 65,535 bytes.
+_MAX_CHOICE = 60_000
 
 
 def passing(error: RocketMQError, sender: Sender) -> bool:
@@ -71,8 +73,10 @@ def cause_of(error: RocketMQError) -> RocketMQError:
 def storable(selector: str | Select | None, arg: object) -> bool:
     """Whether a choice can be made from what a spool keeps: a selector with a name, and an argument that JSON knows."""
     try:
-        return isinstance(selector, str) and bool(json.loads(json.dumps(arg)) == arg)
-    except (TypeError, ValueError):
+        text = json.dumps(arg, sort_keys=True)
+        known = isinstance(selector, str) and bool(json.loads(text) == arg)
+        return known and len(f"{selector}{text}".encode()) <= _MAX_CHOICE
+    except (TypeError, ValueError, RecursionError):
         return False
 
 

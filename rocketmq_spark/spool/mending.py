@@ -101,12 +101,14 @@ def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None
 
 
 def _say(db: Database, kept: int, missing: int, lost: Sequence[int], salvaged: Salvaged | None) -> None:
+    how_many = str(missing)
+    if salvaged is not None and not salvaged.counted:
+        how_many = f"at least {missing}" if missing else "an unknown number, perhaps none,"
     logger.error(
-        "the spool in %s was mended: %d records are there, %s%d are lost%s%s",
+        "the spool in %s was mended: %d records are there, %s are lost%s%s",
         db.path,
         kept,
-        "" if salvaged is None or salvaged.counted else "at least ",
-        missing,
+        how_many,
         f", among them those with the numbers {', '.join(map(str, lost[:_NAMED]))}" if lost else "",
         f"; the damaged files are kept in {salvaged.folder}" if salvaged else "",
     )

@@ -170,7 +170,8 @@ class SpoolOwner:
     Args:
         servers: Addresses of the cluster's name servers, or of its Proxies; empty where an earlier release wrote them.
         namespace: None where an earlier release wrote it.
-        environment: With its mode, as in ``environment 'eu' (suffix)``; empty for none.
+        environment: With its mode, as in ``environment 'eu' (suffix)``, and the queues of environments where they are
+            given; empty for none.
         purpose: Empty for sends; other users of a store name themselves.
     """
 
@@ -204,7 +205,8 @@ class SpoolOwner:
     def is_same(self, other: SpoolOwner) -> bool:
         """Servers of one cluster have one in common; what an earlier release did not write is not compared."""
         return (
-            (self.purpose, self.environment) == (other.purpose, other.environment)
+            self.purpose == other.purpose
+            and _is_same_environment(self.environment, other.environment)
             and (None in (self.namespace, other.namespace) or self.namespace == other.namespace)
             and (not self.servers or not other.servers or not set(self.servers).isdisjoint(other.servers))
         )
@@ -213,6 +215,11 @@ class SpoolOwner:
         servers = f"the cluster of {';'.join(self.servers)}" if self.servers else "an unnamed cluster"
         parts = [self.purpose, servers, f"namespace {self.namespace!r}" if self.namespace else "", self.environment]
         return ", ".join(part for part in parts if part)
+
+
+def _is_same_environment(one: str, other: str) -> bool:
+    """Which queues it has is compared where both say it."""
+    return one == other or (bool(one and other) and (one.startswith(f"{other}, ") or other.startswith(f"{one}, ")))
 
 
 # The owner of records whose owner stood in a block that cannot be read: nobody, until somebody assigns them.

@@ -76,7 +76,7 @@ class Redelivery:
         self._least, self._gather_s = (1, 0.0) if max_out <= MAX_OUT else (max_out // 8, GATHER_S)
         self._alarm_ms: int | None = None
         self._asked = False
-        self._closed = False
+        self._closed = self._held = False
         self._changed = threading.Condition()
 
     def wake(self, in_s: float = 0.0) -> None:
@@ -85,6 +85,13 @@ class Redelivery:
             if not self._asked and not self._closed:
                 self._asked = True
                 self._timer.later(in_s, self._turn)
+
+    def hold(self, held: bool) -> None:
+        """Hand out nothing while ``held``."""
+        with self._changed:
+            released, self._held = self._held and not held, held
+        if released:
+            self.wake()
 
     def begin(self) -> None:
         """The store has records of an earlier process: whatever answers from now on may be what they wait for."""
@@ -171,6 +178,8 @@ class Redelivery:
         """Seconds until more is due; None when something else will say it."""
         now_ms = self._clock()
         with self._changed:
+            if self._held:
+                return None
             room = 0 if self._closed else self._window - len(self._out)
             crowded = room < self._least and len(self._out) > len(self._ended)
         if room > 0 and not crowded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,4 +55,14 @@ def problems(options: Options) -> list[str]:
 def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     """Whose records a spool holds that is opened with these options."""
     environment = f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
+    if environment and options.environments is not None:
+        environment += f", of {_compact(options.environments)}"
     return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
+
+
+def _compact(layout: str) -> str:
+    """However it was written down."""
+    try:
+        return json.dumps(json.loads(layout), sort_keys=True)
+    except ValueError:
+        return layout

@@ -13,6 +13,7 @@ from click.testing import Result
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.session import Producer
+from rocketmq_spark.spool.records import LOST_OWNER, Record
 from rocketmq_spark.spool.sends import record_of
 from rocketmq_spark.spool.store import Dead, Store
 from tests.cli.conftest import documents
@@ -73,6 +74,31 @@ def test_what_one_cluster_was_to_get_is_not_sent_to_another_unless_it_is_assigne
     assert told["before"] == "the cluster of 127.0.0.1:1"
     assert run("spool", "send", str(folder)).exit_code == 0
     assert len(stored(rocketmq, topic, 3)) == 3
+
+
+def test_a_delay_folder_whose_owner_damage_took_is_assigned_by_the_name_of_its_group(run: Run, tmp_path: Path) -> None:
+    store = Store(tmp_path / "d", sync="never")
+    store.belong(LOST_OWNER)
+    store.add([(Record("delayed", b"x", 1), 1)])
+    store.close()
+    done = run("spool", "assign", str(tmp_path / "d"))
+    assert done.exit_code == 1
+    assert "Say which with --delay-group" in " ".join(done.stderr.split())
+    (told,) = documents(run("spool", "assign", str(tmp_path / "d"), "--delay-group", "g", "--json").stdout)
+    assert told["owner"].startswith("the delay service, group 'g', the cluster of ")
+    done = run("spool", "assign", str(tmp_path / "d"), "--delay-group", "h")
+    assert "Leave --delay-group out" in " ".join(done.stderr.split())
+
+
+def test_a_folder_in_use_keeps_no_other_from_being_assigned(run: Run, tmp_path: Path) -> None:
+    others = [Store(tmp_path / name, sync="never") for name in ("worker-1", "worker-2", "worker-3")]
+    others[1].close()
+    others[2].close()
+    done = run("spool", "assign", str(tmp_path), "--json")
+    others[0].close()
+    assert done.exit_code == 1
+    assert [Path(each["path"]).name for each in documents(done.stdout)] == ["worker-2", "worker-3"]
+    assert "worker-1 is in use" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

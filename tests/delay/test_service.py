@@ -8,6 +8,8 @@ from collections import Counter
 
 import pytest
 
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.delay import service
 from rocketmq_spark.errors import AccessDenied, SpoolError
 from rocketmq_spark.model import Resent
 from rocketmq_spark.wire.envelope import Envelope, cancelling
@@ -135,6 +137,43 @@ def test_3_h_it_is_not_sent_by_a_node_that_reads_everything_again_either(world: 
         fresh.turn(ONE)
     world.time.advance(1000)
     assert fresh.sends.bodies == [b"first"]
+
+
+@pytest.mark.parametrize("taken_over", [False, True], ids=["at its start", "with a queue that it gets"])
+def test_3_h_a_message_that_is_overdue_is_not_sent_before_what_takes_it_back_is_read(
+    world: World, monkeypatch: pytest.MonkeyPatch, taken_over: bool
+) -> None:
+    """After a lost disk, or a long absence, there may be many pages between both."""
+    monkeypatch.setattr(service, "PAGE", 2)
+    node = world.node("a")
+    if taken_over:
+        world.topic.put(envelope("other", -1), TWO)
+        for _ in range(3):
+            node.turn(TWO)
+    world.topic.put(envelope("m", -500))
+    for i in range(20):
+        world.topic.put(envelope(f"n{i}", -400))
+    world.topic.put(cancelling("orders", START_MS - 500_000, "m", START_MS))
+    for _ in range(30):
+        node.turn(ONE, TWO)
+    assert sorted(node.sends.bodies) == sorted([b"n%d" % i for i in range(20)] + [b"other"] * taken_over)
+    assert world.offsets()[0] == 22
+
+
+def test_a_queue_that_cannot_be_read_to_its_end_holds_nothing_up_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("m", -500))
+    world.topic.put(envelope("unreadable", -500))
+    poll = node.reader.poll
+    monkeypatch.setattr(node.reader, "poll", lambda timeout_s: [each for each in poll() if each.queue_offset == 0])
+    for _ in range(3):
+        node.turn(ONE)
+    assert (len(node.store), node.sends.bodies) == (1, [])
+    monkeypatch.setattr(node.service, "_catching_up", Deadline(0.0))
+    node.turn(ONE)
+    assert node.sends.bodies == [b"m"]
 
 
 def test_3_i_a_bad_body_is_a_dead_letter_and_stops_nobody(world: World) -> None:

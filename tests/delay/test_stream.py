@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import Row
 
 from rocketmq_spark import Message, MessageQueue, Producer
 from rocketmq_spark.delay import delayed
 from rocketmq_spark.delay.release import PROBLEM
-from rocketmq_spark.delay.stream import protobuf_problem
+from rocketmq_spark.delay.stream import _Waiting, protobuf_problem
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import Envelope, cancelling
+from tests.delay.nodes import START_MS, envelope
 from tests.fix_spark import wait_until
 from tests.helpers import total
 from tests.spark.pipelines import read, read_stream
@@ -145,3 +147,51 @@ def test_protobuf_must_be_as_new_as_sparks_generated_code(version: str, fine: bo
     problem = protobuf_problem(version)
     assert (problem is None) is fine
     assert fine or (problem and "[delay]" in problem and version in problem)
+
+
+class Waits:
+    """Spark's state and timers of one shard and second."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[bytes]] = []
+        self.timers: list[int] = []
+        self.now_ms = 0
+
+    # As a handle, its list, and the values of its timers.
+
+    def getListState(self, name: str, schema: object) -> Waits:
+        return self
+
+    def registerTimer(self, at_ms: int) -> None:
+        self.timers.append(at_ms)
+
+    def exists(self) -> bool:
+        return bool(self.rows)
+
+    def get(self) -> list[tuple[bytes]]:
+        return list(self.rows)
+
+    def clear(self) -> None:
+        self.rows.clear()
+
+    def appendList(self, rows: list[tuple[bytes]]) -> None:
+        self.rows += rows
+
+    def getCurrentProcessingTimeInMs(self) -> int:
+        return self.now_ms
+
+
+def test_what_is_taken_back_while_the_query_was_away_is_not_sent() -> None:
+    """Its second is over when the cancel is read, and its timer is still to come."""
+    state, processor = Waits(), _Waiting("dead")
+    handle: Any = state
+    processor.init(handle)
+    second = START_MS // 1000 + 5
+    bodies = [envelope("m", 5), envelope("n", 5)]
+    assert list(processor.handleInputRows((0, second), iter([Row(body=body) for body in bodies]), state)) == []
+    assert state.timers == [second * 1000]
+    state.now_ms = second * 1000 + 1
+    cancel = cancelling("orders", START_MS + 5000, "m", START_MS)
+    rows = [*processor.handleInputRows((0, second), iter([Row(body=cancel)]), state)]
+    rows += processor.handleExpiredTimer((0, second), state, None)
+    assert [bytes(row.body) for row in rows] == [b"n"]

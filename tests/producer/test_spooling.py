@@ -264,6 +264,12 @@ def test_a_selector_that_cannot_be_stored_fails_as_without_a_spool(bench: Bench,
     assert not storable("hash", object())
     assert not storable(None, 1)
     assert storable("hash", "7")
+    assert not storable("hash", "x" * 60_000), "the name of its lane has a length"
+    assert not storable("hash\ud800", 1)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert not storable("hash", deep)
     (chosen,) = chooser("T", "hash", "7")(qs("a:0-3"))
     assert chosen in qs("a:0-3")
 

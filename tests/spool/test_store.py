@@ -13,12 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rocketmq_spark import options
 from rocketmq_spark.errors import SpoolError, SpoolFull
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import OWNER, RECORD, numbered
 from rocketmq_spark.spool.mending import dead_ones
 from rocketmq_spark.spool.records import Record, SpoolOwner
+from rocketmq_spark.spool.settings import owner_of
 from rocketmq_spark.spool.store import Again, Dead, Done, Store, Verdict, Work
 from tests.spool.bench import record
 
@@ -309,6 +311,25 @@ def test_a_cluster_is_the_same_while_one_of_its_servers_is(path: Path) -> None:
     with pytest.raises(SpoolError):
         store.belong(A_CLUSTER)
     store.close()
+
+
+def test_the_queues_of_environments_are_compared_where_both_are_known() -> None:
+    """Records name queues: with another layout they are those of another environment."""
+    earlier, two, three = (
+        owner_of(options.parse({"nameServer": "a:1", "environment": "eu", **more}).for_role("producer"))
+        for more in ({}, {"environments": '{"eu": [0], "us": [1]}'}, {"environments": '{"us": [0], "eu": [1]}'})
+    )
+    same = owner_of(
+        options.parse({"nameServer": "a:1", "environment": "eu", "environments": '{"us":[1], "eu":[0]}'}).for_role(
+            "producer"
+        )
+    )
+    assert two.is_same(same)
+    assert not two.is_same(three)
+    assert not three.is_same(two)
+    assert two.is_same(earlier)
+    assert earlier.is_same(two)
+    assert not dataclasses.replace(two, environment="").is_same(two)
 
 
 @pytest.mark.parametrize(
