@@ -35,6 +35,7 @@ from rocketmq_spark.datasource import RocketMQDataSource
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.source.readers import RocketMQReader, RocketMQStreamReader
+from tests.helpers import indexed
 from tests.mockbroker import eventually
 
 Row = dict[str, Any]
@@ -95,7 +96,9 @@ def ranges_of(partitions: Iterable[InputPartition]) -> list[list[OffsetRange]]:
 
 
 def read(mq: LocalBroker | str, **options: object) -> list[Row]:
-    """The rows of a batch read."""
+    """The rows of a batch read, of all that was acknowledged before."""
+    if isinstance(mq, LocalBroker):
+        indexed(mq)
     reader = batch_reader(mq, **options)
     return rows(reader, reader.partitions())
 
@@ -135,6 +138,8 @@ class Run:
     def __init__(
         self, mq: LocalBroker | str, offset: str | None = None, *, available_now: bool = False, **options: object
     ) -> None:
+        if isinstance(mq, LocalBroker):
+            indexed(mq)
         self.reader = stream_reader(mq, **options)
         if available_now:
             self.reader.prepareForTriggerAvailableNow()

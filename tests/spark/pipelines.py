@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from chispa import assert_df_equality
 
+from tests.helpers import indexed
 from tests.witness import Record, content
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ _WITHOUT_BODY = ("msgId", "brokerName", "queueId", "queueOffset", "md5(body) md5
 
 
 def read(spark: SparkSession, name_server: str, topic: str, **options: object) -> DataFrame:
+    """All that was acknowledged before."""
+    indexed(name_server)
     return _with(spark.read.format("rocketmq"), nameServer=name_server, subscribe=topic, **options).load()
 
 

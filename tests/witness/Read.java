@@ -84,7 +84,7 @@ public class Read {
     private void read(MessageQueue queue) throws Exception {
         Long first = (Long) next.get(queue);
         long end = consumer.maxOffset(queue);
-        long at = first == null ? consumer.minOffset(queue) : first.longValue();
+        long at = first == null ? Math.max(0, consumer.minOffset(queue)) : first.longValue();
         while (at < end) {
             PullResult result = consumer.pull(queue, "*", at, 32, 20000);
             if (result.getPullStatus() == PullStatus.FOUND) {

@@ -13,7 +13,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.pull.plain import PlainRun
 from rocketmq_spark.session import Producer, PullConsumer
-from tests.helpers import killed
+from tests.helpers import indexed, killed
 from tests.live.consumer.test_pull_consumer import Make, group, make, texts
 
 __all__ = ["group", "make"]
@@ -28,6 +28,7 @@ def backlog(mq: LocalBroker, topic: str, count: int) -> Counter[str]:
                 many = [Message(topic, b"%d" % i) for i in range(first, min(count, first + 500))]
                 ids += producer.send_batch(many, queue=queue).msg_id.split(",")
     assert len(ids) == len(set(ids))
+    indexed(mq)
     return Counter(ids)
 
 

@@ -18,7 +18,7 @@ from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer.faults import FaultTables
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.wire import rpc
-from tests.helpers import killed, total
+from tests.helpers import indexed, killed, total
 from tests.live.producer.recording import RecordingSender, recorded
 from tests.mockbroker import eventually
 from tests.witness import JavaPeer
@@ -148,6 +148,7 @@ def test_0_2_without_fault_mode_the_frozen_broker_is_asked_again_and_again(
 
 
 def counts(mq: LocalBroker, topic: str) -> set[int]:
+    indexed(mq)
     return {bounds.max_offset for bounds in mq.admin.describe_topic(topic).values()}
 
 
