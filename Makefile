@@ -36,8 +36,9 @@ check: $(READY)
 soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-chaos soak-group)
 
 soak-pipelines: $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/spark tests/kill tests/live/loss tests/live/growth tests/live/batches tests/live/grpc/test_kills.py \
-		tests/live/consumer/test_retries.py tests/notebooks
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/sink/test_outage.py \
+		tests/spool/test_outage.py tests/spool/test_kill_producer.py tests/live/batches tests/live/consumer/test_retries.py \
+		tests/live/delay tests/live/environment tests/live/grpc/test_kills.py tests/live/growth tests/live/loss tests/live/spool
 
 soak-properties: $(READY)
 	@$(PYTEST) -m property

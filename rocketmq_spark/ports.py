@@ -325,7 +325,10 @@ class GroupMember(Protocol):
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
-        """Store the group's offsets where they can be, on a slave where there is no master; the errors of the others."""
+        """Store the group's offsets where they can be, on a slave where there is no master; the errors of the others.
+
+        A broker that does not know the group makes it first, if it may (``autoCreateSubscriptionGroup``).
+        """
 
     def pull(
         self, request: PullRequest, deadline: Deadline, done: Callable[[PullAnswer | RocketMQError], None]

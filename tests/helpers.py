@@ -93,8 +93,7 @@ def _behind(admin: Admin, address: str) -> int:
 def counts(mq: LocalBroker, topic: str, at_least: int, seconds: float = WAIT_S) -> dict[int, int]:
     """Messages by queue id, those of all brokers together, once the index shows ``at_least`` of them; no empty queues."""
 
-    if not at_least:
-        indexed(mq)
+    indexed(mq)
 
     def ask() -> dict[int, int]:
         found: dict[int, int] = {}

@@ -215,20 +215,20 @@ class TestTheRun:
     """``.ci/run``: it ends as its tests do, whatever becomes of what only looks on."""
 
     REPORT = (
-        '<testsuites><testsuite skipped="{skipped}" tests="1" time="2"><properties><property name="broker version"'
+        '<testsuites><testsuite skipped="{skipped}" tests="{tests}" time="2"><properties><property name="broker version"'
         ' value="V5_5_0"/></properties><testcase classname="c" name="n" time="1"><properties>'
         '<property name="needs" value="real broker"/><property name="needs" value="Spark"/>'
         "</properties></testcase></testsuite></testsuites>"
     )
 
-    def ended(self, folder: Path, skipped: int, code: int) -> tuple[int, str]:
+    def ended(self, folder: Path, skipped: int, code: int, tests: int = 7000) -> tuple[int, str]:
         """What a run says whose ``make test`` writes a report of that many skipped tests and ends with that code."""
         shutil.copytree(ROOT / ".ci", folder / ".ci")
         shutil.copy(ROOT / "README.md", folder)
         programs = folder / ".venv" / "bin"
         programs.mkdir(parents=True)
         (programs / "python").symlink_to(sys.executable)
-        (folder / "report.xml").write_text(self.REPORT.format(skipped=skipped), "utf-8")
+        (folder / "report.xml").write_text(self.REPORT.format(skipped=skipped, tests=tests), "utf-8")
         make = programs / "make"
         make.write_text(f'#!/bin/sh\ncp report.xml "${{2#*--junit-xml=}}"\nexit {code}\n', "utf-8")
         make.chmod(0o755)
@@ -243,7 +243,12 @@ class TestTheRun:
     def test_it_ends_with_0_when_all_have_passed(self, tmp_path):
         code, said = self.ended(tmp_path, 0, 0)
         assert code == 0, said
-        assert "1 tests, 2 s; the ten longest" in said
+        assert "7000 tests, 2 s; the ten longest" in said
+
+    def test_tests_that_are_not_there_any_more_fail_it(self, tmp_path):
+        code, said = self.ended(tmp_path, 0, 0, tests=6999)
+        assert code == 1, said
+        assert "there are fewer tests than there were" in said
 
     def test_it_ends_as_its_tests_did(self, tmp_path):
         code, said = self.ended(tmp_path, 0, 2)

@@ -32,9 +32,12 @@ def test_calls_run_in_the_order_of_their_times_on_one_thread(timer: Timer) -> No
 
 
 def test_no_thread_before_the_first_call() -> None:
-    before = threading.active_count()
-    made = Timer("unused")
-    assert threading.active_count() == before
+    made = Timer("unused-timer")
+    assert not [thread.name for thread in threading.enumerate() if "unused-timer" in thread.name]
+    called = threading.Event()
+    made.later(0, called.set)
+    assert called.wait(60)
+    assert [thread.name for thread in threading.enumerate() if "unused-timer" in thread.name]
     made.close()
 
 

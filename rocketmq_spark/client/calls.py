@@ -121,36 +121,42 @@ class Calls:
         """The same, but who says nothing while ``grace_s`` pass after the others' last answer is not waited for.
 
         Such an address has None for answers, also the next times, and gets no further question, until it has answered
-        or ``deadline`` ended it: then these answers are given to who asks the same.
+        or ``deadline`` ended it. Who asks the same after that gets these answers where the new ones are late, too.
         """
         answers = _Answers(asked)
         of_address: dict[str, list[int]] = {}
         for i, (address, _) in enumerate(asked):
             of_address.setdefault(address, []).append(i)
-        fresh = [
-            i for address, mine in of_address.items() if not self._from_before(answers, mine, address) for i in mine
-        ]
+        fresh: list[int] = []
+        before: dict[int, Command | RocketMQError] = {}
+        for address, mine in of_address.items():
+            if self._owes(address):
+                answers.skip(len(mine))
+            else:
+                before |= self._from_before(answers, mine, address)
+                fresh += mine
         self._spread(answers, fresh, deadline)
         answers.wait(grace_s, len(fresh))
-        self.late.update({asked[i][0]: answers for i in fresh if answers.told[i] is None})
-        return list(answers.told)
+        told = list(answers.told)
+        self.late.update({asked[i][0]: answers for i in fresh if told[i] is None})
+        return [before.get(i) if each is None else each for i, each in enumerate(told)]
 
-    def _from_before(self, answers: _Answers, mine: Sequence[int], address: str) -> bool:
-        """Whether an address needs no question: it has one still, or has answered the same one by now."""
+    def _owes(self, address: str) -> bool:
+        """Whether an address has a question still."""
         before = self.late.get(address)
+        return before is not None and any(
+            told is None for (a, _), told in zip(before.asked, before.told, strict=True) if a == address
+        )
+
+    def _from_before(self, answers: _Answers, mine: Sequence[int], address: str) -> dict[int, Command | RocketMQError]:
+        """What an address that was late has answered by now, if the same is asked again."""
+        before = self.late.pop(address, None)
         if before is None:
-            return False
+            return {}
         known = [(command, told) for (a, command), told in zip(before.asked, before.told, strict=True) if a == address]
-        if any(told is None for _, told in known):
-            answers.skip(len(mine))
-            return True
-        del self.late[address]
         if [_question(command) for command, _ in known] != [_question(answers.asked[i][1]) for i in mine]:
-            return False
-        for i, (_, told) in zip(mine, known, strict=True):
-            if told is not None:
-                answers.tell(i, told)
-        return True
+            return {}
+        return {i: told for i, (_, told) in zip(mine, known, strict=True) if told is not None}
 
     def _spread(self, answers: _Answers, chosen: Iterable[int], deadline: Deadline) -> None:
         """Ask every address; those that must be connected to first do not wait for each other."""

@@ -7,7 +7,7 @@ that must be connected to first is waited for aside.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from rocketmq_spark.model import (
     MASTER_ID,
     NO_FILTER,
     BrokerData,
+    MessageQueue,
     PullAnswer,
     PullRequest,
     PullStatus,
@@ -70,6 +71,16 @@ class LongPolls:
             done(e)
         except RuntimeError as e:
             done(ConnectionLost(f"no connection can be made: {e}", queue=str(request.queue)))
+
+    def introduce(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
+        """Have brokers make a group, which they do at its first pull if ``autoCreateSubscriptionGroup`` says so."""
+        asked = []
+        for queue in {queue.broker_name: queue for queue in offsets}.values():
+            data = self._routes.broker(queue.broker_name)
+            if data is not None and data.master is not None:
+                request = PullRequest(group, queue, offsets[queue], count=1, suspend_s=0.0)
+                asked.append((data.master, command_of(request, self._calls, True)))
+        self._calls.exchange_each(asked, deadline)
 
     def _ask(self, request: PullRequest, address: str, is_master: bool, deadline: Deadline, done: Done) -> None:
         try:

@@ -24,6 +24,7 @@ from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
     ConnectionLost,
+    GroupNotFound,
     RemoteProtocolError,
     RocketMQError,
     ServerFault,
@@ -153,7 +154,13 @@ class RemotingMember:
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
-        return Commit(self._questions, group, deadline, read_from="hint")(offsets)
+        commit = Commit(self._questions, group, deadline, read_from="hint")
+        failed = commit(offsets)
+        young = {queue: offsets[queue] for queue, e in failed.items() if isinstance(e, GroupNotFound)}
+        if not young:
+            return failed
+        self._polls.introduce(group, young, deadline)
+        return {queue: e for queue, e in failed.items() if queue not in young} | commit(young)
 
     def _one(
         self,

@@ -205,7 +205,7 @@ class DelayService:
         bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
         first = bounds.min_offset
         if seen is not None and (at := self._other_from(queue, seen)) is not None:
-            self._store.forget_places(waiting.space_of(queue))
+            self._store.forget([], waiting.space_of(queue))
             seen = None if others else seen.cut(at)  # what others told is of the messages that are there now
             told = told if seen is None else seen.told
         elif told is not None and others:

@@ -110,10 +110,15 @@ class Store:
                 return [] if first is None else [first]
             return [place for place, _ in itertools.islice(self._marks.all(space, start), limit)]
 
-    def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Drop records by one of their marks, unless somebody has them; how many. They have no lane."""
+    def forget(self, marks: Sequence[tuple[bytes, bytes]], space: bytes | None = None) -> int:
+        """Drop records by one of their marks, unless somebody has them; how many. They have no lane.
+
+        Of a whole ``space`` only the marks go: its records stay, and are found by their others.
+        """
         with self._ready:
             change, gone = Change(self.totals), set()
+            if space is not None:
+                change.deletes += self._marks.keys(space)
             for mark in marks:
                 due = self._marks.known(*mark)
                 if due is None or due.sequence in self._leased or due.sequence in gone:
@@ -126,16 +131,9 @@ class Store:
                 change.deletes.append(due.key)
                 change.finish(due.sequence, len(data))
                 gone.add(due.sequence)
-            if gone:
+            if change.deletes:
                 self._write(change)
             return len(gone)
-
-    def forget_places(self, space: bytes) -> None:
-        """Drop all marks of a space; its records stay, and are found by their other marks."""
-        with self._ready:
-            change = Change(self.totals)
-            change.deletes += self._marks.keys(space)
-            self._write(change)
 
     def take(self, now_ms: int, limit: int, max_bytes: int = 1 << 62) -> list[Work]:
         """The first records that are due and that nobody has, at most ``limit``, and until they have ``max_bytes``.

@@ -150,12 +150,20 @@ def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
         assert len(held.wait(2)) == 2
         for call in held.calls:
             call.answer(ok(call.ext("n").encode()))
-        eventually(lambda: bodies() == [b"1", b"quick", b"2"])
-        assert len(held.calls) == 2
-        assert bodies() == [None, b"quick", None]  # asked anew
+        eventually(lambda: bodies() == [b"1", b"quick", b"2"])  # it is asked anew, and late again
+        assert bodies() == [None, b"quick", None]
         assert len(held.wait(4)) == 4
-        asked = last
         for call in held.calls[2:]:
+            call.answer(ok(b"old"))
+        eventually(lambda: not parts.calls._owes(deaf.address))
+        deaf.on(PING, ok(b"new"))
+        found = parts.calls.exchange_soon(first(), far_off, 60.0)
+        assert [bytes(each.body) for each in found if isinstance(each, Command)] == [b"new", b"quick", b"new"]
+        deaf.on(PING, held)
+        assert bodies() == [None, b"quick", None], "what was answered in time is not kept"
+        asked = last
+        assert len(held.wait(6)) == 6
+        for call in held.calls[4:]:
             call.answer(ok(b"to another question"))
         deaf.on(PING, ok(b"3"))
         eventually(lambda: bodies() == [b"quick", b"3"])

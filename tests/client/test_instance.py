@@ -220,10 +220,11 @@ def test_heartbeats_go_to_every_master_and_one_that_fails_does_not_matter(
 
 
 def test_a_master_that_hangs_costs_one_request_s_time(broker: MockBroker) -> None:
-    parts = Parts(broker.address, request_timeout_s=0.05)
+    parts = Parts(broker.address)
     broker.on(Request.HEART_BEAT, never)
     parts.routes.get("t")
     parts.sender.join("g", 0.0)
+    object.__setattr__(parts.calls, "request_timeout_s", 0.05)
     deadline = parts.soon
     parts.instance.heartbeat(deadline)
     assert not deadline.expired

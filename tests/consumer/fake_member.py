@@ -14,7 +14,6 @@ from rocketmq_spark.consumer.pull_consumer import PullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import (
-    GroupNotFound,
     LocalProtocolError,
     RocketMQError,
     RouteNotFound,
@@ -60,7 +59,6 @@ class FakeMember:
         self.stored: dict[MessageQueue, int] = {}
         self.commits: list[dict[MessageQueue, int]] = []
         self.ids = ["me"]
-        self.known = False  # brokers know the group: it had a member, or pulled
         self.errors: list[RocketMQError] = []
         self.refused: dict[MessageQueue, RocketMQError] = {}
         self.unknown: dict[MessageQueue, RocketMQError] = {}
@@ -79,7 +77,6 @@ class FakeMember:
 
     def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
         self.pulls.append(request)
-        self.known = True
         if self.errors:
             done(self.errors.pop(0))
         else:
@@ -125,8 +122,6 @@ class FakeMember:
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
-        if not self.known:
-            return {queue: GroupNotFound("no such group", queue=str(queue)) for queue in offsets}
         done = {queue: offset for queue, offset in offsets.items() if queue not in self.refused}
         self.commits.append(done)
         self.stored.update(done)
@@ -151,7 +146,6 @@ class FakeMember:
     def heartbeat(self, deadline: Deadline) -> None:
         assert self._membership is not None
         self.memberships.append(self._membership())
-        self.known = True
 
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
         self._check_online()

@@ -26,7 +26,6 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Work, Workers
 from rocketmq_spark.errors import (
     BrokerError,
-    GroupNotFound,
     LocalProtocolError,
     RocketMQError,
     RouteNotFound,
@@ -274,8 +273,7 @@ class FakeMember:
     ) -> dict[MessageQueue, RocketMQError]:
         self.calls.append(("commit", dict(offsets)))
         assert min(offsets.values(), default=0) >= 0
-        if group not in self.brokers.groups:
-            return {queue: GroupNotFound("no such group", queue=str(queue)) for queue in offsets}
+        self.brokers.groups.add(group)
         failing = self.brokers.failing
         errors = {q: failing[k] for q in offsets for k in ("commit", f"commit {q.broker_name}") if k in failing}
         self.brokers.offsets |= {queue: offset for queue, offset in offsets.items() if queue not in errors}

@@ -29,9 +29,7 @@ def reads() -> Reads:
 
 @pytest.fixture
 def fake() -> FakeMember:
-    made = FakeMember([A, B])
-    made.known = True  # reads ahead are pulls of the group
-    return made
+    return FakeMember([A, B])
 
 
 @pytest.fixture

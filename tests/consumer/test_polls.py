@@ -25,17 +25,18 @@ def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
     fake = FakeMember(QUEUES)
     one = polls(fake)
     one.assign(dict.fromkeys(QUEUES, 0))
-    arriving = [threading.Thread(target=lambda q=q: [fake.add(q) for _ in range(50)]) for q in QUEUES[:1]]
+    arriving = [threading.Thread(target=lambda q=q: [fake.add(q) for _ in range(50)]) for q in QUEUES]
     for thread in arriving:
         thread.start()
-    found: list[int] = []
+    found: dict[MessageQueue, list[int]] = {queue: [] for queue in QUEUES}
     deadline = Deadline.after(WAIT_S)
-    while len(found) < 50:
+    while sum(map(len, found.values())) < 200:
         for part in one.wait(deadline, 3):
-            found += [message.queue_offset for message in part.read()]
+            for message in part.read():
+                found[message.queue].append(message.queue_offset)
     for thread in arriving:
         thread.join()
-    assert found == list(range(50))
+    assert found == {queue: list(range(50)) for queue in QUEUES}
 
 
 def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:

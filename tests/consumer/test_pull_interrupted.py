@@ -69,7 +69,6 @@ def test_a_loop_that_is_left_goes_on_behind_its_last_message(
 
 @pytest.mark.parametrize("how", ENDS)
 def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
-    fake.known = True
     fake.add(A, 1000)
     reads = Reads()
     ahead = ReadAhead(reads.begin, lambda queue, start, stored: [message(queue, start + i) for i in range(len(stored))])

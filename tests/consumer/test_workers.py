@@ -37,16 +37,20 @@ def test_1_28_so_many_threads_work_and_never_more_and_nobody_who_submits_waits()
 
 
 def test_no_thread_before_the_first_work_and_none_after_the_close() -> None:
-    before = threading.active_count()
-    workers = Workers("w", 5)
-    assert threading.active_count() == before
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if "unused-pool" in thread.name]
+
+    workers = Workers("unused-pool", 5)
+    assert threads() == []
+    seen: list[list[str]] = []
     ran = threading.Event()
-    workers.submit(ran.set)
+    workers.submit(lambda: (seen.append(threads()), ran.set()))
     assert ran.wait(60)
+    assert len(seen[0]) == 1
     assert workers.close(Deadline.after(30.0))
-    assert threading.active_count() == before
+    assert threads() == []
     workers.submit(lambda: pytest.fail("it was closed"))
-    assert threading.active_count() == before
+    assert threads() == []
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)

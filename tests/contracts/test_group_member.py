@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import GroupNotFound, LocalProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.membership import Membership
 from rocketmq_spark.model import NO_FILTER, Filter, PullRequest, PullStatus
@@ -88,12 +88,10 @@ def test_offsets_are_each_queues_own(case: Case) -> None:
 
 
 @every
-def test_a_group_has_no_offsets_before_it_had_a_member_or_pulled(case: Case) -> None:
-    errors = case.port.commit(case.group, {case.queue: 0}, soon())
-    assert [(queue, type(error)) for queue, error in errors.items()] == [(case.queue, GroupNotFound)]
+def test_a_group_that_had_no_member_and_pulled_nothing_has_offsets(case: Case) -> None:
     assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) is None
-    case.outcomes(0)
-    case.awaited(lambda: case.port.commit(case.group, {case.queue: 0}, soon()) == {}, 20)
+    assert case.port.commit(case.group, {case.queue: 0}, soon()) == {}
+    assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) == 0
 
 
 @every

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from tests.fix_spark import Script, without_frames
+from tests.helpers import indexed
 from tests.reading import feed, names, positions
 from tests.scale import SCALE, scaled, soak
 
@@ -109,8 +110,15 @@ class Sending:
     topic: str
     sent: dict[str, tuple[MessageQueue, int]]
     stop: threading.Event
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
+        try:
+            self._send()
+        finally:
+            self.ended.set()
+
+    def _send(self) -> None:
         with Producer(name_server=self.mq.name_server, group="steady", send_timeout="30s") as producer:
             for queue in itertools.cycle(producer.queues(self.topic)):
                 if self.stop.wait(0.02):
@@ -209,6 +217,8 @@ def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
     after_first = [state for _, _, state in deaths if state.committed >= 0 or state.planned > 0]
     assert 4 * len(after_first) >= 3 * len(kills) - 1, deaths
     sending.stop.set()
+    assert sending.ended.wait(60)
+    indexed(rocketmq)
     assert drivers.begin(last=True).wait(600).report == "done"
 
     committed = {name: (tmp_path / f"{name}.txt").read_text().split() for name in folders}

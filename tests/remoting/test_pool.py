@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -85,12 +85,24 @@ def test_a_dead_address_is_dialled_once_for_all_who_wait(pool: Pool, monkeypatch
         go.wait(60)
         raise ConnectionLost("refused", "h:1")
 
+    class Gate:
+        """The lock of an address, and how many came to it."""
+
+        def __init__(self, lock: threading.Lock) -> None:
+            self.lock, self.release, self.came = lock, lock.release, 0
+
+        def acquire(self, timeout: float) -> bool:
+            self.came += 1
+            return self.lock.acquire(timeout=timeout)
+
     monkeypatch.setattr(pool_module, "Connection", connection)
     with ThreadPoolExecutor(8) as threads:
-        calls = [threads.submit(pool.get, "h:1", soon()) for _ in range(8)]
-        slot = pool._slots
-        eventually(lambda: len(dialled) == 1 and "h:1" in slot)
-        time.sleep(0.05)  # the others have nothing to show while they wait at the gate
+        calls = [threads.submit(pool.get, "h:1", soon())]
+        eventually(lambda: len(dialled) == 1)
+        slot: Any = pool._slots["h:1"]
+        gate = slot.gate = Gate(slot.gate)
+        calls += [threads.submit(pool.get, "h:1", soon()) for _ in range(7)]
+        eventually(lambda: gate.came == 7)
         go.set()
         errors = [call.exception(5) for call in calls]
     assert all(isinstance(error, ConnectionLost) for error in errors)

@@ -23,7 +23,7 @@ from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.sink import task
 from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import decode_batch
-from tests.helpers import indexed, killed, stored
+from tests.helpers import indexed, killed, stored, total
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Writes, bodies, frame, numbered, sink_options, writes
 from tests.mockbroker import Call, Command, MockBroker, close, eventually, never, ok, refuse, route
@@ -401,6 +401,7 @@ def test_a_broker_that_stays_away_fails_the_task_in_time_and_what_the_error_coun
     dead_since: list[float] = []
 
     def kill() -> None:
+        total(pair, pair_topic, 25 * 5 - 25)
         killed(pair, "broker-a")
         dead_since.append(time.monotonic())
 

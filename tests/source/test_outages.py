@@ -228,7 +228,7 @@ def test_a_broker_that_leaves_while_a_start_is_found_is_waited_for(scripted, beg
     given = {**QUICK, "startingTimestamp": "1000"}
     scripted.on(SEARCH, refuse(Response.SYSTEM_BUSY, "busy"))
     with pytest.raises(Exception, match=r"tried \d+ times in .*: busy"):
-        begins(scripted.address, readDeadline="50ms", **given)
+        begins(scripted.address, readDeadline="3s", **given)
     session.close_all()
     with MockBroker() as elsewhere:
         elsewhere.on(SEARCH, ok(offset=11))

@@ -18,6 +18,7 @@ import pytest
 from rocketmq_spark.errors import ClosedError, SpoolError
 from rocketmq_spark.spool import database, files
 from rocketmq_spark.spool.database import Damaged, Database, in_use, is_database
+from tests.spool.test_files import synced_files
 
 
 def test_3_12_a_new_folder_is_made_and_its_parents_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,48 +59,6 @@ def test_a_scan_that_met_damage_leaves_the_folder_free(tmp_path: Path) -> None:
     assert 400 < len(list(reading.scan(b"\0", b"\xff"))) < 500
     assert len(reading.gaps) == 1
     reading.close()
-
-
-def synced_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files whose bytes were to be on the disk, in turn."""
-    synced: list[str] = []
-    monkeypatch.setattr(
-        files, "_sync_file", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
-    )
-    return synced
-
-
-class Versions:
-    """As much of RocksDB as says that the memtable is another one."""
-
-    number = 1
-
-    def property_int_value(self, name: str) -> int:
-        return self.number
-
-
-def test_3_16_a_new_log_file_has_all_of_them_synced_and_then_the_newest_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A recovery ends at the first gap, so an older file must not lack what a younger one builds on."""
-    synced = synced_files(monkeypatch)
-    monkeypatch.setattr(files, "sync_folder", lambda path: synced.append("folder"))
-    (tmp_path / "000004.log").touch()
-    versions, wal = Versions(), files.Wal(tmp_path)
-    wal.sync(versions)
-    wal.sync(versions)
-    assert synced == ["000004.log", "folder", "000004.log"]
-    synced.clear()
-    (tmp_path / "000007.log").touch()
-    versions.number = 2
-    wal.sync(versions)
-    wal.sync(versions)
-    assert synced == ["000004.log", "000007.log", "folder", "000007.log"]
-    (tmp_path / "000004.log").unlink()
-    versions.number = 3
-    wal.sync(versions)
-    assert list(wal._files) == ["000007.log"]
-    wal.close()
 
 
 def test_3_16_rocksdb_says_when_its_memtable_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

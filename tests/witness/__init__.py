@@ -31,6 +31,7 @@ import pyspark
 from rocketmq_spark.localbroker import distro
 from rocketmq_spark.localbroker.archive import Archive
 from rocketmq_spark.localbroker.java import find_java
+from tests.helpers import indexed
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.java")))
 # What a message may be: see ``message`` and ``body`` in Send.java. The compressed ones are never sent in batches.
@@ -131,9 +132,10 @@ def java_send_to(name_server: str, topic: str, queues: Iterable[int], count: int
 
 
 def java_read(name_server: str, topic: str, count: int = 0, bodies: bool = False) -> list[Record]:
-    """Everything that the topic (or several: ``a,b``) holds now. ``count`` are waited for while some come within 20 s, and
-    fewer are an error.
+    """Everything that was acknowledged for the topic (or several: ``a,b``). ``count`` are waited for while some come within
+    20 s, and fewer are an error.
     """
+    indexed(name_server)
     options = {"nameServer": name_server, "topic": topic, "count": count, "bodies": str(bodies).lower()}
     return list(_records("Read", options))
 

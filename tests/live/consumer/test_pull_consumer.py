@@ -131,6 +131,17 @@ def test_a_time_to_consume_from(rocketmq: LocalBroker, make_topic: Callable[...,
         assert texts(consumer, 1) == ["new"]
 
 
+def test_a_group_that_no_broker_knows_yet_commits(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
+) -> None:
+    """Brokers make a group at its first pull, which may be behind the first commit."""
+    topic = make_topic(queues=2)
+    with make(auto_commit=False) as consumer:
+        queues = consumer.queues(topic)
+        consumer.commit(dict.fromkeys(queues, 3))
+        assert {consumer.committed(queue) for queue in queues} == {3}
+
+
 def test_auto_commit_stores_what_is_finished_every_auto_commit_interval(
     rocketmq: LocalBroker, make_topic: Callable[..., str], make: Make
 ) -> None:

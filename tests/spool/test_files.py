@@ -1,0 +1,71 @@
+"""The files of a database: which are synced, and which RocksDB must not read as they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.spool import files
+from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.files import damaged_headers, mirror
+
+
+def synced_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files whose bytes were to be on the disk, in turn."""
+    synced: list[str] = []
+    monkeypatch.setattr(
+        files, "_sync_file", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
+    )
+    return synced
+
+
+class Versions:
+    """As much of RocksDB as says that the memtable is another one."""
+
+    number = 1
+
+    def property_int_value(self, name: str) -> int:
+        return self.number
+
+
+def test_3_16_a_new_log_file_has_all_of_them_synced_and_then_the_newest_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recovery ends at the first gap, so an older file must not lack what a younger one builds on."""
+    synced = synced_files(monkeypatch)
+    monkeypatch.setattr(files, "sync_folder", lambda path: synced.append("folder"))
+    (tmp_path / "000004.log").touch()
+    versions, wal = Versions(), files.Wal(tmp_path)
+    wal.sync(versions)
+    wal.sync(versions)
+    assert synced == ["000004.log", "folder", "000004.log"]
+    synced.clear()
+    (tmp_path / "000007.log").touch()
+    versions.number = 2
+    wal.sync(versions)
+    wal.sync(versions)
+    assert synced == ["000004.log", "000007.log", "folder", "000007.log"]
+    (tmp_path / "000004.log").unlink()
+    versions.number = 3
+    wal.sync(versions)
+    assert list(wal._files) == ["000007.log"]
+    wal.close()
+
+
+def test_a_damaged_head_is_found_and_mirrored_as_it_was_written(tmp_path: Path) -> None:
+    db = Database(tmp_path / "db")
+    db.write([(b"key", b"value")])
+    (log,) = (tmp_path / "db").glob("*.log")
+    data = log.read_bytes()
+    assert damaged_headers(tmp_path / "db") == {}
+    log.write_bytes(data[:6] + b"\5" + data[7:])
+    assert list(damaged_headers(tmp_path / "db")) == [log.name]
+    (tmp_path / "mirror").mkdir()
+    mirror(tmp_path / "db", tmp_path / "mirror", lambda file, link: link.symlink_to(file))
+    assert (tmp_path / "mirror" / log.name).read_bytes() == data
+    assert not (tmp_path / "mirror" / "LOCK").exists()
+    assert (tmp_path / "mirror" / "CURRENT").is_symlink()
+    log.write_bytes(data)
+    db.close()
