@@ -46,7 +46,12 @@ from rocketmq_spark.sink import checks
 from rocketmq_spark.sink.task import TaskWriter
 from rocketmq_spark.source.commit import GroupOffsets
 from rocketmq_spark.source.readers import PrunedReader, RocketMQReader, RocketMQStreamReader
-from tests.producer.scripted import ok
+from tests.consumer import group
+from tests.consumer.pop import FakeProxy
+from tests.consumer.test_simple_consumer import Scripted
+from tests.producer.scripted import ScriptedSender, ok
+from tests.producer.test_spooling import FakeSpool
+from tests.spool.test_spool import FakeResender
 
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
 ROUTE = TopicRoute(
@@ -116,6 +121,23 @@ def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type,
         assert arguments(getattr(port, name)) == arguments(getattr(kind, name)), name
 
 
+@pytest.mark.parametrize(
+    ("port", "kind"),
+    [
+        (ports.Sender, ScriptedSender), (ports.Resender, FakeResender), (ports.Spool, FakeSpool),
+        (ports.GroupMember, group.FakeMember), (ports.PopMember, FakeProxy), (ports.PopMember, Scripted),
+    ],
+)  # fmt: skip
+def test_who_says_that_it_implements_a_port_has_each_verb(port: type, kind: type) -> None:
+    """What the contracts say beyond the arguments is in tests/contracts."""
+    for name in verbs(port):
+        asked, given = getattr(port, name), getattr(kind, name, None)
+        if not callable(asked):
+            continue
+        assert given is not None, name
+        assert arguments(asked) == arguments(given), name
+
+
 @pytest.fixture
 def wired(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """The session gives out these ports, and no client."""
@@ -143,7 +165,7 @@ def sender() -> Fake:
     return Fake(
         ports.Sender,
         publish_queues=lambda topic, deadline, refresh=False: QUEUES,
-        timers=lambda topic, brokers, deadline: dict.fromkeys(brokers, True),
+        timers=lambda topic, brokers, deadline: dict.fromkeys(brokers, 259_200_000),
         keeps_batches=lambda topic, deadline: False,
         send_async=send_async,
         send=send,

@@ -56,10 +56,13 @@ class _Answers:
                 self._all_told.set()
 
     def wait(self, grace_s: float | None = None, max_left: int = 0) -> None:
-        """For all; with ``grace_s`` no longer than that for the last ones, once fewer than ``max_left`` are left."""
+        """For all; with ``grace_s`` no longer than that for the last ones, once fewer than ``max_left`` are left.
+
+        Addresses that refuse at once say nothing of how soon the others can answer.
+        """
         left = self._left
         while not self._all_told.wait(grace_s):
-            if self._left == left < max_left:
+            if self._left == left < max_left and any(isinstance(told, Command) for told in self.told):
                 return
             left = self._left
 

@@ -28,6 +28,8 @@ _PAUSE_S = 0.01
 _TAIL_LINES = 8
 _PORT_TAKEN = "Address already in use"
 MARK = "-Drocketmq.spark.data="
+# What a server has no use for, and what would stand in its environment for as long as it runs.
+_SECRETS = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY")
 
 _FLAGS = (
     "-Xss256k",
@@ -177,7 +179,7 @@ def spawn(
     ``started`` gets the child in any case, even if Ctrl-C comes meanwhile and nothing is returned: so it can be ended.
     """
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command]
-    env = {**os.environ, "MALLOC_ARENA_MAX": "2"}
+    env = {name: value for name, value in os.environ.items() if name not in _SECRETS} | {"MALLOC_ARENA_MAX": "2"}
     if home is not None:
         env |= {"ROCKETMQ_HOME": str(home), "RMQ_PROXY_HOME": str(home)}
 

@@ -113,6 +113,8 @@ class Destinations:
             return Place()  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
         later = self._later
         if later is None or not isinstance(selector, str) or not storable(selector, arg):
+            if later is not None and isinstance(selector, str):
+                check_arg(selector, arg)  # as of what is kept: before anybody waits for a route
             return Place(self._selected(message, selector, arg, deadline))
         if later.waits(message.topic, selector, arg):
             return Place(None, (selector, arg))

@@ -29,7 +29,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing, Queues
-from rocketmq_spark.queues.selection import Select, select
+from rocketmq_spark.queues.selection import Select, is_built_in, select
 from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ def cause_of(error: RocketMQError) -> RocketMQError:
 
 
 def storable(selector: str | Select | None, arg: object) -> bool:
-    """Whether a choice can be made from what a spool keeps: a selector with a name, and an argument that JSON knows."""
+    """Whether a choice can be made from what a spool keeps: a built-in selector, and an argument that JSON knows."""
     try:
         text = json.dumps(arg, sort_keys=True)
-        known = isinstance(selector, str) and bool(json.loads(text) == arg)
-        return known and len(f"{selector}{text}".encode()) <= _MAX_CHOICE
+        known = isinstance(selector, str) and is_built_in(selector) and bool(json.loads(text) == arg)
+        return known and len(text) <= _MAX_CHOICE and bool(json.dumps(arg, ensure_ascii=False).encode())
     except (TypeError, ValueError, RecursionError):
         return False
 

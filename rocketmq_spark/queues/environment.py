@@ -243,10 +243,13 @@ def suffix_of(choice: Choice) -> str:
             "option 'environments' shares out the queues of a topic; with 'environmentMode' suffix each environment has "
             "topics of its own: leave it out"
         )
-    if not re.fullmatch("[a-zA-Z0-9_-]+", choice.environment):
+    # With '_', which stands before it, 'orders' of 'eu_dev' and 'orders_eu' of 'dev' would be one topic.
+    if not re.fullmatch("[a-zA-Z0-9-]+", choice.environment):
         raise OptionError(
-            f"{choice.environment_source} is {choice.environment!r}; expected letters, digits, '_' and '-', for names of "
-            "topics end with it"
+            f"{choice.environment_source} is {choice.environment!r}; expected letters, digits and '-', for names of topics end "
+            "with it, and no '_', for that divides both",
+            remedy="Topics that exist with such an environment are read and written by their whole names, without option "
+            "'environment'",
         )
     return choice.environment
 

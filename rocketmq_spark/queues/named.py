@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rocketmq_spark.errors import OptionError
+
+# Where options come from strangers, as in a service that runs the queries of others, names of code must not be followed.
+ALLOWED = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
+_NO = ("0", "false", "no")
 
 
 def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
     """``given`` itself when it can be called, else what ``module:callable`` names; ``option`` is for the error."""
     if callable(given):
         return given
+    if os.environ.get(ALLOWED, "1").strip().lower() in _NO:
+        raise OptionError(
+            f"option {option!r} is {given!r}, which names code, and variable {ALLOWED} says that options name none",
+            remedy="Give a built-in value, or the function itself; or have the variable changed by who set it",
+        )
     module, _, path = given.partition(":")
     try:
         thing: Any = importlib.import_module(module)

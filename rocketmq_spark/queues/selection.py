@@ -101,6 +101,11 @@ def select(
     return custom(resolve(selector, "queueSelector"), queues, message, arg)
 
 
+def is_built_in(selector: str) -> bool:
+    """Whether a selector is one of ``SELECTORS``, in any case."""
+    return selector.lower() in map(str.lower, SELECTORS)
+
+
 def selector_name(selector: str) -> str:
     """The option name of a built-in selector, in any case, or "" for the name of a callable."""
     for name in SELECTORS:

@@ -8,6 +8,7 @@ from json.encoder import encode_basestring as _quoted
 
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.queues.selection import is_built_in
 from rocketmq_spark.spool.records import Record
 
 KIND = "send"
@@ -62,7 +63,12 @@ def send_of(record: Record) -> SpooledSend:
         head = json.loads(data[_HEAD.size : at])
         queue = MessageQueue(head["topic"], *head["queue"]) if "queue" in head else None
         request = SendRequest(body=data[at:], **head["request"])
-        return SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), head.get("selector"), head.get("arg"))
+        selector = head.get("selector")
+        if selector is not None and not is_built_in(selector):  # whoever may write the file would have it executed
+            raise DecodeError(
+                f"selector {selector!r} is none of RocketMQ's, and code that a file names is not executed"
+            )
+        return SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
     except (struct.error, ValueError, KeyError, TypeError) as e:
         raise DecodeError(f"a send of {len(data)} bytes cannot be read: {e!r}") from e
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -167,6 +168,24 @@ def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
             call.answer(ok(b"to another question"))
         deaf.on(PING, ok(b"3"))
         eventually(lambda: bodies() == [b"quick", b"3"])
+
+
+def test_a_dead_one_does_not_hurry_the_others(broker: MockBroker, parts: Parts) -> None:
+    """It refuses at once, and a broker that is busy needs a moment."""
+    held = Held()
+    broker.on(PING, held)
+
+    def ask() -> list[Command | RocketMQError | None]:
+        return parts.calls.exchange_soon([("127.0.0.1:1", ping()), (broker.address, ping())], parts.soon, 0.02)
+
+    with ThreadPoolExecutor(1) as beside:
+        found = beside.submit(ask)
+        (call,) = held.wait(1)
+        threading.Event().wait(0.2)  # ten times as long as it is waited for
+        call.answer(ok(b"here"))
+        dead, alive = found.result(60)
+    assert isinstance(dead, ConnectionLost)
+    assert isinstance(alive, Command)
 
 
 def test_nobody_waits_while_another_is_dialled(

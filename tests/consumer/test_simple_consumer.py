@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.simple_consumer import MIN_WAIT_S, SimpleConsumer
-from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError
+from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.popped import GroupPolicy, PoppedMessage
 from tests.helpers import raising
@@ -39,6 +39,8 @@ class Scripted:
         return GroupPolicy(17, False, (10.0,))
 
     def places(self, topic: str, deadline: Deadline) -> int:
+        if topic not in self.counts:
+            raise RouteNotFound("no such topic", topic=topic)
         return self.counts[topic]
 
     def receive(

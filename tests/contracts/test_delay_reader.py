@@ -1,4 +1,4 @@
-"""What the delay service reads with: ``PullConsumer`` on a real broker, and the reader of a node's tests."""
+"""What the delay service reads and tells with: on a real broker, and in memory in a node's tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import Message, Producer, PullConsumer
+from rocketmq_spark import Message, Producer, PullConsumer, options, session
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -77,3 +78,39 @@ def test_a_queue_of_somebody_else_is_not_sought(reading: tuple[Any, MessageQueue
     reader, queue = reading
     with pytest.raises(OffsetError):
         reader.seek(queue._replace(queue_id=1), 0)
+
+
+@pytest.fixture(params=[pytest.param("real", marks=pytest.mark.needs("rocketmq")), "of a node"])
+def telling(request: pytest.FixtureRequest) -> tuple[Any, str, MessageQueue, MessageQueue]:
+    """What tells brokers how far a node is, its group, and two queues, the first of which has the messages 0 to 2."""
+    if request.param != "real":
+        topic = nodes.Topic()
+        for i in range(3):
+            topic.put(b"%d" % i)
+        return topic, "g", *nodes.QUEUES  # type: ignore[return-value]
+    mq: LocalBroker = request.getfixturevalue("rocketmq")
+    make_topic: Callable[..., str] = request.getfixturevalue("make_topic")
+    first, second = (MessageQueue(make_topic(queues=2), mq.brokers[0], i) for i in range(2))
+    second = second._replace(topic=first.topic)
+    with Producer(name_server=mq.name_server, group="contracts") as producer:
+        for i in range(3):
+            producer.send(Message(first.topic, b"%d" % i), queue=first)
+    total(mq, first.topic, 3)
+    member = session.member(options.parse({"nameServer": mq.name_server}).for_role("producer"))
+    member.queues(first.topic, Deadline.after(20))
+    return member, f"g-{first.topic}", first, second
+
+
+def test_three_numbers_are_told_and_asked_for(telling: tuple[Any, str, MessageQueue, MessageQueue]) -> None:
+    member, group, queue, other = telling
+    soon = Deadline.after(20)
+    assert member.committed(group, queue, soon, False) is None
+    assert member.commit(group, {queue: 2}, soon) == {}
+    assert member.committed(group, queue, soon, False) == 2
+    assert member.committed(group, other, soon, False) is None
+    assert member.committed(f"{group}_stored", queue, soon, False) is None
+    assert member.commit(group, {queue: 1}, soon) == {}
+    assert member.committed(group, queue, soon, False) == 1
+    bounds = [member.bounds(each, soon) for each in (queue, other)]
+    assert [(each.min_offset, each.max_offset) for each in bounds] == [(0, 3), (0, 0)]
+    assert [member.search_offset(queue, at, soon) for at in (0, 1 << 60)] == [0, 3]

@@ -179,3 +179,14 @@ def test_known_causes_are_one_sentence(tmp_path: Path, printed: str, sentence: s
     error = explain(_program(tmp_path), "ended while starting", printed, "")
     assert str(error) == "[ROCKETMQ_LOCAL_BROKER] " + sentence.format(home=tmp_path)
     assert str(explain(_program(tmp_path), "ended while starting", "", printed)) == str(error)
+
+
+def test_a_child_does_not_get_the_keys_of_who_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush")
+    monkeypatch.setenv("ROCKETMQ_OTHER", "kept")
+    log = tmp_path / "log"
+    spawn(
+        [sys.executable, "-c", "import os; print(sorted(name for name in os.environ if 'ROCKETMQ_' in name))"], log
+    ).wait(60)
+    assert "ROCKETMQ_OTHER" in log.read_text("utf-8")
+    assert "ROCKETMQ_SECRET_KEY" not in log.read_text("utf-8")

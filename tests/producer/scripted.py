@@ -141,6 +141,15 @@ class ScriptedSender:
         queues: Sequence[MessageQueue] = found
         return queues
 
+    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+        return error
+
+    def any_broker(self) -> bool:
+        return self.any_master()
+
+    def any_master(self) -> bool:
+        return any(self.routes.values())
+
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         self.events.append(("timers", sorted(brokers)))
         return {name: self.longest_timers[name] for name in brokers if name in self.longest_timers}

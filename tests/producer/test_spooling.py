@@ -263,6 +263,8 @@ def test_a_selector_that_cannot_be_stored_fails_as_without_a_spool(bench: Bench,
         producer(bench, spool).send(M, selector=lambda queues, message, arg: queues[0])
     assert not storable("hash", object())
     assert not storable(None, 1)
+    assert not storable("hash", "\ud800")
+    assert not storable("my.module:choose", 1), "a file does not say which code runs"
     assert storable("hash", "7")
     assert not storable("hash", "x" * 60_000), "the name of its lane has a length"
     assert not storable("hash\ud800", 1)

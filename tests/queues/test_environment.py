@@ -187,6 +187,7 @@ def test_3_2_with_a_suffix_all_queues_are_used() -> None:
             "option 'environments' shares out the queues of a topic",
         ),
         ({**SUFFIX, "environment": "dév"}, "option 'environment' is 'dév'; expected letters, digits"),
+        ({**SUFFIX, "environment": "eu_dev"}, "option 'environment' is 'eu_dev'.*no '_', for that divides both"),
     ],
 )
 def test_3_2_what_a_suffix_cannot_be_is_refused(given: dict[str, str], problem: str) -> None:

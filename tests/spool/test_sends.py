@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import SendRequest, SpooledSend
+from rocketmq_spark.queues.selection import SELECTORS
 from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
 from tests.queues import q
@@ -37,7 +38,11 @@ def test_g2_11_a_send_comes_back_with_its_ids(request: SendRequest, queue: objec
     assert sends.send_of(sends.record_of(send, 7)) == send
 
 
-@given(st.none() | queues, st.text(), st.none() | st.text() | st.integers() | st.just({"room": [1, 'ä"\n']}))
+@given(
+    st.none() | queues,
+    st.sampled_from(SELECTORS),
+    st.none() | st.text() | st.integers() | st.just({"room": [1, 'ä"\n']}),
+)
 def test_a_selector_comes_back_with_its_argument(queue: object, selector: str, arg: object) -> None:
     send = SpooledSend(queue.topic if queue else "T", SendRequest("g", b"x"), queue, ("id",), selector, arg)
     assert sends.send_of(sends.record_of(send, 7)) == send
@@ -75,3 +80,10 @@ def test_it_waits_for_the_broker_of_its_queue_or_for_its_topic() -> None:
 def test_what_is_no_send_says_so(payload: bytes) -> None:
     with pytest.raises(DecodeError):
         sends.send_of(Record(sends.KIND, payload, 1))
+
+
+def test_code_that_a_file_names_is_not_executed() -> None:
+    """Whoever may write to the folder is not whoever may run code."""
+    send = SpooledSend("T", SendRequest("g", b"x"), None, ("id",), "os:abort")
+    with pytest.raises(DecodeError, match="selector 'os:abort' is none of RocketMQ's"):
+        sends.send_of(sends.record_of(send, 7))

@@ -27,6 +27,9 @@ class FakeResender:
         self.closed = False
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        if self.closed:
+            done(Resent(None, "it is closed", passing=True))
+            return
         self.sent.append(send)
         done(self.answer(send))
 
