@@ -5,6 +5,7 @@ That nothing comes is for the test to say (``counts`` with 0), after something t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,14 +14,13 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.calls import refused as refusal
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import PullSysFlag, Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import MessageQueue, ReceivedMessage
-from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
+from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import decode_messages
 
 T = TypeVar("T")
@@ -63,31 +63,29 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch, name: str = "") -> None:
 
 
 def indexed(mq: LocalBroker | str, seconds: float = WAIT_S) -> None:
-    """Until all that living brokers acknowledged is in its queues, which is a moment later. One that hangs is left alone.
+    """Until all that living brokers acknowledged is in its queues, which is a moment later: messages get there in the order
+    of the log, so one that is sent now comes last. Who takes none, since it hangs or asks for a user, is left alone.
 
-    ``mq`` is a cluster, or the name server of one that asks for no credentials.
+    ``mq`` is a cluster, or a name server.
     """
-    admin = Admin(mq) if isinstance(mq, str) else mq.admin
-    try:
-        if isinstance(mq, str):
-            addresses = [data.addresses[0] for data in admin.cluster().values() if 0 in data.addresses]
-        else:
-            addresses = [mq.address(name) for name in mq.brokers if mq.pid(name) is not None]
-        for address in addresses:
-            awaited(lambda address=address: _behind(admin, address), lambda behind: not behind, seconds)  # type: ignore[misc]
-    finally:
-        if isinstance(mq, str):
-            admin.close()
+    address = mq if isinstance(mq, str) else mq.name_server
+    client = session.client(options_table.parse({"nameServer": address, "numRetries": 0}).for_role("sink"))
+    alive = (
+        client.routes.cluster() if isinstance(mq, str) else [name for name in mq.brokers if mq.pid(name) is not None]
+    )
+    for name in alive:
+        queue = MessageQueue(name, name, 0)  # each broker has a topic of its name
+        with contextlib.suppress(RocketMQError):
+            sent = client.sender.send(queue, SendRequest("indexed", b"behind all others"), Deadline.after(2.0))
+            assert sent.queue_offset is not None
+            _reached(client, queue, sent.queue_offset, seconds)
 
 
-def _behind(admin: Admin, address: str) -> int:
-    """How many bytes of its log a broker has not put into queues."""
-    request = rpc.GET_BROKER_RUNTIME_INFO.request(bname="")
-    try:
-        answer = admin.brokers.calls.ask(address, request, Deadline.after(2.0))
-    except RocketMQError:
-        return 0
-    return int(bodies.table(answer.body)["dispatchBehindBytes"])
+def _reached(client: session.Client, queue: MessageQueue, offset: int, seconds: float) -> None:
+    def end() -> int:
+        return client.brokers.bounds([queue], Deadline.after(20.0))[queue].max_offset
+
+    awaited(end, lambda end: end > offset, seconds)
 
 
 def counts(mq: LocalBroker, topic: str, at_least: int, seconds: float = WAIT_S) -> dict[int, int]:
