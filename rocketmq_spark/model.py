@@ -7,7 +7,7 @@ objects: they stay bytes until they are Arrow columns (see ``decode/decoder.py``
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -289,7 +289,8 @@ class PullAnswer:
 
     ``next_offset`` is where to go on: after OFFSET_ILLEGAL the nearest offset that there is. ``messages`` are those that
     were wanted, so that there may be none although some were FOUND; one that cannot be decoded has a ``decode_error``.
-    If the request was not to decode them they are ``stored``, the unwanted too, and ``read`` gives what ``messages`` would be.
+    If the request was not to decode them they are ``stored``, the unwanted too, and ``read`` gives what ``messages`` would be,
+    one by one. Of an answer that becomes large they are the first, and ``next_offset`` is that of the next one.
     """
 
     status: PullStatus
@@ -299,7 +300,7 @@ class PullAnswer:
     messages: Sequence[ReceivedMessage] = ()
     broker_id: int = MASTER_ID
     stored: bytes | memoryview = b""
-    read: Callable[[], Sequence[ReceivedMessage]] = tuple
+    read: Callable[[], Iterable[ReceivedMessage]] = tuple
 
 
 class SendStatus(enum.Enum):

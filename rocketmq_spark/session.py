@@ -7,7 +7,7 @@ Clients are shared by all readers, writers and tasks of a process that have the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -360,8 +360,8 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
 
         return partial(PlainRun, replace(puller(options, "hint"), group=group))
 
-    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
-        return list(wanted_of(PullRequest(group, queue, start), stored, inside))
+    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Iterator[ReceivedMessage]:
+        return wanted_of(PullRequest(group, queue, start), stored, inside)
 
     return ReadAhead(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
-from tests.helpers import awaited, counts, stored, stored_now, total
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from tests.helpers import _reached, awaited, counts, indexed, stored, stored_now, total
 from tests.reading import feed
 
 
@@ -28,3 +33,19 @@ def test_a_topic_with_fewer_messages_fails(rocketmq: LocalBroker, topic: str) ->
             read(rocketmq, topic, 4, 0)
     with pytest.raises(AssertionError, match="stored_now"):
         stored(rocketmq, topic, 0)
+
+
+def test_a_message_behind_all_others_is_waited_for(rocketmq: LocalBroker) -> None:
+    queue, ends = MessageQueue("broker-a", "broker-a", 0), iter([6, 6, 7])
+
+    def bounds(queues: list[MessageQueue], deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
+        assert queues == [queue]
+        return {queue: QueueBounds(0, next(ends), 0)}
+
+    client: Any = SimpleNamespace(brokers=SimpleNamespace(bounds=bounds))
+    _reached(client, queue, 6, 60)
+    assert list(ends) == []
+    before = rocketmq.admin.describe_topic("broker-a")[queue].max_offset
+    indexed(rocketmq)
+    indexed(rocketmq.name_server)
+    assert rocketmq.admin.describe_topic("broker-a")[queue].max_offset >= before + 2

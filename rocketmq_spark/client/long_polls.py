@@ -31,7 +31,7 @@ from rocketmq_spark.model import (
 )
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import decode_leniently
+from rocketmq_spark.wire.messages import decode_leniently, portion
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.subscription import parse_subscription
 
@@ -172,10 +172,10 @@ def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope)
     if status is not PullStatus.FOUND:
         return empty
 
-    def read() -> list[ReceivedMessage]:
-        return list(wanted_of(request, answer.body, scope))
-
-    return replace(empty, messages=read()) if request.decoded else replace(empty, stored=answer.body, read=read)
+    if not request.decoded:
+        return replace(empty, stored=answer.body, read=lambda: wanted_of(request, answer.body, scope))
+    found, left = portion(wanted_of(request, answer.body, scope))
+    return replace(empty, messages=found, next_offset=empty.next_offset if left is None else left.queue_offset)
 
 
 def wanted_of(request: PullRequest, stored: Bytes, scope: Scope) -> Iterator[ReceivedMessage]:

@@ -67,7 +67,7 @@ class ReadAhead:
     """How to: ``begin`` reads ranges of one broker within a number of offsets and of bytes, ``messages`` decodes."""
 
     begin: Callable[[Sequence[OffsetRange], int, int], Run]
-    messages: Callable[[MessageQueue, int, Bytes], Sequence[ReceivedMessage]]
+    messages: Callable[[MessageQueue, int, Bytes], Iterable[ReceivedMessage]]
 
 
 class _Reader:

@@ -49,7 +49,7 @@ class Part:
     start: int
     ends: Sequence[tuple[int, int]]
     stored: Bytes
-    decode: Callable[[int, Bytes], Sequence[ReceivedMessage]]
+    decode: Callable[[int, Bytes], Iterable[ReceivedMessage]]
     filter: Filter = NO_FILTER
     begun: int = 0
 
@@ -67,10 +67,10 @@ class Part:
         """Its first offset that was not given."""
         return max(self.start, self.begun)
 
-    def read(self) -> Sequence[ReceivedMessage]:
-        """The messages as objects."""
+    def read(self) -> Iterable[ReceivedMessage]:
+        """The messages as objects, which may be made one by one."""
         messages = self.decode(self.start, self.stored)
-        return [m for m in messages if m.queue_offset >= self.begun] if self.begun > self.start else messages
+        return (m for m in messages if m.queue_offset >= self.begun) if self.begun > self.start else messages
 
     def cut(self) -> tuple[Part, Part]:
         """The first answer, and the others."""

@@ -116,7 +116,7 @@ class Backlog:
 
     def brought(self, ask: Ask, part: Part) -> None:
         """Make messages of what came, on the thread that read it."""
-        messages = part.read()
+        messages = list(part.read())
         with self._held.lock:
             place = self._current(ask)
             if place is None:

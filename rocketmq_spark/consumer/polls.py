@@ -53,7 +53,7 @@ class Polls:
         # Whether the caller has what was taken last; a loop has it up to an offset. They are set in the instruction before a
         # poll returns or a loop yields, for Ctrl-C may come between any others, and what was taken is not given by then.
         self.given = False
-        self._given_up_to: int | None = None
+        self.given_up_to: int | None = None
         self.closed = False
 
     # --- queues and positions, as in ``Assigned``
@@ -112,9 +112,9 @@ class Polls:
             return self._assigned.to_commit()
 
     def _settle(self) -> None:
-        if self._given_up_to is not None:
-            self._assigned.ready.give_up_to(self._given_up_to)
-            self._given_up_to = None
+        if self.given_up_to is not None:
+            self._assigned.ready.give_up_to(self.given_up_to)
+            self.given_up_to = None
         if self.given:
             self._assigned.ready.give()
             self.given = False
@@ -177,12 +177,12 @@ class Polls:
             with self._changed:
                 if not self._assigned.ready.lends(part):
                     return
-            self._given_up_to = message.queue_offset + 1
+            self.given_up_to = message.queue_offset + 1
             yield message
         with self._changed:
             if self._assigned.ready.lends(part):
                 self._assigned.ready.give()
-                self._given_up_to = None
+                self.given_up_to = None
 
     def _pull(self) -> None:
         """Make the pulls that are due."""

@@ -27,6 +27,7 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.owner import Owner
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.timer import Timer
+from rocketmq_spark.wire.messages import portion
 
 # Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. (This room does not know Arrow.)
 ToArrow = Callable[[Sequence[Part]], Any]
@@ -169,15 +170,16 @@ class PullConsumer(Closing):
     # --- messages
 
     def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
-        """Messages of one queue in its order, as soon as there are any; none when ``timeout_s`` is over.
+        """Messages of one queue in its order, as soon as there are any; none when ``timeout_s`` is over. Of what becomes more
+        than 64 MiB the first, and the next poll gives more.
 
         One that cannot be decoded has a ``decode_error`` and the stored bytes as its body. Raises what the broker says
         for good, such as ``AccessDenied``; what may pass is logged and tried again.
         """
         deadline = self._begun(timeout_s)
         while parts := self._upkeep.next(deadline, 1):
-            messages = list(parts[0].read())
-            self._polls.given = True
+            messages, left = portion(parts[0].read())
+            self._polls.given, self._polls.given_up_to = left is None, None if left is None else left.queue_offset
             if messages:
                 return messages
         return []

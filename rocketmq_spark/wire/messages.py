@@ -11,6 +11,7 @@ import contextlib
 import re
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -43,6 +44,11 @@ _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC that nobody reads, flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
+# A few kilobytes may become gigabytes: so much of an answer is made into messages at once. Each counts as an object, too.
+PORTION_BYTES = 64 << 20
+_OBJECT_BYTES = 512
+# A batch above that is not made into messages before somebody wants them.
+_LARGE_BATCH = 1 << 20
 
 
 class BatchItem(NamedTuple):
@@ -117,7 +123,7 @@ def decode_at(
     """The message between two ``boundaries``: one, or those of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
-        return _all(data, 0, len(data), _How(broker_name, check_crc, max_body_bytes))
+        return list(_all(data, 0, len(data), _How(broker_name, check_crc, max_body_bytes)))
     except DecodeError as exc:
         raise DecodeError(
             f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, broker_name)
@@ -143,11 +149,23 @@ def decode_leniently(
         try:
             if not fits:
                 raise DecodeError(f"a message of {size} bytes does not fit its answer")
-            messages = _all(data, at, end, how)
+            messages: Iterable[ReceivedMessage] = _all(data, at, end, how)
         except DecodeError as exc:
             messages = [_raw(data[at:end], fits, exc.message, how)]
         yield from messages
         at = end
+
+
+def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
+    """As many as become ``PORTION_BYTES``, at least one, and the first of the others, None where there is none."""
+    found: list[ReceivedMessage] = []
+    room = PORTION_BYTES
+    for message in messages:
+        if found and room <= 0:
+            return found, message
+        found.append(message)
+        room -= len(message.body) + _OBJECT_BYTES
+    return found, None
 
 
 def _next(whole: bytes, at: int) -> int:
@@ -195,7 +213,7 @@ def _raw(data: bytes, fits: bool, why: str, how: _How) -> ReceivedMessage:
     )
 
 
-def _all(data: bytes, start: int, end: int, how: _How) -> list[ReceivedMessage]:
+def _all(data: bytes, start: int, end: int, how: _How) -> Iterable[ReceivedMessage]:
     """One message, or those of an inner batch; what is wrong is a ``DecodeError``."""
     if end - start < _MIN_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
@@ -247,17 +265,23 @@ def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
     )  # fmt: skip
 
 
-def _unwrap(outer: ReceivedMessage) -> list[ReceivedMessage]:
-    return [
-        replace(
+def _unwrap(outer: ReceivedMessage) -> Iterable[ReceivedMessage]:
+    """What is wrong with any of them is found before the first is given."""
+    if len(outer.body) <= _LARGE_BATCH:
+        return list(_unwrapped(outer, decode_batch(outer.body)))
+    deque(_items(outer.body), maxlen=0)
+    return _unwrapped(outer, _items(outer.body))
+
+
+def _unwrapped(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:
+    for i, item in enumerate(items):
+        yield replace(
             outer,
             queue_offset=outer.queue_offset + i,
             flag=item.flag,
             body=bytes(item.body),
             properties=decode_properties(item.properties),
         )
-        for i, item in enumerate(decode_batch(outer.body))
-    ]
 
 
 def _text(data: Bytes) -> str:
@@ -312,9 +336,12 @@ def _part_end(at: int, length: int, size: int) -> int:
 
 def decode_batch(body: Bytes) -> list[BatchItem]:
     """The messages of a batch body; their bodies are views into it. As in Java, announced sizes are not looked at."""
+    return list(_items(body))
+
+
+def _items(body: Bytes) -> Iterator[BatchItem]:
     view = memoryview(body)
-    items: list[BatchItem] = []
-    at = 0
+    at = number = 0
     while at < len(view):
         try:
             _, _, _, flag, length = _ITEM.unpack_from(view, at)
@@ -322,7 +349,6 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
             text_at = _part_end(body_at, length, len(view)) + _SHORT.size
             end = _part_end(text_at, _SHORT.unpack_from(view, text_at - _SHORT.size)[0], len(view))
         except (struct.error, DecodeError) as exc:
-            raise DecodeError(f"Item {len(items)} of a batch, at byte {at}, is malformed") from exc
-        items.append(BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag))
-        at = end
-    return items
+            raise DecodeError(f"Item {number} of a batch, at byte {at}, is malformed") from exc
+        yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)
+        at, number = end, number + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -71,7 +72,9 @@ class Member:
             self.process.send_signal(signal.SIGTERM)
         assert self.process.stdin is not None
         self.process.stdin.close()
-        assert self.process.wait(90) == 0, self.words()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(180)
+        assert self.process.returncode == 0, self.words()
 
     def kill(self) -> None:
         """Of one that runs until then."""

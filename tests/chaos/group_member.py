@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,15 +34,21 @@ def line(at: int, group: str, m: ReceivedMessage) -> str:
 
 
 def main(name_server: str, topic: str, group: str, ordered_group: str) -> None:
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    over, end = os.pipe()
+
+    def ended(*_: object) -> None:
+        """An event's own lock may be held by who waits for it, below this handler."""
+        os.write(end, b"x")
+        faulthandler.dump_traceback_later(60)  # where it hangs, if it does
+
+    signal.signal(signal.SIGTERM, ended)
     common = {"name_server": name_server, "consume_from_where": "earliest"}
     with Consumer(group=group, **common) as one, Consumer(group=ordered_group, ordered=True, **common) as other:
         for consumer in (one, other):
             consumer.subscribe(topic)
             consumer.start(noting(consumer.settings.group))
         os.write(1, b'{"started": true}\n')
-        over.wait()
+        os.read(over, 1)
 
 
 if __name__ == "__main__":

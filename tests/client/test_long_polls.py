@@ -18,6 +18,7 @@ from rocketmq_spark.codes import BATCH_QUEUE, PullSysFlag, Request, Response
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from tests.client.conftest import Parts
 from tests.harness import store
@@ -129,6 +130,19 @@ def test_tags_with_an_equal_hash_are_told_apart(broker: MockBroker, parts: Parts
     (asked,) = broker.seen(Request.PULL_MESSAGE)
     assert (asked.ext["subscription"], asked.ext["sysFlag"]) == ("Aa", "6")
     assert [m.queue_offset for m in answer.messages] == [5, 8]
+
+
+def test_of_an_answer_that_becomes_large_the_first_come_and_the_next_pull_asks_for_the_others(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "PORTION_BYTES", 600)  # a message counts as an object, too
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    answer = pull(parts)
+    assert ([m.queue_offset for m in answer.messages], answer.next_offset) == ([5, 6], 8)
+    answer = pull(parts, replace(REQUEST, filter=Filter("Aa"), post_filter=True))
+    assert ([m.queue_offset for m in answer.messages], answer.next_offset) == ([5, 8], 9)
+    answer = pull(parts, replace(REQUEST, decoded=False))
+    assert ([m.queue_offset for m in answer.read()], answer.next_offset) == ([5, 6, 8], 9), "as they are wanted"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.membership import InfoAsked, MembersChanged, OffsetsAsked, QueueInfo, ResetOffsets, RunningInfo
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.wire import messages
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, bodies, made
 from tests.mockbroker import WAIT_S
 
@@ -86,6 +87,28 @@ def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer
     assert fake.commits == [{A: 32}]
     consumer.close()
     assert fake.commits == [{A: 32}, {A: 40}]
+
+
+def test_what_becomes_large_comes_in_several_polls_and_is_committed_as_far_as_it_was_given(
+    fake: FakeMember, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    fake.add(A, 4)
+    consumer.assign([A])
+    assert bodies(consumer.poll(AT_ONCE)) == [0]
+    assert bodies(consumer.poll(AT_ONCE)) == [1]
+    consumer.commit()
+    assert consumer.committed(A) == 2
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1000)
+    assert bodies(consumer.poll(AT_ONCE)) == [2, 3]
+    assert consumer.poll(AT_ONCE) == []
+    consumer.commit()
+    assert consumer.committed(A) == 4
+    consumer.seek(A, 0)
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    assert bodies(consumer.poll(AT_ONCE)) == [0]
+    consumer.seek(A, 3)
+    assert bodies(consumer.poll(AT_ONCE)) == [3]
 
 
 def test_a_poll_that_nothing_follows_is_not_committed(fake: FakeMember, consumer: PullConsumer) -> None:

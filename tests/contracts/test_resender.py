@@ -46,6 +46,7 @@ def test_each_is_told_once_and_which_queue_has_it(case: tuple[Resender, MessageQ
     for _ in range(3):
         resender.resend(send(queue, chosen), told.put)
     assert [told.get(timeout=60) for _ in range(3)] == [Resent(queue)] * 3
+    resender.close(Deadline.after(10))
     assert told.empty()
 
 

@@ -14,10 +14,11 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import decode_messages
+from tests.helpers import awaited
 
 
 def send(name_server: str, topic: str, *bodies: bytes) -> None:
-    """To queue 0 of the first broker of the topic, each acknowledged."""
+    """To queue 0 of the first broker of the topic, each acknowledged, and in its queue when this returns."""
     calls = Calls(Pool(Dialling()))
     routes = Routes(NameServers(calls, name_server.split(";")))
     queue = routes.get(topic, 0.0).writable()[0]
@@ -26,6 +27,11 @@ def send(name_server: str, topic: str, *bodies: bytes) -> None:
         for body in bodies:
             result = sender.send(queue, SendRequest("GID_test", body), Deadline.after(10))
             assert result.status is SendStatus.SEND_OK
+        end = (result.queue_offset or 0) + 1 if bodies else 0
+        master = routes.get(topic).brokers[queue.broker_name].master
+        assert master is not None
+        ask = rpc.GET_MAX_OFFSET.request(topic=topic, queueId=queue.queue_id, bname=queue.broker_name)
+        awaited(lambda: rpc.GET_MAX_OFFSET.answer(calls.ask(master, ask))["offset"], lambda found: found >= end)
     finally:
         calls.pool.close()
 

@@ -293,8 +293,10 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         assert holder.stdout is not None
         holder.stdout.readline()
         waited: list[bool] = []
-        timer = threading.Timer(0.1, os.kill, (holder.pid, signal.SIGKILL))
-        timer.start()
-        with distro.exclusive(lock, lambda: waited.append(True)):
+
+        def held() -> None:
+            waited.append(True)
+            os.kill(holder.pid, signal.SIGKILL)
+
+        with distro.exclusive(lock, held):
             assert waited
-        timer.join()

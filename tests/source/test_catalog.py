@@ -105,7 +105,7 @@ def test_a_start_needs_all_answers(scripted):
 
 
 def test_a_running_stream_waits_for_answers(scripted, caplog):
-    one = catalog(scripted.address, requestTimeout="200ms")
+    one = catalog(scripted.address)
     assert one.sweep().bounds
     one._rest_s = 0.0
     scripted.on(Request.GET_TOPIC_STATS_INFO, never)

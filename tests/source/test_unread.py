@@ -102,7 +102,7 @@ def test_a_broker_that_is_away_is_not_asked_about_queues_that_it_does_not_read(s
 
 
 def test_a_broker_that_hangs_when_asked_about_queues_that_it_does_not_read_holds_up_one_plan_of_many(scripted):
-    one = catalog(scripted.address, requestTimeout="100ms")
+    one = catalog(scripted.address)
     view = one.sweep()
     scripted.on(Request.GET_TOPIC_CONFIG, never)
     for _ in range(5):

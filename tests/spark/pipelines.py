@@ -25,6 +25,7 @@ def read(spark: SparkSession, name_server: str, topic: str, **options: object) -
 
 
 def read_stream(spark: SparkSession, name_server: str, topic: str, **options: object) -> DataFrame:
+    indexed(name_server)
     return _with(spark.readStream.format("rocketmq"), nameServer=name_server, subscribe=topic, **options).load()
 
 

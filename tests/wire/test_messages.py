@@ -1,6 +1,7 @@
 """Stored messages and batches against the broker's own encoder and the Java client's decoder."""
 
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -8,11 +9,12 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import header, messages, rpc
 from rocketmq_spark.wire.compression import compress
 from rocketmq_spark.wire.identifiers import OffsetMessageId, host_text
 from rocketmq_spark.wire.messages import (
+    PORTION_BYTES,
     BatchItem,
     boundaries,
     decode_at,
@@ -20,6 +22,7 @@ from rocketmq_spark.wire.messages import (
     decode_leniently,
     decode_messages,
     encode_batch,
+    portion,
     stamp,
 )
 from rocketmq_spark.wire.properties import encode_properties
@@ -351,3 +354,38 @@ def test_reading_goes_on_where_messages_follow_each_other_to_the_end(parts):
     first, *others = decode_leniently(data)
     assert len(first.body) == expected
     assert len(others) == len(list(boundaries(data[expected:])))
+
+
+def test_a_portion_ends_where_it_becomes_large_and_has_one_at_least() -> None:
+    small, large = (received(body) for body in (b"x", b"x" * (PORTION_BYTES + 1)))
+    assert portion(iter([])) == ([], None)
+    assert portion(iter([large, small, small])) == ([large], small)
+    assert portion(iter([small, large, small])) == ([small, large], small)
+    many = [small] * 200_000
+    found, left = portion(iter(many))
+    assert (100_000 < len(found) < 140_000, left) == (True, small), "an object has a size, too"
+
+
+def received(body: bytes) -> ReceivedMessage:
+    queue = MessageQueue("t", "b", 0)
+    return ReceivedMessage("t", queue, 0, 0, body, {}, 0, 0, 0, 0, "", "", 0, 0, 0, "")
+
+
+def test_a_large_inner_batch_is_made_into_messages_one_by_one_or_not_at_all() -> None:
+    """5.7 KB, compressed, may be three million messages."""
+    items = [BatchItem(b"x" * 10, "", i) for i in range(60_000)]
+    for batch, good in ((encode_batch(items), True), (encode_batch(items)[:-1], False)):
+        stored = store("t", batch, queue_offset=7, sys_flag=SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+        messages = decode_leniently(stored)
+        first = next(messages)
+        if not good:
+            assert first.decode_error is not None
+            assert list(messages) == []
+            continue
+        assert (first.queue_offset, first.body) == (7, b"x" * 10)
+        tracemalloc.start()
+        count = sum(1 for _ in messages)
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert count == 59_999
+        assert size < 2_000_000
