@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rocketmq_spark import options, session
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import Outgoing
@@ -108,6 +110,12 @@ class Healthy:
 class Nobody:
     """Implements ``ports.Resender``; nothing is spooled here."""
 
+    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+        raise AssertionError
+
+    def joined(self, sends_: object) -> SpooledSend:
+        raise AssertionError
+
     def resend(self, send: SpooledSend, done: object) -> None:
         raise AssertionError
 
@@ -167,6 +175,47 @@ def fill(folder: Path, count: int) -> float:
     return took
 
 
+def lane(folder: Path, count: int, alone: bool) -> float:
+    """Keyed messages a second that a lane sends to a real broker after an outage, in their order; ``alone``: one by one."""
+    queue = MessageQueue(BROKERS.topic, BROKERS.name, 0)
+    store, now_ms = Store(folder / f"lane-{alone}", "batch"), time.time_ns() // 1_000_000
+    kept = [
+        sends.record_of(
+            SpooledSend(queue.topic, SendRequest("g", BODY, PROPERTIES, born_timestamp_ms=now_ms), queue), now_ms
+        )
+        for _ in range(count)
+    ]
+    store.add([(each, now_ms) for each in kept])
+    parsed = options.parse({"nameServer": BROKERS.name_server}).for_role("producer")
+    began = time.perf_counter()
+    spool = session.resending(store, session.sender(parsed), ProducerSettings(group="g"))
+    if alone:
+        spool.redelivery.runs.joins = lambda first: lambda other: False
+    left = spool.send_all(300.0)
+    took = time.perf_counter() - began
+    spool.close(Deadline.after(5))
+    assert left == 0, left
+    return count / took
+
+
+class BROKERS:
+    """A broker for all turns of ``lane``."""
+
+    name_server, name, topic = "", "", "lanes"
+
+
+def lanes(folder: Path, count: int, turns: int = 3) -> None:
+    with LocalBroker() as mq:
+        BROKERS.name_server, BROKERS.name = mq.name_server, mq.brokers[0]
+        mq.create_topic(BROKERS.topic, 1)
+        for turn in range(turns):
+            here = folder / str(turn)
+            here.mkdir()
+            alone, together = lane(here, count // 10, True), lane(here, count, False)
+            print(f"a lane of keyed messages: {together:,.0f} a second, one by one {alone:,.0f}")
+        session.close_all()
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--records", type=int, default=1_000_000)
@@ -184,6 +233,7 @@ def main() -> None:
         for threads in (1, 8, 64):
             print(f"batch, {threads} threads: {additions(folder, 'batch', 6400, threads):,.0f} a second")
         print(f"never: {additions(folder, 'never', 20_000):,.0f} a second")
+        lanes(folder, 30_000)
         without, with_spool = healthy(folder, 20_000)
         print(f"a healthy send through the engine: {without:.2f} µs without a spool, {with_spool:.2f} µs with one")
         fill(folder / "million", given.records)

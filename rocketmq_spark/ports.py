@@ -105,6 +105,12 @@ class Sender(Protocol):
 class Resender(Protocol):
     """Sends once more what a spool kept."""
 
+    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+        """What says of one send after the other, all for one queue, whether it may go as one with ``first`` and those it took."""
+
+    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+        """Several that may as one, in their order: brokers have all of them or none."""
+
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """One send with its attempts; ``done`` is called once, on any thread, and must not block."""
 

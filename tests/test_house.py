@@ -69,8 +69,8 @@ ORDER = {
     "source": "offsets progress pushdown allocation planner decisions account loss recreation starting_offsets filters unread"
     " catalog waiting commit listener tasks stream readers files"
     " checkpoint drift rewind",
-    "spool": "keys records schedule silence sends changes group settings log_format files database salvage mending marks store"
-    " reading redelivery spool folders",
+    "spool": "keys records schedule silence sends changes group settings log_format files database lanes salvage mending marks"
+    " store reading redelivery spool folders",
     "sink": "columns report selectors routing whole checks task writers foreach",
     "delay": "release presence stream progress retention waiting service node",
     "cli": "output command background connection positions broker topic orders produce reading tail metrics_server lag_view"

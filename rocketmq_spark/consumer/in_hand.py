@@ -82,10 +82,12 @@ class InHand:
         with self._lock:
             return list(self._lent.values())
 
-    def room(self, waiting: int, wait_s: float) -> bool:
-        """Whether fewer than ``waiting`` messages wait for a listener, now or within so many seconds."""
+    def room(self, topic: str, waiting: int, wait_s: float) -> bool:
+        """Whether fewer than ``waiting`` messages of a topic wait for a listener, now or within so many seconds: those that
+        wait behind one which fails again and again are in the way of no other topic.
+        """
         with self._lock:
-            return self._changed.wait_for(lambda: self._waiting() < waiting, wait_s)
+            return self._changed.wait_for(lambda: self._waiting(topic) < waiting, wait_s)
 
     def finish(self, deadline: Deadline) -> list[PoppedMessage]:
         """Wait until nothing is in hand, and give what listeners still have in the end.
@@ -110,8 +112,8 @@ class InHand:
         with self._lock:
             return self._figures.all(topics, now_ms)
 
-    def _waiting(self) -> int:
-        return sum(one.caller is None for one in self._lent.values())
+    def _waiting(self, topic: str) -> int:
+        return sum(one.caller is None and one.message.topic == topic for one in self._lent.values())
 
     def _forget(self, lent: Lent) -> None:
         self._lent.pop(id(lent), None)

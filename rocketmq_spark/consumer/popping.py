@@ -85,9 +85,9 @@ class Popping:
 
     def _turn(self, place: Place) -> None:
         """Ask once, when there is room."""
-        if not self._in_hand.room(self._settings.threads, _ROOM_S):
-            return
         topic, at = place
+        if not self._in_hand.room(topic, self._settings.threads, _ROOM_S):
+            return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
         found = self._port.receive(topic, at, self._settings.batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if not found or self._over(place):

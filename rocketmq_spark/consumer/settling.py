@@ -6,12 +6,15 @@ What cannot be told is no loss: the message is handed out again when its time is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.in_hand import InHand, Lent
 from rocketmq_spark.consumer.pop_settings import PopSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
+from rocketmq_spark.failures import start_thread
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.timer import Timer
@@ -32,6 +35,7 @@ class Settling:
         self._in_hand = in_hand
         self._timer = timer
         self._closed = False
+        self._renewing: set[Hashable] = set()  # ways on which a thread asks for more time: an endpoint and a broker
 
     def close(self) -> None:
         """What becomes of messages from now on, nobody is told."""
@@ -64,17 +68,38 @@ class Settling:
         return True
 
     def renew(self) -> None:
-        """More time for what is in hand, but for what a listener has had for too long."""
+        """More time for what is in hand, but for what a listener has had for too long. A broker that hangs, or an endpoint,
+        keeps nobody else's from being put off.
+        """
+        now_ms = self._timer.now_ms()
+        due: defaultdict[Hashable, list[Lent]] = defaultdict(list)
         for lent in self._in_hand.all():
-            now_ms = self._timer.now_ms()
             if now_ms - lent.since_ms > 1000 * self._settings.consume_timeout_s and lent.caller is not None:
                 logger.warning("the listener has had message %s for too long: others may get it", lent.message.msg_id)
             elif lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S):
-                self._renew(lent, now_ms)
+                due[lent.message.endpoint, lent.message.queue.broker_name].append(lent)
+        if len(due) == 1 and not self._renewing:
+            self._renew_each(*due.values())
+            return
+        for way in due.keys() - self._renewing:
+            self._renewing.add(way)
+            ended = partial(self._renewing.discard, way)
+            try:
+                start_thread(
+                    f"rocketmq-{self._settings.group}-renew", partial(self._renew_each, due[way]), ended, False
+                )
+            except RuntimeError as e:
+                ended()
+                logger.warning("messages in hand have no more time yet: no thread to ask for it: %s", e)
 
-    def _renew(self, lent: Lent, now_ms: int) -> None:
+    def _renew_each(self, due: Sequence[Lent]) -> None:
+        for lent in due:
+            self._renew(lent)
+
+    def _renew(self, lent: Lent) -> None:
         with lent.asking:
-            if lent.settled:
+            now_ms = self._timer.now_ms()
+            if lent.settled or self._closed:
                 return
             try:
                 self._port.change_invisible(lent.message, INVISIBLE_S, self._soon())

@@ -13,6 +13,7 @@ from rocketmq_spark import session
 from rocketmq_spark.delay import waiting
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Names, Tools
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.settings import owner_of
 from rocketmq_spark.spool.store import Store
@@ -52,6 +53,12 @@ def open_node(place: Place, **options: object) -> DelayService:
     """A node that has joined its group. ``options`` are those of a connection, and ``group``."""
     given = {"group": GROUP, **options}
     parsed = options_table.parse(given).for_role("pull consumer")
+    if parsed.environment is not None and parsed.environment_mode == "queues":
+        raise OptionError(
+            f"{parsed.environment_source} is {parsed.environment!r}, but a node of the delay service holds messages of all "
+            "environments that share queues: it would read one part of them, and the others would lie there unseen",
+            remedy="Start it without; messages are delivered to the queues of the environment that they were sent in",
+        )
     settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
     for topic in (place.topic, place.dead_topic):
         session.ensure_topic(parsed, topic)

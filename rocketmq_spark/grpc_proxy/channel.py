@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
+from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.answers import broken
 from rocketmq_spark.grpc_proxy.facts import Rpc
 from rocketmq_spark.grpc_proxy.protos import proto
@@ -49,6 +49,7 @@ class Channel:
         self._made: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._closed = False
+        self._stamps: list[tuple[int, int]] = []
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
         """The answer to one call; raises ``ConnectionLost``, ``CallTimeout`` and others."""
@@ -130,6 +131,7 @@ class Channel:
         ]
         if self._tls is None:
             return grpc.insecure_channel(self.address, options)
+        self._stamps = _stamps(self._tls)
         if self._tls.server_name:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
         return grpc.secure_channel(self.address, _credentials(self._tls), options)
@@ -141,7 +143,11 @@ class Channel:
         )
 
     def _broken(self, error: Any) -> RocketMQError:
-        return broken(error.code().name, error.details() or "", self.address, self._tls is not None)
+        made = broken(error.code().name, error.details() or "", self.address, self._tls is not None)
+        if self._tls is not None and isinstance(made, ConnectionLost) and _stamps(self._tls) not in ([], self._stamps):
+            with self._lock:  # gRPC reads no file again: the next call makes a channel with what they hold now
+                self._made, self._calls = None, {}
+        return made
 
 
 def _serialized(request: Any) -> bytes:
@@ -156,6 +162,15 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(ca, key, cert)
     except ValueError as e:
         raise OptionError(f"options 'tlsCertFile' and 'tlsKeyFile' do not fit together: {e}") from e
+
+
+def _stamps(tls: Tls) -> list[tuple[int, int]]:
+    """By which its files are known to be other ones; nothing while one of them is not there."""
+    try:
+        stats = [Path(path).expanduser().stat() for path in (tls.ca_file, tls.cert_file, tls.key_file) if path]
+    except OSError:
+        return []
+    return [(stat.st_mtime_ns, stat.st_ino) for stat in stats]
 
 
 def _read(option: str, path: str | None) -> bytes | None:

@@ -23,6 +23,8 @@ from rocketmq_spark.timer import Timer
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 10.0
+# A few kilobytes may become gigabytes when they are opened: so much of one answer, or what so many messages may have.
+_MIN_OPENED_BYTES, _MESSAGE_BYTES = 64 << 20, 4 << 20
 # Which brokers have the topic is asked for again after this.
 _PLACES_S = 30.0
 
@@ -85,11 +87,17 @@ class ProxyMember:
         channel = self._proxy.channel()
         try:
             call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
-            found = []
+            found: list[PoppedMessage] = []
+            room = max(_MIN_OPENED_BYTES, count * _MESSAGE_BYTES)
             for answer in channel.answers(call):
                 if answer.HasField("message"):
+                    if len(found) == count or room <= 0:
+                        logger.warning("of what %s gave for topic %s the rest comes again", channel.address, topic)
+                        call.cancel()
+                        break
                     origin = queue.broker.name, channel.address
                     found.append(popped(answer.message, topic, origin, self._unpack))
+                    room -= len(found[-1].body)
                 elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                     raise refused(answer.status, channel.address, topic)
         except RocketMQError as e:

@@ -1,15 +1,15 @@
 """The table of facts as classes of protobuf messages, in a pool of their own.
 
 The pool is private, so that nothing collides with what another library registers in the common one under the same names.
-The rows say no ``proto3``: so a field that was not set can be told from a zero. Enumerations are plain numbers here, which
-are the same bytes, and keep those that are newer than this table.
+The edition is one in which a field that was not set can be told from a zero, and in which text that is not UTF-8 is an
+error of the answer that has it. Enumerations are plain numbers here, which are the same bytes, and keep those that are newer
+than this table.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
@@ -17,6 +17,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, messa
 from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE, Field
 
 _FILE = "rocketmq_spark/grpc_proxy.proto"
+# No clock and no lock can wait for longer than some centuries; nobody who is in his right mind asks for a year.
+_MAX_SECONDS = 365 * 86_400
 _KNOWN = {"time": "google.protobuf.Timestamp", "duration": "google.protobuf.Duration"}
 _TYPES: Mapping[str, Any] = {
     name: getattr(descriptor_pb2.FieldDescriptorProto, f"TYPE_{name.upper()}")
@@ -45,7 +47,8 @@ def _pool() -> descriptor_pool.DescriptorPool:
 
 
 def _file() -> descriptor_pb2.FileDescriptorProto:
-    file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="proto2")
+    file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="editions")
+    file.edition = descriptor_pb2.EDITION_2023
     file.dependency.extend(known.DESCRIPTOR.name for known in (timestamp_pb2, duration_pb2))
     for name in dict.fromkeys(field.message for field in FIELDS):
         made = file.message_type.add(name=name)
@@ -90,5 +93,5 @@ def set_seconds(duration: Any, seconds: float) -> None:
 
 
 def get_seconds(duration: Any) -> float:
-    """The seconds of a field of kind ``duration``."""
-    return timedelta(seconds=duration.seconds, microseconds=duration.nanos // 1000).total_seconds()
+    """The seconds of a field of kind ``duration``, from 0 to a year."""
+    return float(min(max(0.0, duration.seconds + duration.nanos / 1e9), _MAX_SECONDS))

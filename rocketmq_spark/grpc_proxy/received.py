@@ -13,6 +13,8 @@ from rocketmq_spark.popped import GroupPolicy, PoppedMessage
 
 # Of a group of which the Proxy says nothing: RocketMQ's own.
 _ATTEMPTS, _PAUSES_S = 17, (10.0,)
+# Nobody tries a message more often: the last pause is that of all which follow.
+_MAX_PAUSES = 100
 
 
 def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[bytes], bytes]) -> PoppedMessage:
@@ -51,14 +53,15 @@ def policy(settings: Any) -> GroupPolicy:
     """What the settings say with which a Proxy answers those of a consumer."""
     retry = settings.backoff_policy
     if retry.HasField("customized_backoff"):
-        pauses = [get_seconds(pause) for pause in retry.customized_backoff.next]
+        pauses = [get_seconds(pause) for pause in retry.customized_backoff.next[:_MAX_PAUSES]]
     elif retry.HasField("exponential_backoff"):
         grown = retry.exponential_backoff
         longest, pause = get_seconds(grown.max), get_seconds(grown.initial)
         pauses = [pause]
-        while grown.multiplier > 1 and pause < longest:
+        while grown.multiplier > 1 and pause < longest and len(pauses) < _MAX_PAUSES:
             pause = min(longest, pause * grown.multiplier)
             pauses.append(pause)
     else:
         pauses = []
-    return GroupPolicy(retry.max_attempts or _ATTEMPTS, settings.subscription.fifo, tuple(pauses) or _PAUSES_S)
+    attempts = retry.max_attempts if retry.max_attempts > 0 else _ATTEMPTS
+    return GroupPolicy(attempts, settings.subscription.fifo, tuple(pauses) or _PAUSES_S)

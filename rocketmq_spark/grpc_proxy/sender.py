@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.grpc_proxy.answers import STORED, refused
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, MessageType, Permission
+from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import Part, Request, RequestEncoder, Topic, chains
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy
@@ -180,7 +181,10 @@ def _ask(proxy: Proxy, queue: MessageQueue, request: Request, deadline: Deadline
         proxy.noted(channel.address, e)
         raise
     proxy.noted(channel.address)
-    return _result(answer, request, queue.topic, channel.address)
+    outcome = _outcome(answer, request, queue.topic, channel.address)
+    if isinstance(outcome, RocketMQError):
+        raise outcome
+    return outcome
 
 
 class _Requests:
@@ -212,10 +216,7 @@ class _Requests:
         def answered(answer: Any) -> None:
             error = answer if isinstance(answer, RocketMQError) else None
             self._proxy.noted(channel.address, error)
-            try:
-                self._landed(chain, error or _result(answer, request, self._queue.topic, channel.address))
-            except RocketMQError as e:
-                self._landed(chain, e)
+            self._landed(chain, error or _outcome(answer, request, self._queue.topic, channel.address))
 
         try:
             channel.ask_async(SEND_MESSAGE, request.data, self._deadline, answered)
@@ -238,10 +239,22 @@ class _Requests:
             self._done(self._error or _together(self._results))
 
 
+def _outcome(answer: Any, request: Request, topic: str, address: str) -> SendResult | RocketMQError:
+    """Whatever an answer holds, whoever waits for it gets one."""
+    found = attempt(_result, answer, request, topic, address)
+    if not isinstance(found, Failure):
+        return found
+    if isinstance(found.error, RocketMQError):
+        return found.error
+    return RemoteProtocolError(f"an answer that cannot be read: {found}", address, topic=topic)
+
+
 def _result(answer: Any, request: Request, topic: str, address: str) -> SendResult:
     """What the Proxy says of one request: one entry for all its messages, with their ids joined, or one for each."""
-    statuses = [entry.status for entry in answer.entries] or [answer.status]
-    for status in statuses:
+    of_entries = [entry.status for entry in answer.entries]
+    # With several entries it may say no more than that they differ.
+    whole = [] if of_entries and answer.status.code == Code.MULTIPLE_RESULTS else [answer.status]
+    for status in whole + of_entries:
         if status.code not in STORED:
             raise refused(status, address, topic)
     if not answer.entries:
@@ -255,7 +268,7 @@ def _result(answer: Any, request: Request, topic: str, address: str) -> SendResu
         )
     entry = answer.entries[0]
     return SendResult(
-        status=max((STORED[one.status.code] for one in answer.entries), key=list(SendStatus).index),
+        status=max((STORED[status.code] for status in whole + of_entries), key=list(SendStatus).index),
         msg_id="",
         queue=MessageQueue(topic, address, UNKNOWN_QUEUE),
         queue_offset=None if request.delayed else int(entry.offset),

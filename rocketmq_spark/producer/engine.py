@@ -181,7 +181,7 @@ class Engine:
         sending.outgoing.done(Ended(sending.outgoing, outcome, attempts.count, attempts.brokers))
 
     def _attempt_all(self, sending: Sending) -> Outcome:
-        spooling = self._spooling
+        spooling = self._spooling if sending.outgoing.spoolable else None
         if spooling is not None and spooling.overtakes(sending.outgoing):
             return spooling.keep([(sending.outgoing, None)])[0]
         while True:

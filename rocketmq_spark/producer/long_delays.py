@@ -18,6 +18,7 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.destination import Place
 from rocketmq_spark.producer.encoding import Prepared, Waiting, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
@@ -71,9 +72,21 @@ class LongDelays:
         if due_ms is None:
             return prepared, place
         chosen = place.queue
-        if chosen is None and known and self._settings.environment is not None:
-            chosen = random.choice(known)  # the service knows no environments
+        if chosen is None and (place.selection is not None or self._settings.environment is not None):
+            chosen = self._choose(
+                prepared.message.topic, place, known
+            )  # the service knows no environments and no selectors
         return self.enveloped(prepared, due_ms, chosen, deadline), Place()
+
+    def _choose(self, topic: str, place: Place, known: Sequence[MessageQueue]) -> MessageQueue:
+        if not known:
+            raise MessageRefused(
+                "a message with a delay of this length is given its queue when it is sent, and no name server says now which "
+                "queues its topic has",
+                topic=topic,
+                remedy="Send it again when one answers",
+            )
+        return random.choice(known if place.selection is None else chooser(topic, *place.selection)(known))
 
     def needed(self, topic: str, properties: str, brokers: Collection[str], deadline: Deadline) -> int | None:
         """When a message is due that needs an envelope; None where timers of all ``brokers`` serve, or it has none.

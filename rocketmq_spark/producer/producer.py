@@ -262,7 +262,8 @@ class Producer(Closing):
             request = cancelling_request(waiting, topic, _ids.next(now_ms), self.settings, now_ms)
             queue = MessageQueue(INNER_TOPIC, waiting.broker_name, waiting.queue_id)
             self._destinations.queues(INNER_TOPIC, deadline)
-            self._engine.send(Outgoing(INNER_TOPIC, request, deadline, queue))
+            # Not spooled: it would come too late, while its caller took it for done.
+            self._engine.send(Outgoing(INNER_TOPIC, request, deadline, queue, spoolable=False))
             return waiting.msg_id
         handle = RecallHandle.parse(recall_handle)
         if handle.topic != topic:

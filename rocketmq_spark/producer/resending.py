@@ -5,22 +5,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import ClosedError, RocketMQError, RouteNotFound
+from rocketmq_spark.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property
+from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SpooledSend
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.engine import Engine, Together
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import cause_of, chooser, passing
 from rocketmq_spark.timer import Timer
+from rocketmq_spark.wire.identifiers import UniqKeys
+from rocketmq_spark.wire.messages import encode_item
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 # Java's send timeout: who sends to a producer's is not kept waiting by a long one of a sink.
 TRY_S = 3.0
 # So long what is to be written together is gathered.
 GATHER_S = 0.002
+# What of a lane goes as one. All of a batch have one birth: none becomes older or younger than by so much.
+_RUN, _RUN_BYTES, _BORN_MS = 256, 1 << 20, 1000
+# What a message in a batch may have of RocketMQ's own: the others say what its broker is to do with it, and a batch has no more.
+_PLAIN = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
+_ids = UniqKeys()
 
 
 class EngineResender:
@@ -48,10 +58,21 @@ class EngineResender:
             max_async_messages=None,
         )
         self._sender = sender
+        self._max_message_size = settings.max_message_size
         self._engine = Engine(sender, once, timer, together=together or contextlib.nullcontext)
         self._timer = timer
         self._gathers = together is not None
         self._pumps = threading.Lock()  # held while a pump is to come
+
+    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+        return _Run(first, min(_RUN_BYTES, self._max_message_size)).takes
+
+    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+        run = _Run(sends[0], len(sends) * self._max_message_size)
+        for send in sends[1:]:
+            if not run.takes(send):
+                raise ValueError(f"{send} does not go with {sends[0]}")
+        return run.batch(_ids.next(self._timer.wall_ms()))
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         candidates = None
@@ -88,3 +109,77 @@ class EngineResender:
 
     def close(self, deadline: Deadline) -> None:
         self._engine.close(deadline)
+
+
+class _Run:
+    """Single messages for one queue that become a batch. A topic that keeps batches as one message filters all by its one tag:
+    so they have the same.
+    """
+
+    def __init__(self, first: SpooledSend, max_bytes: int) -> None:
+        self._first = first
+        self._about = _about(first)
+        self._sends: list[SpooledSend] = []
+        self._items: list[bytes] = []
+        self._words: dict[str, None] = {}
+        self._word_bytes = 0
+        self._room = max_bytes
+        if self._about is not None:
+            self._add(first, self._about)
+
+    def takes(self, send: SpooledSend) -> bool:
+        about, first = _about(send), self._about
+        if first is None or about is None or len(self._sends) >= _RUN:
+            return False
+        mine, other = self._first.request, send.request
+        same = (
+            _place(self._first) == _place(send)
+            and (mine.group, mine.default_topic_queues) == (other.group, other.default_topic_queues)
+            and all(first.get(name) == about.get(name) for name in (Property.TAGS, Property.WAIT))
+            and abs(mine.born_timestamp_ms - other.born_timestamp_ms) <= _BORN_MS
+        )
+        return same and self._add(send, about)
+
+    def _add(self, send: SpooledSend, about: Mapping[str, str]) -> bool:
+        item = encode_item(send.request.body, send.request.properties, send.request.flag)
+        words = [word for word in about.get(Property.KEYS, "").split(KEY_SEPARATOR) if word and word not in self._words]
+        word_bytes = sum(len(word.encode()) + 1 for word in words)
+        if self._sends and (len(item) > self._room or self._word_bytes + word_bytes > MAX_KEYWORD_BYTES):
+            return False
+        self._room -= len(item)
+        self._word_bytes += word_bytes
+        self._words.update(dict.fromkeys(words))
+        self._sends.append(send)
+        self._items.append(item)
+        return True
+
+    def batch(self, batch_id: str) -> SpooledSend:
+        about = self._about or {}
+        properties = {
+            Property.WAIT: about.get(Property.WAIT, "true"),
+            Property.UNIQ_KEY: batch_id,
+            Property.TAGS: about.get(Property.TAGS),
+            Property.KEYS: KEY_SEPARATOR.join(self._words) or None,
+        }
+        request = self._first.request._replace(
+            body=b"".join(self._items), properties=encode_properties(properties), flag=0, batch=True
+        )
+        ids = tuple(msg_id for send in self._sends for msg_id in send.msg_ids)
+        return dataclasses.replace(self._first, request=request, msg_ids=ids)
+
+
+def _place(send: SpooledSend) -> tuple[object, ...]:
+    return send.topic, send.queue, send.selector, send.arg
+
+
+def _about(send: SpooledSend) -> Mapping[str, str] | None:
+    """The properties of a send that may be a message of a batch, None for any other."""
+    request = send.request
+    if request.batch or request.sys_flag or request.reconsume_times or request.max_reconsume_times is not None:
+        return None
+    try:
+        found = decode_properties(request.properties)
+    except DecodeError:
+        return None
+    plain = found.keys() & RESERVED_PROPERTIES <= _PLAIN and not send.topic.startswith(RETRY_PREFIX)
+    return found if plain else None

@@ -43,7 +43,9 @@ class Group:
             self._waiting.append(ticket)
             with self._lock:
                 if not ticket.done:
-                    self._write_all([self._waiting.popleft() for _ in range(len(self._waiting))])
+                    waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                    # Ctrl-C may have hit whoever took it from there, before it wrote.
+                    self._write_all(waiting if ticket in waiting else [*waiting, ticket])
         if ticket.error is not None:
             raise ticket.error
 

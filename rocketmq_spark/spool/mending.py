@@ -14,7 +14,6 @@ from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import (
     DEAD,
-    LAST,
     MARK,
     NOTE,
     ORDER,
@@ -112,23 +111,6 @@ def _say(db: Database, kept: int, missing: int, lost: Sequence[int], salvaged: S
         f", among them those with the numbers {', '.join(map(str, lost[:_NAMED]))}" if lost else "",
         f"; the damaged files are kept in {salvaged.folder}" if salvaged else "",
     )
-
-
-def lanes(db: Database) -> Iterator[bytes]:
-    """The lanes that there are: one look for each, however many records it has."""
-    start = ORDER
-    while (found := next(db.scan(start, behind(ORDER)), None)) is not None:
-        lane = lane_of(found[0])
-        yield lane
-        start = ordered(lane, LAST)
-
-
-def lane_with(db: Database, sequence: int) -> bytes | None:
-    """The lane of a record that cannot be asked."""
-    for key, _ in db.scan(ORDER, behind(ORDER)):
-        if number(key) == sequence:
-            return lane_of(key)
-    return None
 
 
 def marks_with(db: Database, sequence: int) -> list[bytes]:

@@ -11,12 +11,13 @@ import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.spool.keys import Due
+from rocketmq_spark.spool.lanes import Runs
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.schedule import Schedule
 from rocketmq_spark.spool.silence import Silences
@@ -39,14 +40,16 @@ class Handled(NamedTuple):
     final: bool = False
 
 
-Handler = Callable[[Record, Callable[[Handled], None]], None]
+# Of one record, or of several of a lane that go as one.
+Handler = Callable[[Sequence[Record], Callable[[Handled], None]], None]
 
 
 class Redelivery:
-    """Hands out the records of a store by their kind, at most ``max_out`` at once.
+    """Hands out the records of a store by their kind, at most ``max_out`` at once, each with those of its lane that join it.
 
     A handler may be called on its thread only, and calls back once, on any thread. An exception counts as a failure. A
-    record that nobody handles goes to the dead.
+    record that nobody handles goes to the dead. Of several that failed together the first is tried alone, and then each of
+    the others: one that nobody takes must not be the end of its neighbours.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Redelivery:
         self._clock = clock
         self._timer = timer
         self._schedule = schedule or Schedule()
+        self.runs = Runs()
         self._silences = Silences()
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
@@ -75,7 +79,7 @@ class Redelivery:
         # each look at the store passes over all that is out.
         self._least, self._gather_s = (1, 0.0) if max_out <= MAX_OUT else (max_out // 8, GATHER_S)
         self._alarm_ms: int | None = None
-        self._asked = False
+        self._asked = self._turning = False
         self._closed = self._held = False
         self._changed = threading.Condition()
 
@@ -134,30 +138,37 @@ class Redelivery:
         self._settle()
 
     def _busy(self) -> bool:
-        if self._asked or self._called or self._out:
+        if self._asked or self._turning or self._called or self._out:
             return True
         due_ms = self._store.next_due_ms()
         return due_ms is not None and due_ms <= self._clock()
 
     def _turn(self) -> None:
         with self._changed:
-            self._asked = False
-        pause_s = None
+            self._asked, self._turning = False, True  # what it takes from the store is out only when it was handed out
+        try:
+            pause_s = self._take_turn()
+        finally:
+            with self._changed:
+                self._turning = False
+                self._changed.notify_all()
+        if pause_s is not None:
+            self._alarm(pause_s)
+
+    def _take_turn(self) -> float | None:
+        """Seconds until the next one, None where something else will say it."""
         try:
             self._settle()
             self._hasten()
             pause_s = self._hand_out()
             self.trouble = None
+            return pause_s
         except ClosedError:
-            return
+            return None
         except RocketMQError as e:
             logger.error("the spool in %s is in trouble, and tried again in %g s: %s", self._store.path, TROUBLE_S, e)
             self.trouble = str(e)
-            pause_s = TROUBLE_S
-        with self._changed:
-            self._changed.notify_all()
-        if pause_s is not None:
-            self._alarm(pause_s)
+            return TROUBLE_S
 
     def _alarm(self, pause_s: float) -> None:
         """Another turn then; one that is set for later is left to find nothing to do."""
@@ -183,7 +194,9 @@ class Redelivery:
             room = 0 if self._closed else self._window - len(self._out)
             crowded = room < self._least and len(self._out) > len(self._ended)
         if room > 0 and not crowded:
-            for work in self._store.take(now_ms, room):
+            # While tries fail each goes alone.
+            joins = self.runs.of if self._window > 1 else None
+            for work in self._store.take(now_ms, room, joins=joins):
                 self._try(work)
         with self._changed:
             if self._called:
@@ -201,7 +214,7 @@ class Redelivery:
             self._end(work, Handled(f"nobody handles records of kind {work.record.kind!r}", final=True))
             return
         try:
-            handler(work.record, functools.partial(self._end, work))
+            handler([work.record, *(other.record for other in work.behind)], functools.partial(self._end, work))
         except Exception as e:  # a handler's bug must not lose a record, nor stop the others
             logger.exception("a record of kind %s failed", work.record.kind)
             self._end(work, Handled(f"{type(e).__name__}: {e}"))
@@ -233,6 +246,11 @@ class Redelivery:
     def _verdict(self, work: Work, handled: Handled, now_ms: int) -> Verdict:
         if handled.reason is None:
             return Done()
+        if handled.final and work.behind:
+            logger.warning(
+                "%d messages that went together are tried one by one: %s", 1 + len(work.behind), handled.reason
+            )
+            return Again(now_ms, handled.reason)
         due_ms = None if handled.final else self._schedule.due_ms(work.state.tries + 1, now_ms)
         if due_ms is not None:
             return Again(due_ms, handled.reason)
@@ -242,8 +260,9 @@ class Redelivery:
         return Dead(handled.reason)
 
     def _note(self, work: Work, handled: Handled, now_ms: int) -> None:
+        self.runs.ended(work.record.lane, 1 + len(work.behind), handled.reason is None, handled.final)
         if handled.reason is None:
-            self.delivered += 1
+            self.delivered += 1 + len(work.behind)
             self._window = min(self._max_out, 2 * self._window)
         elif not handled.final:
             self._window = 1

@@ -59,7 +59,9 @@ class SendSpool:
         self._schedule = schedule or trade.schedule
         self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
         handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
+        self._sends = trade.sends
         self.redelivery = Redelivery(store, handlers, self._clock, timer, self._schedule, trade.max_out)
+        self.redelivery.runs.joins = self._joins
         if len(store):
             self.redelivery.begin()
 
@@ -134,14 +136,33 @@ class SendSpool:
         finally:
             self.store.close()
 
+    def _joins(self, head: Record) -> Callable[[Record], bool]:
+        """What of a lane may go with its first record: what the resender would send as one with it."""
+        send_of = self._sends.get(head.kind)
+        if send_of is None:
+            return lambda record: False
+        try:
+            takes = self._resender.joins(send_of(head))
+        except DecodeError:
+            return lambda record: False
+
+        def joined(record: Record) -> bool:
+            try:
+                return record.kind == head.kind and takes(send_of(record))
+            except DecodeError:
+                return False
+
+        return joined
+
     def _handle(
-        self, send_of: Callable[[Record], SpooledSend], record: Record, done: Callable[[Handled], None]
+        self, send_of: Callable[[Record], SpooledSend], records: Sequence[Record], done: Callable[[Handled], None]
     ) -> None:
         try:
-            send = send_of(record)
+            sends = [send_of(record) for record in records]
         except DecodeError as e:
             done(Handled(e.message, final=True))
             return
+        send = sends[0] if len(sends) == 1 else self._resender.joined(sends)
         self._resender.resend(send, functools.partial(self._resent, done))
 
     def _resent(self, done: Callable[[Handled], None], resent: Resent) -> None:

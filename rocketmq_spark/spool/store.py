@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError, SpoolFull
-from rocketmq_spark.spool import keys, mending
+from rocketmq_spark.spool import mending
 from rocketmq_spark.spool.changes import Change
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.group import Group, Ticket
-from rocketmq_spark.spool.keys import NOTE, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.keys import NOTE, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered
+from rocketmq_spark.spool.lanes import Behind, Joins, followers, lane_with, lanes, leave
 from rocketmq_spark.spool.marks import Marks
 from rocketmq_spark.spool.records import Record, SpoolOwner, State, Totals, decoded
 from rocketmq_spark.spool.salvage import Salvaged, finish, salvage
@@ -32,12 +33,13 @@ REVIVED_AT_ONCE = 1000
 
 
 class Work(NamedTuple):
-    """A record that was taken; ``size`` is what it counts against the bound."""
+    """A record that was taken, with those of its lane that go with it; ``size`` is what it counts against the bound."""
 
     due: Due
     state: State
     record: Record
     size: int
+    behind: tuple[Behind, ...] = ()
 
 
 class Done(NamedTuple):
@@ -135,8 +137,9 @@ class Store:
                 self._write(change)
             return len(gone)
 
-    def take(self, now_ms: int, limit: int, max_bytes: int = 1 << 62) -> list[Work]:
-        """The first records that are due and that nobody has, at most ``limit``, and until they have ``max_bytes``.
+    def take(self, now_ms: int, limit: int, max_bytes: int = 1 << 62, joins: Joins | None = None) -> list[Work]:
+        """The first records that are due and that nobody has, at most ``limit``, and until they have ``max_bytes``; with what
+        ``joins`` lets go with each.
 
         Each is to be settled. One that cannot be read goes to the dead with the reason, as it is.
         """
@@ -153,13 +156,17 @@ class Store:
             taken, size = [], 0
             for due, value in found:
                 if size < max_bytes and (work := self._read(due, value, now_ms)) is not None:
+                    if joins is not None:
+                        work = work._replace(behind=followers(self._db, due.sequence, work.record, joins))
                     taken.append(work)
                     size += work.size
             self._leased.update(work.due.sequence for work in taken)
             return taken
 
     def settle(self, outcomes: Sequence[tuple[Work, Verdict]], now_ms: int) -> None:
-        """What came of records that were taken: one write for all of them."""
+        """What came of records that were taken: one write for all of them. Those behind one are over when it is ``Done``; else
+        they wait in their lane as before.
+        """
         with self._ready:
             change = Change(self.totals)
             change.totals.last_ms = max(now_ms, self.totals.last_ms)
@@ -177,7 +184,13 @@ class Store:
                     change.bury(sequence, work.size, State(tries, now_ms, "", verdict.reason))
                 else:
                     change.finish(sequence, work.size)
-                if not self._leave(change, work.record.lane, sequence, now_ms):
+                gone = [sequence]
+                for other in work.behind if isinstance(verdict, Done) else ():
+                    if self._db.get(numbered(RECORD, other.sequence)) is not None:  # damage may have taken it
+                        change.unmark(other.record)
+                        change.finish(other.sequence, other.size)
+                    gone.append(other.sequence)
+                if not leave(self._db, change, work.record.lane, gone, now_ms):
                     left.append(work.record.lane)
             self._write(change)
             self._lanes.difference_update(left)
@@ -270,7 +283,7 @@ class Store:
                 mending.name_owner(db, self._owner, salvaged)
             data = db.get(TOTALS)
             self.totals = Totals() if data is None else Totals.decode(data)
-            self._lanes = set(mending.lanes(db))
+            self._lanes = set(lanes(db))
             self._marks = Marks(db)
         except BaseException as e:
             db.close()
@@ -312,23 +325,6 @@ class Store:
             for ticket in tickets:
                 ticket.error = ticket.error or e
 
-    def _leave(self, change: Change, lane: bytes, sequence: int, now_ms: int) -> bool:
-        """A record leaves its lane, and the next one is due. False when the lane is empty then.
-
-        One that came back from the dead has no place in it.
-        """
-        place = ordered(lane, sequence)
-        if not lane or self._db.get(place) is None:
-            return True
-        change.deletes.append(place)
-        for key, _ in self._db.scan(ordered(lane, sequence + 1), ordered(lane, keys.LAST)):
-            following = keys.sequence_of(key)
-            record = decoded(self._db.get(numbered(RECORD, following)))
-            target = record.target if isinstance(record, Record) else ""
-            change.pend(Due(now_ms, following), State(0, now_ms, target))
-            return True
-        return False
-
     def _read(self, due: Due, value: bytes, now_ms: int) -> Work | None:
         data = self._db.get(numbered(RECORD, due.sequence)) or b""
         try:
@@ -339,8 +335,8 @@ class Store:
             change.deletes.append(due.key)
             change.bury(due.sequence, len(data), State(0, now_ms, "", f"it cannot be read: {e.message}"))
             change.deletes += mending.marks_with(self._db, due.sequence) if self._marks.used else ()
-            lane = mending.lane_with(self._db, due.sequence) if self._lanes else None
-            if lane is not None and not self._leave(change, lane, due.sequence, now_ms):
+            lane = lane_with(self._db, due.sequence) if self._lanes else None
+            if lane is not None and not leave(self._db, change, lane, [due.sequence], now_ms):
                 self._lanes.discard(lane)
             self._write(change)
             return None

@@ -34,13 +34,13 @@ def test_what_lay_too_long_is_somebody_elses():
 def test_there_is_room_while_few_wait_for_a_listener():
     hand = InHand()
     first, second = hand.came("t", [of("A"), of("B")], 30_000, 0)
-    assert hand.room(3, 0)
-    assert not hand.room(2, 0)
+    assert hand.room("t", 3, 0)
+    assert not hand.room("t", 2, 0)
     threading.Thread(target=hand.begin, args=(first, 1)).start()
-    assert hand.room(2, 30)
+    assert hand.room("t", 2, 30)
     assert hand.begin(second, 1)
     hand.waits(second, 5)
-    assert not hand.room(1, 0)
+    assert not hand.room("t", 1, 0)
 
 
 def test_the_end_waits_for_what_others_have():
@@ -74,3 +74,10 @@ def test_a_listener_that_ends_its_own_consumer_waits_for_no_turn_behind_it():
     deadline = Deadline.after(30)
     assert [message.msg_id for message in hand.finish(deadline)] == ["A"]
     assert not deadline.expired
+
+
+def test_what_waits_behind_one_that_fails_is_in_no_other_topics_way():
+    hand = InHand()
+    hand.came("t", [of("A"), of("B")], 30_000, 0)
+    assert not hand.room("t", 2, 0)
+    assert hand.room("u", 2, 0)

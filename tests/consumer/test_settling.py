@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.held import Stats
 from rocketmq_spark.errors import ConnectionLost, NotFound
+from rocketmq_spark.popped import PoppedMessage
 from tests.consumer.pop import SETTINGS, PopBench, of
+from tests.mockbroker import eventually
 
 
 def test_the_proxy_is_told_and_the_message_is_out_of_hand():
@@ -84,3 +88,30 @@ def test_what_is_settled_meanwhile_is_not_asked_for_again():
     bench.settling.done(lent)
     bench.settling.renew()
     assert bench.proxy.told == [("ack", "A")]
+
+
+def test_an_endpoint_that_hangs_keeps_no_other_from_being_asked():
+    bench = PopBench()
+    slow, quick = of("A"), of("B")
+    slow.endpoint, quick.endpoint = "one:8081", "two:8081"
+    held, asked = threading.Event(), threading.Event()
+    change = bench.proxy.change_invisible
+
+    def hanging(message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
+        if message.endpoint == "one:8081":
+            asked.set()
+            held.wait(60)
+        change(message, invisible_s, deadline)
+
+    bench.proxy.change_invisible = hanging
+    hangs, other = bench.lent(slow, quick)
+    for n in range(1, 4):
+        bench.time.advance(10)
+        bench.settling.renew()
+        eventually(lambda n=n: bench.proxy.told == [("change", "B", 30.0)] * n, 60)
+        eventually(lambda: len(bench.settling._renewing) == 1, 60)
+    assert asked.is_set()
+    assert bench.in_hand.begin(other, bench.timer.now_ms() + 29_999)
+    held.set()
+    eventually(lambda: not bench.settling._renewing, 60)
+    assert not bench.in_hand.begin(hangs, bench.timer.now_ms())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,12 @@ class Sends:
             send.queue or MessageQueue(send.topic, "broker-a", 0)
         )
         self.waiting: list[Callable[[Resent], None]] = []
+
+    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+        return lambda send: False
+
+    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+        raise AssertionError(sends)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         self.sent.append(send)

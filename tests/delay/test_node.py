@@ -31,7 +31,12 @@ def test_topics_are_made_and_the_folder_is_the_services_own(rocketmq: LocalBroke
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"group": "a b"}, OptionError), ({"topic": "x"}, OptionError), ({"name_server": "127.0.0.1:1"}, RocketMQError)],
+    [
+        ({"group": "a b"}, OptionError),
+        ({"topic": "x"}, OptionError),
+        ({"name_server": "127.0.0.1:1"}, RocketMQError),
+        ({"environment": "2", "environments": "3"}, OptionError),
+    ],
 )
 def test_a_node_that_cannot_begin_holds_nothing(
     rocketmq: LocalBroker, tmp_path: Path, options: dict[str, Any], error: type[Exception]
@@ -39,6 +44,17 @@ def test_a_node_that_cannot_begin_holds_nothing(
     with pytest.raises(error):
         open_node(Place(tmp_path / "d"), **{"name_server": rocketmq.name_server, **options})
     assert not in_use(tmp_path / "d")
+
+
+def test_a_node_is_no_environments(rocketmq: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKETMQ_ENVIRONMENT", "dev")
+    with pytest.raises(
+        OptionError, match="variable ROCKETMQ_ENVIRONMENT is 'dev', but a node of the delay service holds"
+    ):
+        open_node(Place(tmp_path / "d"), name_server=rocketmq.name_server)
+    node = open_node(Place(tmp_path / "d"), name_server=rocketmq.name_server, environment_mode="suffix")
+    node.close()
+    assert f"{Place(tmp_path).topic}_dev" in rocketmq.admin.topics()
 
 
 def test_the_spools_command_leaves_its_folder_alone(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:

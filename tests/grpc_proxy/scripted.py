@@ -40,6 +40,27 @@ def serving(
         server.stop(0).wait()
 
 
+@contextlib.contextmanager
+def serving_bytes(name: str, answer: bytes) -> Iterator[str]:
+    """An address where calls of one kind are answered with these bytes, once or as a stream's only answer."""
+    (rpc,) = (rpc for rpc in RPCS if rpc.name == name)
+
+    def whatever(request: Any, context: grpc.ServicerContext) -> Any:
+        return iter([answer]) if rpc.answers_many else answer
+
+    server = grpc.server(futures.ThreadPoolExecutor(THREADS))
+    kind = f"unary_{'stream' if rpc.answers_many else 'unary'}_rpc_method_handler"
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {name: getattr(grpc, kind)(whatever)}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
 def status(code: int, message: str = "") -> Any:
     return proto("Status")(code=code, message=message)
 

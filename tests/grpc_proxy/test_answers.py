@@ -56,6 +56,9 @@ def test_a_missing_topic_is_a_missing_route_as_over_remoting():
         ("UNIMPLEMENTED", "no such method", False, errors.NotSupported, "transport=remoting"),
         ("RESOURCE_EXHAUSTED", "Sent message larger than max", False, errors.LocalProtocolError, "larger"),
         ("RESOURCE_EXHAUSTED", "too many streams", False, errors.BrokerBusy, "overloaded"),
+        ("UNAVAILABLE", "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", False, errors.ConnectionLost, "no connection"),
+        ("UNAUTHENTICATED", "who is that", False, errors.AccessDenied, "denies"),
+        ("PERMISSION_DENIED", "not yours", False, errors.AccessDenied, "denies"),
         ("UNKNOWN", "what", False, errors.RemoteProtocolError, "UNKNOWN"),
     ],
 )

@@ -124,3 +124,21 @@ def test_a_stream_gives_what_came_before_it_broke():
         with pytest.raises(errors.ConnectionLost, match="gone"):
             next(answers)
         channel.close()
+
+
+def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):
+    ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
+    ca.write_bytes(Path(certs.cert("stranger")).read_bytes())
+    with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
+        channel = Channel(address, headers, 1.0, Tls(str(ca)))
+        with pytest.raises(errors.CertificateRefused):
+            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        ca.unlink()  # for the moment in which it is written anew
+        with pytest.raises(errors.CertificateRefused):
+            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        new.write_bytes(Path(certs.ca).read_bytes())
+        new.rename(ca)
+        with pytest.raises(errors.CertificateRefused):
+            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        channel.close()

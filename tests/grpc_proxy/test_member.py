@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from rocketmq_spark import errors
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import simple_consumer
+from rocketmq_spark.grpc_proxy import member as grpc_member
+from rocketmq_spark.grpc_proxy.facts import Code, Encoding
+from rocketmq_spark.grpc_proxy.member import ProxyMember
+from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import Message
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.session import SimpleConsumer
+from tests.grpc_proxy.scripted import client, serving, status
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
 from tests.mockbroker import eventually
 from tests.witness import java_send
@@ -80,3 +89,45 @@ def test_what_java_compressed_is_opened_and_filters_are_the_brokers(proxied):
         }
         for message in found.values():
             consumer.ack(message)
+
+
+@contextmanager
+def giving(*bodies: bytes) -> Iterator[ProxyMember]:
+    """Of a Proxy that gives all these, whatever it was asked for; each is opened to a hundred times its bytes."""
+
+    def assigned(request: Any, context: Any) -> Any:
+        made = proto("QueryAssignmentResponse")(status=status(Code.OK))
+        made.assignments.add().message_queue.broker.name = "broker-a"
+        return made
+
+    def give(request: Any, context: Any) -> Any:
+        for n, body in enumerate(bodies):
+            answer = proto("ReceiveMessageResponse")()
+            answer.message.body = body
+            answer.message.system_properties.message_id = f"{n}"
+            answer.message.system_properties.body_encoding = Encoding.GZIP
+            yield answer
+
+    with serving({"QueryAssignment": assigned, "ReceiveMessage": give}) as address:
+        proxy = client(address)
+        yield ProxyMember(proxy, "g", lambda body: 100 * body)
+        proxy.close()
+
+
+def ids(member: ProxyMember, count: int) -> list[str]:
+    return [message.msg_id for message in member.receive("t", 0, count, 30.0, 1.0, Deadline.after(30))]
+
+
+def test_no_more_is_taken_than_was_asked_for():
+    with giving(*[b"x"] * 40) as member:
+        assert ids(member, 40) == [f"{n}" for n in range(40)]
+        assert ids(member, 32) == [f"{n}" for n in range(32)]
+
+
+def test_what_an_answer_becomes_has_a_limit(monkeypatch):
+    monkeypatch.setattr(grpc_member, "_MIN_OPENED_BYTES", 250)
+    monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 1)
+    with giving(*[b"x"] * 5) as member:
+        assert ids(member, 5) == ["0", "1", "2"]
+        monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 100)
+        assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.message import DecodeError
 
 from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_ms, set_seconds
@@ -53,3 +54,17 @@ def test_what_was_not_set_can_be_told_from_zero():
     assert not proto("SystemProperties")().HasField("priority")
     zero = proto("SystemProperties")(priority=0)
     assert proto("SystemProperties").FromString(zero.SerializeToString()).HasField("priority")
+
+
+def test_text_that_is_not_utf_8_is_an_error_of_its_answer():
+    with pytest.raises(DecodeError):
+        proto("Resource").FromString(b"\x12\x02\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos", "expected"), [(2**62, 0, 365 * 86_400), (-(2**62), 0, 0), (3, -1, 3.0 - 1e-9)]
+)
+def test_durations_that_nobody_can_wait_for(seconds, nanos, expected):
+    request = proto("ReceiveMessageRequest")()
+    request.invisible_duration.seconds, request.invisible_duration.nanos = seconds, nanos
+    assert get_seconds(request.invisible_duration) == pytest.approx(expected)

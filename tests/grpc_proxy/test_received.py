@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from rocketmq_spark.grpc_proxy.facts import Encoding
 from rocketmq_spark.grpc_proxy.protos import proto, set_ms, set_seconds
 from rocketmq_spark.grpc_proxy.received import policy, popped
@@ -64,3 +68,32 @@ def test_pauses_that_grow():
     set_seconds(grown.max, 5)
     grown.multiplier = 2
     assert policy(settings).pauses_s == (1.0, 2.0, 4.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("initial", "longest", "multiplier", "expected"),
+    [
+        (0, 5, 2.0, (0.0,) * 100),
+        (1e-6, 3e9, 1.0001, tuple(1e-6 * 1.0001**n for n in range(100))),
+        (1, 2**60, math.inf, (1.0, 365 * 86_400.0)),
+        (1, 5, math.nan, (1.0,)),
+        (-1, 5, 2.0, (0.0,) * 100),
+    ],
+)
+def test_what_a_proxy_says_of_pauses_has_an_end(initial, longest, multiplier, expected):
+    settings = proto("Settings")()
+    grown = settings.backoff_policy.exponential_backoff
+    set_seconds(grown.initial, initial)
+    set_seconds(grown.max, longest)
+    grown.multiplier = multiplier
+    settings.backoff_policy.max_attempts = -5
+    found = policy(settings)
+    assert found.pauses_s == pytest.approx(expected, rel=1e-4)
+    assert found.max_attempts == 17
+
+
+def test_of_pauses_without_end_the_first_are_taken():
+    settings = proto("Settings")()
+    for _ in range(5000):
+        set_seconds(settings.backoff_policy.customized_backoff.next.add(), 1)
+    assert policy(settings).pauses_s == (1.0,) * 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -20,7 +20,7 @@ from rocketmq_spark.grpc_proxy.outgoing import Part
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
-from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, status
+from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, serving_bytes, status
 
 REQUEST = SendRequest("g", b"", born_timestamp_ms=5)
 
@@ -181,3 +181,75 @@ def test_whether_an_endpoint_answers(nobody):
     proxy = client(nobody, connect_timeout_s=30.0)
     assert not ProxySender(proxy, lambda request: []).probe(nobody, "t", soon())
     proxy.close()
+
+
+def whole(code: Code, *entries: Code) -> Callable[[Any, Any], Any]:
+    """Acknowledges all messages in one entry for each code, and as a whole with that one."""
+
+    def answer(request: Any, context: Any) -> Any:
+        made = proto("SendMessageResponse")(status=status(code))
+        for one, message in zip(entries, request.messages, strict=True):
+            made.entries.add(status=status(one), message_id=message.system_properties.message_id)
+        return made
+
+    return answer
+
+
+def test_every_status_of_an_answer_counts():
+    two = (part("A"), part("B"))
+    for code, entries, expected in (
+        (Code.OK, (Code.OK, Code.MASTER_PERSISTENCE_TIMEOUT), SendStatus.FLUSH_DISK_TIMEOUT),
+        (Code.MULTIPLE_RESULTS, (Code.OK, Code.HA_NOT_AVAILABLE), SendStatus.SLAVE_NOT_AVAILABLE),
+        (Code.SLAVE_PERSISTENCE_TIMEOUT, (Code.OK, Code.OK), SendStatus.FLUSH_SLAVE_TIMEOUT),
+    ):
+        with sending(*two, SendMessage=whole(code, *entries)) as (sender, queue):
+            assert sender.send(queue, REQUEST, soon()).status is expected
+    for code, entries, refusal in (
+        (Code.OK, (Code.OK, Code.TOO_MANY_REQUESTS), errors.BrokerBusy),
+        (Code.MULTIPLE_RESULTS, (Code.OK, Code.FORBIDDEN), errors.AccessDenied),
+        (Code.FORBIDDEN, (Code.OK, Code.OK), errors.AccessDenied),
+    ):
+        outcomes: SimpleQueue[Any] = SimpleQueue()
+        with sending(*two, SendMessage=whole(code, *entries)) as (sender, queue):
+            with pytest.raises(refusal):
+                sender.send(queue, REQUEST, soon())
+            sender.send_async(queue, REQUEST, soon(), outcomes.put)
+            assert isinstance(outcomes.get(timeout=60), refusal)
+
+
+def test_a_send_ends_whatever_its_answer_holds(monkeypatch):
+    """Text that is not UTF-8 in a protocol where all text is, and what no one has thought of."""
+
+    outcomes: SimpleQueue[Any] = SimpleQueue()
+    two = [part("A", **{Property.SHARDING_KEY: "g"}), part("B", **{Property.SHARDING_KEY: "h"})]
+    with serving_bytes("SendMessage", b"\x12\x04\x12\x02\xff\xfe") as address:
+        proxy = client(address)
+        sender, queue = ProxySender(proxy, lambda request: list(two)), MessageQueue("t", address, 0)
+        with pytest.raises(errors.RemoteProtocolError):
+            sender.send(queue, REQUEST, soon())
+        sender.send_async(queue, REQUEST, soon(), outcomes.put)
+        assert isinstance(outcomes.get(timeout=60), errors.RemoteProtocolError)
+        proxy.close()
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender._result", lambda *_: {}["no such status"])
+    with sending(*two) as (sender, queue):
+        with pytest.raises(errors.RemoteProtocolError, match="no such status"):
+            sender.send(queue, REQUEST, soon())
+        sender.send_async(queue, REQUEST, soon(), outcomes.put)
+        assert "no such status" in str(outcomes.get(timeout=60))
+
+
+def test_a_route_ages(monkeypatch):
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_S", 0.0)
+    kinds = [MessageType.NORMAL, MessageType.FIFO]
+
+    def answer(request: Any, context: Any) -> Any:
+        return route(kinds[0])(request, context)
+
+    with sending(QueryRoute=answer) as (sender, _):
+        assert sender.message_types("t", soon()) == {"NORMAL"}
+        del kinds[0]
+        assert sender.message_types("t", soon()) == {"FIFO"}
+        monkeypatch.setattr("rocketmq_spark.grpc_proxy.sender.ROUTE_S", 60.0)
+        sender.publish_queues("t", soon(), refresh=True)
+        kinds[0] = MessageType.DELAY
+        assert sender.message_types("t", soon()) == {"FIFO"}, "not asked for each message"

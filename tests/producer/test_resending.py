@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.codes import Property, Response
 from rocketmq_spark.errors import ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
+from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
+from rocketmq_spark.wire.messages import BatchItem, decode_batch
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 from tests.producer.scripted import Bench, ManualTimer, refused
 from tests.producer.test_spooling import Sender
 from tests.queues import q, qs
@@ -118,3 +122,77 @@ def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> Non
     resender.close(Deadline.after(0))
     resender.resend(SpooledSend("T", REQUEST, q("b:1"), ("late",)), found.append)
     assert (found[-1].queue, found[-1].passing) == (None, True)
+
+
+def single(body: bytes, born_ms: int = 5, **properties: str) -> SpooledSend:
+    text = encode_properties({Property.UNIQ_KEY: f"id of {body.decode()}", Property.WAIT: "true", **properties})
+    return SpooledSend(
+        "T",
+        SendRequest("g", body, text, flag=len(body), born_timestamp_ms=born_ms),
+        q("b:1"),
+        (f"id of {body.decode()}",),
+    )
+
+
+def test_those_of_a_lane_go_as_one_batch_in_their_order(resender: EngineResender) -> None:
+    sends = [
+        single(b"a", TAGS="t", KEYS="k l"),
+        single(b"bb", TAGS="t", KEYS="l m"),
+        single(b"ccc", 1005, TAGS="t", p="v"),
+    ]
+    takes = resender.joins(sends[0])
+    assert [takes(send) for send in sends[1:]] == [True, True]
+    whole = resender.joined(sends)
+    assert (whole.topic, whole.queue, whole.msg_ids) == ("T", q("b:1"), ("id of a", "id of bb", "id of ccc"))
+    request = whole.request
+    assert (request.batch, request.flag, request.born_timestamp_ms, request.group) == (True, 0, 5, "g")
+    assert decode_batch(request.body) == [
+        BatchItem(send.request.body, send.request.properties, send.request.flag) for send in sends
+    ]
+    about = dict(decode_properties(request.properties))
+    batch_id = about.pop(Property.UNIQ_KEY)
+    assert len(batch_id) == 32
+    assert about == {Property.WAIT: "true", Property.TAGS: "t", Property.KEYS: "k l m"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        single(b"x", TAGS="u"),
+        single(b"x", 1006),
+        single(b"x", DELAY="1"),
+        single(b"x", TIMER_DELIVER_MS="5"),
+        single(b"x", WAIT="false"),
+        single(b"x", INNER_MULTI_DISPATCH="a"),
+        single(b"x", KEYS="k" * MAX_KEYWORD_BYTES),
+        replace(single(b"x"), queue=q("b:0")),
+        replace(single(b"x"), queue=None, selector="hash", arg="k"),
+        replace(single(b"x"), topic="U"),
+        replace(single(b"x"), request=single(b"x").request._replace(batch=True)),
+        replace(single(b"x"), request=single(b"x").request._replace(sys_flag=1)),
+        replace(single(b"x"), request=single(b"x").request._replace(reconsume_times=1)),
+        replace(single(b"x"), request=single(b"x").request._replace(max_reconsume_times=3)),
+        replace(single(b"x"), request=single(b"x").request._replace(group="h")),
+        replace(single(b"x"), request=single(b"x").request._replace(properties="no end")),
+    ],
+    ids=range(16),
+)
+def test_what_may_not_be_in_one_batch_goes_alone(resender: EngineResender, other: SpooledSend) -> None:
+    assert resender.joins(single(b"a"))(single(b"b"))
+    assert not resender.joins(single(b"a"))(other)
+    assert not resender.joins(other)(single(b"a"))
+    with pytest.raises(ValueError, match="does not go with"):
+        resender.joined([single(b"a"), other])
+
+
+def test_a_retry_topic_takes_no_batches(resender: EngineResender) -> None:
+    one = replace(single(b"a"), topic="%RETRY%g")
+    assert not resender.joins(one)(one)
+
+
+def test_a_batch_has_bounds(resender: EngineResender) -> None:
+    takes = resender.joins(single(b"a"))
+    assert sum(takes(single(b"b")) for _ in range(1000)) == 255
+    takes, large = resender.joins(single(b"a")), single(b"b")
+    large = replace(large, request=large.request._replace(body=b"b" * 300_000))
+    assert sum(takes(large) for _ in range(10)) == 3

@@ -16,6 +16,7 @@ from rocketmq_spark.errors import (
     ConnectionLost,
     InvalidParameter,
     MessageIllegal,
+    MessageRefused,
     OptionError,
     RocketMQError,
     RouteNotFound,
@@ -23,13 +24,24 @@ from rocketmq_spark.errors import (
     SendFailed,
     SpoolFull,
 )
-from rocketmq_spark.model import Message, MessageQueue, Resent, SendResult, SendStatus, SpooledSend, SpoolMetrics
+from rocketmq_spark.model import (
+    Message,
+    MessageQueue,
+    Resent,
+    SendRequest,
+    SendResult,
+    SendStatus,
+    SpooledSend,
+    SpoolMetrics,
+)
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import chooser, passing, storable
 from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.queues.selection import select
 from rocketmq_spark.spool.sends import lane_of
+from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, ScriptedSender, refused
 from tests.queues import q, qs
@@ -387,3 +399,46 @@ def test_3_25_what_is_left_at_the_close_is_spooled_and_none_of_it_is_unsent(benc
 def test_metrics_are_the_spools(bench: Bench, spool: FakeSpool) -> None:
     assert producer(bench, spool).spool_metrics() == spool.metrics()
     assert bench.producer().spool_metrics() is None
+
+
+def consumed(bench: Bench) -> None:
+    """Somebody takes envelopes."""
+    bench.sender.routes[INNER_TOPIC] = tuple(q(f"a:{i}", INNER_TOPIC) for i in range(2))
+    bench.sender.consumed_topics.add(INNER_TOPIC)
+
+
+def test_what_takes_a_message_back_is_done_or_an_error_and_never_kept(bench: Bench, spool: FakeSpool) -> None:
+    consumed(bench)
+    one = producer(bench, spool, long_delay="dmq", retries=0)
+    result = one.send(M, delay=864_000)
+    bench.sender.by_broker = {name: lambda: ConnectionLost("down") for name in "ab"}
+    assert one.send(M).status is SendStatus.SPOOLED
+    with pytest.raises(ConnectionLost):
+        one.recall("T", result.recall_handle or "")
+    assert [kept.topic for kept in spool.kept] == ["T"]
+    bench.sender.by_broker = {}
+    assert one.recall("T", result.recall_handle or "") == result.msg_id
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"selector": "hash", "arg": "customer-7"}, {}], ids=["by a selector", "by environment"]
+)
+def test_a_long_delay_whose_queue_cannot_be_chosen_is_refused(
+    bench: Bench, spool: FakeSpool, chosen: dict[str, Any]
+) -> None:
+    consumed(bench)
+    environment = None if chosen else Environment.of(2, 2)
+    one = producer(bench, spool, long_delay="dmq", environment=environment)
+    bench.sender.routes["T"] = ConnectionLost("no name server answers")
+    with pytest.raises(MessageRefused, match="no name server says now which queues") as raised:
+        one.send(M, delay=864_000, **chosen)
+    assert raised.value.topic == "T"
+    assert not spool.kept
+    bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
+    if chosen:  # one before it waits to be chosen
+        spool.kept.append(SpooledSend("T", SendRequest("g", b""), selector="hash", arg="customer-7"))
+    one.send(M, delay=864_000, **chosen)
+    request = bench.sender.calls[-1][2]
+    assert isinstance(request, SendRequest)
+    found = q(decode_properties(unpack(request.body).properties)[QUEUE])
+    assert found == select("hash", qs("a:0-1 b:0-1"), M, "customer-7") if chosen else found in qs("a:1 b:1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocketmq_spark.spool.records import Record
@@ -26,10 +26,13 @@ class Bench:
         self.start = self.time.now
         self.store = Store(path, sync="never")
         self.tried: list[tuple[float, bytes]] = []
+        self.together: list[int] = []  # how many went at a time
+        self.joins: Callable[[Record, Record], bool] = lambda head, other: False
         self.works: Callable[[Record], Handled] = lambda one: Handled()
         self.waiting: list[Callable[[Handled], None]] | None = None  # a list holds answers back
         timer = ManualTimer(self.time)
         self.redelivery = Redelivery(self.store, {"k": self._handle}, self.now_ms, timer, schedule, max_out)
+        self.redelivery.runs.joins = lambda head: lambda other: self.joins(head, other)
 
     def now_ms(self) -> int:
         return BASE_MS + round(1000 * (self.time.now - self.start))
@@ -38,12 +41,14 @@ class Bench:
         self.store.add([(each, self.now_ms() + round(1000 * after_s)) for each in records])
         self.redelivery.wake()
 
-    def _handle(self, one: Record, done: Callable[[Handled], None]) -> None:
-        self.tried.append((round(self.time.now - self.start, 3), one.payload))
+    def _handle(self, records: Sequence[Record], done: Callable[[Handled], None]) -> None:
+        """What goes together succeeds or fails together."""
+        self.tried += [(round(self.time.now - self.start, 3), one.payload) for one in records]
+        self.together.append(len(records))
         if self.waiting is not None:
             self.waiting.append(done)
         else:
-            done(self.works(one))
+            done(next((bad for bad in map(self.works, records) if bad.reason is not None), Handled()))
 
     @property
     def seconds(self) -> list[float]:

@@ -81,3 +81,18 @@ def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
         each.join(60)
     kinds = [type(each).__name__ for each in outcomes]
     assert sorted(kinds) == ["KeyboardInterrupt", "NoneType", "SpoolError", "SpoolError"]
+
+
+def test_who_took_a_ticket_and_was_interrupted_before_it_wrote_costs_nobody_its_message() -> None:
+    """Ctrl-C between the two: whose ticket it was writes it."""
+    written: list[Ticket] = []
+    lock = threading.RLock()
+    group, mine = Group(lock, written.extend, together=True), ticket()
+    with lock:
+        other = threading.Thread(target=group.put, args=(mine,))
+        other.start()
+        while not group._waiting:
+            threading.Event().wait(0.001)
+        group._waiting.clear()
+    other.join(60)
+    assert written == [mine]

@@ -11,7 +11,8 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.keys import OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
-from rocketmq_spark.spool.mending import lane_with, mend
+from rocketmq_spark.spool.lanes import lane_with
+from rocketmq_spark.spool.mending import mend
 from rocketmq_spark.spool.records import IDENTITY, Record, SpoolOwner, Totals
 from rocketmq_spark.spool.salvage import Salvaged
 from rocketmq_spark.spool.store import Again, Dead, Done, Store

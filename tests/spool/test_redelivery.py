@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,3 +220,103 @@ def test_damage_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(bench.store) == 0
     bench.redelivery.close(Deadline.after(1))
     bench.store.close()
+
+
+def laned(bench: Bench, count: int, lane: bytes = b"l") -> None:
+    bench.add(*(record(b"%d" % number, lane=lane) for number in range(count)), after_s=0)
+
+
+def test_what_joins_the_head_of_its_lane_goes_with_it(bench: Bench) -> None:
+    bench.joins = lambda head, other: int(other.payload) % 10 != 0
+    laned(bench, 35)
+    bench.add(*(record(b"other") for _ in range(3)), after_s=0)
+    bench.time.advance(0)
+    assert bench.together == [10, 1, 1, 1, 10, 10, 5]
+    assert [one for one in bench.payloads if one != b"other"] == [b"%d" % number for number in range(35)]
+    assert bench.redelivery.delivered == 38
+    assert (len(bench.store), bench.store.totals.size) == (0, 0)
+    assert not bench.store.holds(b"l")
+
+
+def test_what_is_being_taken_is_under_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, busy = bench.store.take, []
+
+    def taking(*args: Any, **kwargs: Any) -> object:
+        taken = take(*args, **kwargs)
+        busy.append((len(taken), bench.redelivery._busy()))
+        return taken
+
+    monkeypatch.setattr(bench.store, "take", taking)
+    bench.add(record(b"x"), after_s=0)
+    bench.time.advance(0)
+    assert busy[0] == (1, True), "else a drain would end before it is handed out"
+    assert not bench.redelivery._busy()
+
+
+def test_what_is_added_while_a_lane_is_under_way_waits_behind_it(bench: Bench) -> None:
+    bench.joins, bench.waiting = lambda head, other: True, []
+    laned(bench, 3)
+    bench.time.advance(0)
+    bench.add(record(b"3", lane=b"l"), after_s=0)
+    bench.time.advance(0)
+    assert bench.together == [3]
+    assert bench.store.holds(b"l")
+    bench.waiting.pop()(Handled())
+    bench.time.advance(0)
+    assert bench.together == [3, 1]
+    bench.waiting.pop()(Handled())
+    bench.time.advance(0)
+    assert not bench.store.holds(b"l")
+
+
+def test_of_those_that_went_together_and_failed_the_first_costs_a_try_and_goes_alone(bench: Bench) -> None:
+    """So does what is added while tries fail."""
+    bench.joins = lambda head, other: True
+    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Handled()
+    laned(bench, 5)
+    bench.time.advance(1)
+    laned(bench, 4, b"m")
+    bench.time.advance(100)
+    assert bench.together == [5, 1, 1, 1, 1, 4, 4]
+    assert bench.payloads[-9:] == [b"0", b"1", b"2", b"3", b"4", b"0", b"1", b"2", b"3"]
+    assert (len(bench.store), bench.store.totals.dead) == (0, 0)
+
+
+def test_one_that_nobody_takes_is_not_the_end_of_those_that_went_with_it(bench: Bench) -> None:
+    bench.joins = lambda head, other: True
+    bench.works = lambda one: Handled("illegal", final=True) if one.payload == b"3" else Handled()
+    laned(bench, 9)
+    bench.time.advance(100)
+    assert bench.together == [9] + [1] * 9
+    assert bench.payloads[9:] == [b"%d" % number for number in range(9)]
+    assert (bench.redelivery.delivered, len(bench.store), bench.store.totals.dead) == (8, 0, 1)
+    bench.works = lambda one: Handled()
+    laned(bench, 3)
+    bench.time.advance(0)
+    assert bench.together[10:] == [3], "together again"
+
+
+def test_a_lane_that_was_under_way_when_its_process_ended_is_there(bench: Bench, tmp_path: Path) -> None:
+    bench.joins, bench.waiting = lambda head, other: True, []
+    laned(bench, 4)
+    bench.time.advance(0)
+    assert bench.together == [4]
+    bench.store.close()
+    again = Bench(tmp_path / "s")
+    again.joins = lambda head, other: True
+    again.redelivery.wake()
+    again.time.advance(1)
+    assert again.payloads == [b"0", b"1", b"2", b"3"]
+    assert len(again.store) == 0
+
+
+def test_what_came_back_from_the_dead_goes_alone(bench: Bench) -> None:
+    bench.works = lambda one: Handled("illegal", final=True)
+    laned(bench, 2)
+    bench.time.advance(0)
+    bench.works, bench.joins = lambda one: Handled(), lambda head, other: True
+    bench.waiting = []
+    assert bench.store.revive(bench.now_ms()) == 2
+    bench.add(record(b"2", lane=b"l"), record(b"3", lane=b"l"), after_s=0)
+    bench.time.advance(0)
+    assert bench.together[2:] == [1, 1, 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,12 @@ class FakeResender:
         self.answer: Callable[[SpooledSend], Resent] = lambda send: Resent(send.queue or q("a:0", send.topic))
         self.sent: list[SpooledSend] = []
         self.closed = False
+
+    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+        return lambda send: False
+
+    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+        raise AssertionError(sends)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         if self.closed:

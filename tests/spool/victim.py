@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocketmq_spark.spool.records import Record
@@ -32,11 +32,12 @@ def main() -> None:
     rng = random.Random(seed)
     store = Store(path, sync=rng.choice(("always", "batch", "never")))
 
-    def handle(record: Record, done: Callable[[Handled], None]) -> None:
+    def handle(records: Sequence[Record], done: Callable[[Handled], None]) -> None:
         if adding and rng.random() < 0.4:
             done(Handled("down"))
             return
-        say(f"sent {record.payload.decode()} {record.lane.decode()}")
+        for record in records:
+            say(f"sent {record.payload.decode()} {record.lane.decode()}")
         done(Handled())
 
     def now_ms() -> int:
@@ -44,6 +45,7 @@ def main() -> None:
 
     schedule = Schedule((0.01,) * 1000)
     redelivery = Redelivery(store, {"k": handle}, now_ms, Timer("redelivery"), schedule)
+    redelivery.runs.joins = lambda head: lambda other: rng.random() < 0.7
     redelivery.wake()
     if not adding:
         while len(store):

@@ -21,7 +21,7 @@ from tests.helpers import stored
 from tests.mockbroker import eventually
 from tests.reading import names
 from tests.scale import SCALE
-from tests.witness import JavaPeer
+from tests.witness import JavaPeer, content, java_read, md5
 
 ROOT = Path(__file__).parents[3]
 OUTAGE_S = 30 if SCALE >= 1 else 1
@@ -122,6 +122,43 @@ def test_a_queue_chosen_by_key_keeps_its_order_over_an_outage(lone: LocalBroker,
         assert one.send(Message(topic, b"end"), queue=queue, timeout_s=20).status is SendStatus.SEND_OK
     found = [message.body for message in stored(lone, topic, 61) if message.queue_id == 2]
     assert list(dict.fromkeys(found)) == [*bodies, b"end"]
+
+
+def test_what_waits_for_one_queue_goes_as_batches_and_java_reads_each_as_it_was_sent(
+    lone: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    queue, sent = MessageQueue(topic, "broker-a", 1), []
+    with producer(lone, tmp_path / "s", send_timeout="500ms") as one:
+        one.send(Message(topic, b"first"), queue=queue, timeout_s=20)
+        lone.kill("broker-a")
+        for number in range(300):
+            large = b"x" * 5000 if number % 100 == 50 else b""  # is compressed, which no message of a batch may be
+            message = Message(
+                topic,
+                b"%d" % number + large,
+                f"tag-{number // 40}",
+                [f"k{number}", "all"],
+                {"p": f"{number}"},
+                flag=number,
+            )
+            result = one.send(message, queue=queue)
+            assert result.status is SendStatus.SPOOLED
+            sent.append((result.msg_id, message))
+        tries: Counter[int] = Counter()
+        one._spool._resender._engine.hooks.add(  # type: ignore[union-attr]
+            after=lambda attempt: tries.update([len(attempt.msg_ids)] if attempt.error is None else [])
+        )
+        lone.restart("broker-a")
+        drain(one)
+    assert sum(tries.values()) < 100
+    assert sum(size * count for size, count in tries.items()) == 300
+    found = {record.id: record for record in sorted(java_read(lone.name_server, topic, 301), key=lambda one: one.place)}
+    in_order = [found[msg_id] for msg_id, _ in sent]
+    assert in_order == sorted(in_order, key=lambda one: one.offset), "as they were sent"
+    for record, (_, message) in zip(in_order, sent, strict=True):
+        assert (record.queue, record.flag, record.tags, record.keys) == (1, message.flag, message.tags, message.keys)
+        assert record.user_properties == message.properties
+        assert record.content == content(md5(message.body), message.tags, message.keys, message.properties)
 
 
 def test_3_11_the_very_first_send_while_no_master_lives_is_kept_and_chooses_its_queue_later(

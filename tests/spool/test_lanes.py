@@ -1,0 +1,87 @@
+"""What goes with the first record of a lane, and what follows it, in real RocksDB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.spool.changes import Change
+from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.keys import LAST, RECORD, Due, numbered, ordered
+from rocketmq_spark.spool.lanes import Runs, followers, lane_with, lanes, leave
+from rocketmq_spark.spool.records import Record, Totals
+from tests.spool.bench import record
+
+
+def everything(first: Record) -> object:
+    return lambda other: True
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    """Records 0 to 4 of lane ``l``, 5 of ``m`` and 6 of none."""
+    found, change = Database(tmp_path / "db"), Change(Totals(next_sequence=0))
+    for lane in (b"l",) * 5 + (b"m", b""):
+        one = record(b"x", lane=lane)
+        change.add(one, one.encode())
+    found.write(change.all_puts, [], sync=False)
+    yield found
+    found.close()
+
+
+def numbers(db: Database, sequence: int, lane: bytes, joins: object = everything) -> list[int]:
+    return [each.sequence for each in followers(db, sequence, record(b"x", lane=lane), joins)]  # type: ignore[arg-type]
+
+
+def test_every_lane_once(db: Database) -> None:
+    assert list(lanes(db)) == [b"l", b"m"]
+    assert [lane_with(db, sequence) for sequence in (0, 4, 5, 6)] == [b"l", b"l", b"m", None]
+
+
+def test_followers_are_of_the_lane_and_one_after_the_other(db: Database) -> None:
+    assert numbers(db, 0, b"l") == [1, 2, 3, 4]
+    assert numbers(db, 3, b"l") == [4]
+    assert (numbers(db, 5, b"m"), numbers(db, 6, b"")) == ([], [])
+    assert numbers(db, 7, b"l") == [], "it has no place in the lane"
+    left = iter([True, True, False, True])
+    assert numbers(db, 0, b"l", lambda first: lambda other: next(left)) == [1, 2]
+
+
+def test_one_that_cannot_be_read_is_no_follower(db: Database) -> None:
+    db.write([(numbered(RECORD, 2), b"garbled")], [numbered(RECORD, 4)], sync=False)
+    assert numbers(db, 0, b"l") == [1]
+    assert numbers(db, 3, b"l") == []
+
+
+def test_those_that_leave_let_the_next_one_be_due(db: Database) -> None:
+    change = Change(Totals())
+    assert leave(db, change, b"l", [0, 1, 2], 77)
+    assert change.deletes == [ordered(b"l", sequence) for sequence in range(3)]
+    assert [key for key, _ in change.puts] == [Due(77, 3).key]
+    last = Change(Totals())
+    assert not leave(db, last, b"l", [0, 1, 2, 3, 4], 77)
+    assert (len(last.deletes), last.puts) == (5, [])
+    nothing = Change(Totals())
+    for lane, gone in ((b"", [6]), (b"l", [LAST])):
+        assert leave(db, nothing, lane, gone, 77)
+    assert (nothing.deletes, nothing.puts) == ([], [])
+
+
+def test_those_of_a_run_that_was_refused_go_one_by_one() -> None:
+    runs, first = Runs(), record(b"x", lane=b"l")
+    assert not runs.of(first)(first)
+    runs.joins = everything  # type: ignore[assignment]
+    assert runs.of(first)(first)
+    runs.ended(b"l", 9, done=False, final=False)
+    assert runs.of(first)(first), "that passes"
+    runs.ended(b"l", 3, done=False, final=True)
+    for done, final in ((True, False), (False, False), (False, True), (True, False)):
+        assert not runs.of(first)(first)
+        assert runs.of(record(b"y", lane=b"m"))(first)
+        runs.ended(b"l", 1, done, final)
+    assert runs.of(first)(first)
+    runs.ended(b"l", 9, done=True, final=False)
+    runs.ended(b"l", 1, done=False, final=True)
+    assert runs.of(first)(first)
