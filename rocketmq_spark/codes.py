@@ -211,6 +211,8 @@ MAX_RETRY_OR_DLQ_TOPIC_LENGTH = 255
 MAX_GROUP_LENGTH = 120
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_BATCH_BYTES = MAX_BODY_BYTES
+# Of a topic, over all brokers: more than anybody has. A number above it is a mistake, or an attack.
+MAX_QUEUES = 200_000
 MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; its answers may be larger
 MAX_PROPERTIES_BYTES = 32767
 BROKER_PROPERTIES_RESERVE = 256  # what the broker may add to the properties of a single message

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rocketmq_spark.codes import KEY_SEPARATOR, Perm, Property
+from rocketmq_spark.codes import KEY_SEPARATOR, MAX_QUEUES, Perm, Property
 
 MASTER_ID = 0
 
@@ -193,8 +193,11 @@ class TopicRoute:
         Mirrors ``MQClientInstance.topicRouteData2TopicPublishInfo``.
         """
         if self.order_conf:
-            parts = (item.rsplit(":", 1) for item in self.order_conf.split(";") if item)
-            return [MessageQueue(self.topic, name, i) for name, count in parts for i in range(int(count))]
+            parts = [item.rsplit(":", 1) for item in self.order_conf.split(";") if item]
+            counts = [(name, int(count)) for name, count in parts]
+            if sum(max(0, count) for _, count in counts) > MAX_QUEUES:
+                raise ValueError(f"it has more than {MAX_QUEUES} queues")
+            return [MessageQueue(self.topic, name, i) for name, count in counts for i in range(count)]
         return [
             MessageQueue(self.topic, data.broker_name, i)
             for data in sorted(self.queues, key=lambda d: d.broker_name)

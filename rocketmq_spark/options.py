@@ -281,7 +281,7 @@ class Options:
     )
     min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split big ranges until there are so many tasks")
     max_records_per_partition: int = _row(
-        p.integer(1), 500_000, _SOURCE, "most offsets in one task; larger ranges are split", shown="500000"
+        p.integer(1), 500_000, _SOURCE, "most offsets of a task; larger ranges are cut, up to 10,000", shown="500000"
     )
     predicate_pushdown: bool = _row(
         p.boolean,

@@ -341,7 +341,7 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
         super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
 
 
-def _arrow(parts: Sequence[Part]) -> Any:
+def _arrow(parts: Sequence[Part]) -> tuple[Any, int | None]:
     from rocketmq_spark.decode.polled import batch_of  # here, for who polls messages needs no Arrow
 
     begun = {part.queue: part.begun for part in parts if part.begun > part.start}

@@ -62,6 +62,12 @@ def test_ordered_topics_name_their_queues():
     assert route(order_conf="b:2;a:1").writable() == [queue("b", 0), queue("b", 1), queue("a", 0)]
 
 
+@pytest.mark.parametrize("order_conf", ["a:200001", "a:150000;b:50001", "a:99999999999999", "a:x", "a"])
+def test_an_order_of_more_queues_than_anybody_means_is_none(order_conf):
+    with pytest.raises(ValueError):
+        TopicRoute("t", (), {}, order_conf).writable()
+
+
 def test_the_master_may_be_missing():
     assert BROKERS["a"].master == "a:1"
     assert BROKERS["b"].master is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,10 @@ _DENIED = (
     "Access denied: check options 'accessKey' and 'secretKey' and the user's policies "
     "(source: Sub and Get on the topic, Sub on the group; sink: Pub on the topic)"
 )
+
+
+# A route may name thousands of addresses.
+_DIALS = 64
 
 
 class _Answers:
@@ -162,20 +167,31 @@ class Calls:
         return {i: told for i, (_, told) in zip(mine, known, strict=True) if told is not None}
 
     def _spread(self, answers: _Answers, chosen: Iterable[int], deadline: Deadline) -> None:
-        """Ask every address; those that must be connected to first do not wait for each other."""
+        """Ask every address; of those that must be connected to first a few dozen do not wait for each other."""
         of_address: dict[str, list[tuple[Command, Done]]] = {}
         for i in chosen:
             address, command = answers.asked[i]
             of_address.setdefault(address, []).append((command, functools.partial(answers.tell, i)))
+        dialled = deque[functools.partial[None]]()
         for address, calls in of_address.items():
             if len(of_address) == 1 or self.pool.live(address):
                 self._ask_each(address, calls, deadline)
             else:
-                ask = functools.partial(self._ask_each, address, calls, deadline)
+                dialled.append(functools.partial(self._ask_each, address, calls, deadline))
+
+        def dial() -> None:
+            while True:
                 try:
-                    start_thread(f"rocketmq-ask-{address}", ask, again=False)
-                except RuntimeError:  # no more threads: then one waits for the other
-                    ask()
+                    ask = dialled.popleft()
+                except IndexError:
+                    return
+                ask()
+
+        for _ in range(min(_DIALS, len(dialled))):
+            try:
+                start_thread("rocketmq-dial", dial, again=False)
+            except RuntimeError:  # no more threads: then one waits for the other
+                dial()
 
     def _ask_each(self, address: str, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
         try:

@@ -16,8 +16,10 @@ from rocketmq_spark.consumer.behind import FAR_ANSWERS, Bounds
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
 from rocketmq_spark.timer import Timer
+from rocketmq_spark.wire.messages import portion
 
 PATIENCE_S = 1.0  # where listeners are slower than this, pulls are quick enough
 RECHECK_S = 0.05  # as often Java looks at a queue that is full
@@ -116,19 +118,24 @@ class Backlog:
 
     def brought(self, ask: Ask, part: Part) -> None:
         """Make messages of what came, on the thread that read it."""
-        messages = list(part.read())
+        messages, left = portion(part.read())
         with self._held.lock:
             place = self._current(ask)
             if place is None:
                 return
             place.coming -= part.count
             place.coming_bytes -= len(part.stored)
-            place.pull_at = part.next_offset  # no sooner: what is not decoded is to be had again
+            # No sooner: what is not decoded is to be had again.
+            place.pull_at = part.next_offset if left is None else left.queue_offset
             now_ms = self._timer.now_ms()
             place.held.last_pull_ms = now_ms
             place.held.put(messages)
             self._held.figures.pulled(ask.queue.topic, len(messages), None, now_ms)
         self.submit(place.held, messages)
+        if left is not None:
+            raise DecodeError(
+                f"what was read ahead of {ask.queue} becomes large: it is pulled from offset {left.queue_offset} on"
+            )
 
     def _go_on(self) -> None:
         """Queues that nobody has are pulled."""

@@ -29,8 +29,9 @@ from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import portion
 
-# Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. (This room does not know Arrow.)
-ToArrow = Callable[[Sequence[Part]], Any]
+# Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. Of one part that becomes large it may be the first
+# messages: then it says from which offset on the others are to be had. (This room does not know Arrow.)
+ToArrow = Callable[[Sequence[Part]], tuple[Any, int | None]]
 ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
 
@@ -187,24 +188,29 @@ class PullConsumer(Closing):
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
         """A ``pyarrow.RecordBatch`` of all messages that have come, of any queue, in the columns of the Spark source.
 
-        A queue's messages are in its order. There are no rows when ``timeout_s`` is over. Raises ``DecodeError`` for a
-        message that cannot be decoded, once the answers before it were given: nothing is given then, and ``seek`` leads past it.
+        A queue's messages are in its order. There are no rows when ``timeout_s`` is over. Of what becomes more than 64 MiB
+        it has the first, and the next poll gives more. Raises ``DecodeError`` for a message that cannot be decoded, once the
+        answers before it were given: nothing is given then, and ``seek`` leads past it.
         """
         deadline, parts_at_once = self._begun(timeout_s), ARROW_PARTS
         while parts := self._upkeep.next(deadline, parts_at_once):
+            one = sum(len(part.ends) for part in parts) == 1
             try:
-                batch = self._to_arrow(parts)
+                batch, left = self._to_arrow(parts)
+                too_much = left is not None and not one
             except RocketMQError:
-                self._polls.begin()
-                if sum(len(part.ends) for part in parts) == 1:
+                too_much = True
+                if one:
+                    self._polls.begin()
                     raise
+            if too_much:
+                self._polls.begin()
                 parts_at_once = max(1, len(parts) // 2)
                 continue
+            self._polls.given, self._polls.given_up_to = left is None, left
             if batch.num_rows:
-                self._polls.given = True
                 return batch
-            self._polls.given = True
-        return self._to_arrow([])
+        return self._to_arrow([])[0]
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Messages without end, until ``close``.

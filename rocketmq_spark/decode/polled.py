@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.decode.schema import BASIC, arrow_schema
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.pull.fetched import Fetched, Piece
+from rocketmq_spark.wire import messages
 
 SLACK_BYTES = 64  # behind the messages, as in a reader's buffer: decoders look ahead
 
@@ -23,22 +24,30 @@ Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryvie
 
 def batch_of(
     parts: Iterable[tuple[Answered, Filter]], begun: Mapping[MessageQueue, int] | None = None
-) -> pa.RecordBatch:
-    """The messages of answers, each with the filter of its request, in the basic columns.
+) -> tuple[pa.RecordBatch, int | None]:
+    """The messages of answers, each with the filter of its request, in the basic columns; and None, for these are all. Of what
+    becomes more than ``PORTION_BYTES`` they are the first, at least one, and beside them is the offset behind the last.
 
-    Of queues in ``begun`` those before an offset are left out: a loop over messages gave them. Raises ``DecodeError`` with queue
-    and offset of a bad message.
+    Of queues in ``begun`` those before an offset are left out: they were given. Raises ``DecodeError`` with queue and offset
+    of a bad message.
     """
     of_filter: dict[Filter, list[Answered]] = {}
     for answered, wanted in parts:
         of_filter.setdefault(wanted, []).append(answered)
-    batches = [_batch(found, wanted) for wanted, found in of_filter.items()]
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC))
-    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    for queue, offset in (begun or {}).items():
-        batch = batch.filter(~_is_before(batch, queue, offset))
-    return batch
+    found: list[pa.RecordBatch] = []
+    room = messages.PORTION_BYTES
+    for wanted, answers in of_filter.items():
+        for batch in _batches(answers, wanted):
+            for queue, offset in (begun or {}).items():
+                batch = batch.filter(~_is_before(batch, queue, offset))
+            if batch.num_rows and room <= 0:
+                return (some := pa.concat_batches(found)), some.column("queueOffset")[-1].as_py() + 1
+            if batch.num_rows or not found:
+                found.append(batch)
+                room -= batch.nbytes
+    if not found:
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), None
+    return found[0] if len(found) == 1 else pa.concat_batches(found), None
 
 
 def _is_before(batch: pa.RecordBatch, queue: MessageQueue, offset: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -49,18 +58,18 @@ def _is_before(batch: pa.RecordBatch, queue: MessageQueue, offset: int) -> np.nd
     return before
 
 
-def _batch(parts: Iterable[Answered], wanted: Filter) -> pa.RecordBatch:
+def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:
     queues: list[MessageQueue] = []
     pieces: list[Piece] = []
     stored: list[bytes | memoryview] = []
     end = 0
-    for number, (queue, start, ends, messages) in enumerate(parts):
+    for number, (queue, start, ends, answers) in enumerate(parts):
         queues.append(queue)
-        stored.append(messages)
+        stored.append(answers)
         begin, base = end, end
         for next_offset, end_of_answer in ends:
             end = base + end_of_answer
             pieces.append(Piece(number, start, next_offset, next_offset, begin, end))
             start, begin = next_offset, end
     buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
-    return Decoder(queues, filtered=wanted)(Fetched(buffer, pieces))
+    return Decoder(queues, filtered=wanted).batches(Fetched(buffer, pieces), messages.PORTION_BYTES)

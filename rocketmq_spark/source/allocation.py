@@ -21,6 +21,8 @@ Task = list[OffsetRange]
 
 # What one more task must be worth: it costs 25-30 ms of latency, in which a task reads about so many messages.
 ROWS_PER_TASK = 20_000
+# Spark's driver holds all tasks of a batch; offsets are numbers that a broker tells.
+MAX_TASKS = 10_000
 # Strategies that give every queue to exactly one consumer, whatever the queues are called.
 _COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash"})
 
@@ -112,6 +114,7 @@ def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None) ->
     stay whole and do not count in the shares of the large ones.
     """
     if max_rows is not None:
+        max_rows = max(max_rows, -(-sum(map(_rows, tasks)) // MAX_TASKS))
         tasks = [part for task in tasks for part in _cut(task, -(-_rows(task) // max_rows))]
     if min_tasks is None or min_tasks <= len(tasks):
         return list(tasks)

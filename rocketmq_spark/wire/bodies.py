@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocketmq_spark.codes import Perm
+from rocketmq_spark.codes import MAX_QUEUES, Perm
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.wire.header import Bytes
@@ -76,6 +76,14 @@ class GroupMembership:
         )
 
 
+def _number(value: Any, least: int = -(1 << 63), most: int = (1 << 63) - 1) -> int:
+    """A whole number of a body. Raises ``ValueError`` for one that no server means, which would be taken for work to do."""
+    number = int(value)
+    if not least <= number <= most or (isinstance(value, float) and number != value):
+        raise ValueError(f"{str(value)[:40]} is no whole number from {least} to {most}")
+    return number
+
+
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
     try:
@@ -94,13 +102,14 @@ def route(topic: str, body: Bytes) -> TopicRoute:
         queues = tuple(
             QueueData(
                 broker_name=str(item["brokerName"]),
-                read_queues=int(item["readQueueNums"]),
-                write_queues=int(item["writeQueueNums"]),
-                perm=int(item["perm"]),
-                topic_sys_flag=int(item.get("topicSysFlag") or 0),
+                read_queues=_number(item["readQueueNums"], 0, MAX_QUEUES),
+                write_queues=_number(item["writeQueueNums"], 0, MAX_QUEUES),
+                perm=_number(item["perm"]),
+                topic_sys_flag=_number(item.get("topicSysFlag") or 0),
             )
             for item in data.get("queueDatas") or ()
         )
+        _number(sum(max(each.read_queues, each.write_queues) for each in queues), 0, MAX_QUEUES)
         unwritten = {each.broker_name for each in queues} - {
             each.broker_name for each in queues if each.perm & Perm.WRITE
         }
@@ -129,7 +138,7 @@ def cluster(body: Bytes) -> Cluster:
 
 
 def _broker(item: Mapping[str, Any]) -> BrokerData:
-    addresses = {int(broker_id): str(address) for broker_id, address in (item.get("brokerAddrs") or {}).items()}
+    addresses = {_number(broker_id): str(address) for broker_id, address in (item.get("brokerAddrs") or {}).items()}
     return BrokerData(str(item["brokerName"]), str(item.get("cluster") or ""), addresses)
 
 
@@ -138,7 +147,7 @@ _STATS_ENTRY = (
     rb'\{"brokerName":"(%s)","queueId":(%s),"topic":"%s"\}:'
     rb'\{"lastUpdateTimestamp":(%s),"maxOffset":(%s),"minOffset":(%s)\}'
 )
-_NAME, _NUMBER = rb'[^"\\\x80-\xff]*', rb"\d{1,19}"
+_NAME, _NUMBER = rb'[^"\\\x80-\xff]*', rb"\d{1,18}"
 _STATS = re.compile(_STATS_ENTRY % (_NAME, _NUMBER, _NAME, _NUMBER, _NUMBER, _NUMBER))
 _ALL_STATS = re.compile(rb'\{"offsetTable":\{%b(?:,%b)*\},"topicPutTps":[0-9.E-]+\}' % ((_STATS.pattern,) * 2))
 
@@ -153,7 +162,7 @@ def topic_stats(topic: str, body: Bytes) -> dict[MessageQueue, QueueBounds]:
     with _reading("topic statistics"):
         return {
             queue: QueueBounds(
-                int(item["minOffset"]), int(item["maxOffset"]), int(item.get("lastUpdateTimestamp") or 0)
+                _number(item["minOffset"]), _number(item["maxOffset"]), _number(item.get("lastUpdateTimestamp") or 0)
             )
             for queue, item in _by_queue(body, "offsetTable", topic)
         }
@@ -164,10 +173,10 @@ def consume_stats(body: Bytes) -> dict[MessageQueue, ConsumeProgress]:
     with _reading("consumer statistics"):
         return {
             queue: ConsumeProgress(
-                broker_offset=int(item["brokerOffset"]),
-                consumer_offset=int(item["consumerOffset"]),
-                pull_offset=int(item.get("pullOffset") or 0),
-                last_timestamp_ms=int(item.get("lastTimestamp") or 0),
+                broker_offset=_number(item["brokerOffset"]),
+                consumer_offset=_number(item["consumerOffset"]),
+                pull_offset=_number(item.get("pullOffset") or 0),
+                last_timestamp_ms=_number(item.get("lastTimestamp") or 0),
             )
             for queue, item in _by_queue(body, "offsetTable")
         }
@@ -176,13 +185,13 @@ def consume_stats(body: Bytes) -> dict[MessageQueue, ConsumeProgress]:
 def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
     """Answer to INVOKE_BROKER_TO_RESET_OFFSET, and body of RESET_CONSUMER_CLIENT_OFFSET: the new offsets."""
     with _reading("offsets"):
-        return {queue: int(offset) for queue, offset in _by_queue(body, "offsetTable")}
+        return {queue: _number(offset) for queue, offset in _by_queue(body, "offsetTable")}
 
 
 def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
     for key, item in (read_json(body).get(table) or {}).items():
         name = dict(key)
-        yield MessageQueue(topic or str(name["topic"]), str(name["brokerName"]), int(name["queueId"])), item
+        yield MessageQueue(topic or str(name["topic"]), str(name["brokerName"]), _number(name["queueId"])), item
 
 
 def topic_list(body: Bytes) -> list[str]:
@@ -236,11 +245,11 @@ def topic_config(body: Bytes) -> TopicConfig:
         data = read_json(body)
         return TopicConfig(
             topic=str(data["topicName"]),
-            read_queues=int(data["readQueueNums"]),
-            write_queues=int(data["writeQueueNums"]),
-            perm=int(data["perm"]),
+            read_queues=_number(data["readQueueNums"], 0, MAX_QUEUES),
+            write_queues=_number(data["writeQueueNums"], 0, MAX_QUEUES),
+            perm=_number(data["perm"]),
             filter_type=str(data.get("topicFilterType") or "SINGLE_TAG"),
-            sys_flag=int(data.get("topicSysFlag") or 0),
+            sys_flag=_number(data.get("topicSysFlag") or 0),
             order=bool(data.get("order")),
             attributes={str(name): str(value) for name, value in (data.get("attributes") or {}).items()},
         )
@@ -271,7 +280,7 @@ def queues_to_lock(body: Bytes) -> list[MessageQueue]:
 def _queues(body: Bytes, key: str) -> list[MessageQueue]:
     with _reading(key):
         return sorted(
-            MessageQueue(str(item["topic"]), str(item["brokerName"]), int(item["queueId"]))
+            MessageQueue(str(item["topic"]), str(item["brokerName"]), _number(item["queueId"]))
             for item in read_json(body).get(key) or ()
         )
 

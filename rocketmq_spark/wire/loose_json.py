@@ -15,6 +15,10 @@ from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five; each level may cost one more pass over what is below it
+# An answer about 200,000 queues has 40 MiB. What is larger becomes too many objects to be held.
+_MAX_BYTES = 64 << 20
+# The strict parser counts all lines before a place that it rejects: so often it may, and then containers are walked.
+_MAX_TRIES = 1000
 
 _strict = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -26,12 +30,14 @@ def read_json(body: Bytes) -> Any:
 
     A bare key becomes its text, ``"0"``; an object as key becomes the tuple of its (name, value) pairs, sorted by name.
     """
+    if len(body) > _MAX_BYTES:
+        raise RemoteProtocolError(f"A JSON body of {len(body)} bytes; expected at most {_MAX_BYTES}")
     try:
         text = str(body, "utf-8")
         try:
             return json.loads(text)
         except json.JSONDecodeError:
-            value, end = _value(text, _skip(text, 0), 0)
+            value, end = _Walk(text).value(_skip(text, 0), 0)
         if _skip(text, end) != len(text):
             raise ValueError(f"something follows the value at {end}")
     except (ValueError, RecursionError) as exc:
@@ -44,49 +50,63 @@ def _skip(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value that starts at ``at``, and where it ends."""
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"nested too deeply at {at}")
-    try:
-        return _strict.raw_decode(text, at)
-    except json.JSONDecodeError:
-        pass
-    first = text[at : at + 1]
-    if first == "{":
-        return _object(text, at, depth)
-    if first == "[":
-        return _array(text, at, depth)
-    raise ValueError(f"no value at {at}")
+class _Walk:
+    """From container to container of a text."""
 
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tries = _MAX_TRIES
 
-def _object(text: str, at: int, depth: int) -> tuple[dict[Any, Any], int]:
-    items: dict[Any, Any] = {}
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == "}":
-        return items, at + 1
-    while True:
-        key, at = _key(text, at, depth)
-        at = _skip(text, at)
-        if text[at : at + 1] != ":":
-            raise ValueError(f"no colon at {at}")
-        items[key], at = _value(text, _skip(text, at + 1), depth + 1)
-        at, more = _separator(text, at, "}")
-        if not more:
-            return items, at
+    def value(self, at: int, depth: int) -> tuple[Any, int]:
+        """The value that starts at ``at``, and where it ends."""
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"nested too deeply at {at}")
+        first = self._text[at : at + 1]
+        walks = {"{": self._object, "[": self._array}
+        if self._tries or first not in walks:
+            try:
+                return _strict.raw_decode(self._text, at)
+            except json.JSONDecodeError:
+                self._tries -= 1
+        if first not in walks:
+            raise ValueError(f"no value at {at}")
+        return walks[first](at, depth)
 
+    def _object(self, at: int, depth: int) -> tuple[dict[Any, Any], int]:
+        text, items = self._text, dict[Any, Any]()
+        at = _skip(text, at + 1)
+        if text[at : at + 1] == "}":
+            return items, at + 1
+        while True:
+            key, at = self._key(at, depth)
+            at = _skip(text, at)
+            if text[at : at + 1] != ":":
+                raise ValueError(f"no colon at {at}")
+            items[key], at = self.value(_skip(text, at + 1), depth + 1)
+            at, more = _separator(text, at, "}")
+            if not more:
+                return items, at
 
-def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
-    values: list[Any] = []
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == "]":
-        return values, at + 1
-    while True:
-        value, at = _value(text, at, depth + 1)
-        values.append(value)
-        at, more = _separator(text, at, "]")
-        if not more:
-            return values, at
+    def _array(self, at: int, depth: int) -> tuple[list[Any], int]:
+        text, values = self._text, list[Any]()
+        at = _skip(text, at + 1)
+        if text[at : at + 1] == "]":
+            return values, at + 1
+        while True:
+            value, at = self.value(at, depth + 1)
+            values.append(value)
+            at, more = _separator(text, at, "]")
+            if not more:
+                return values, at
+
+    def _key(self, at: int, depth: int) -> tuple[Any, int]:
+        if self._text[at : at + 1] in ('"', "{"):
+            key, end = self.value(at, depth + 1)
+            return _freeze(key), end
+        match = _BARE_KEY.match(self._text, at)
+        if match is None:
+            raise ValueError(f"no key at {at}")
+        return match.group(), match.end()
 
 
 def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
@@ -98,17 +118,6 @@ def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
     if char == closing:
         return at + 1, False
     raise ValueError(f"neither comma nor {closing} at {at}")
-
-
-def _key(text: str, at: int, depth: int) -> tuple[Any, int]:
-    first = text[at : at + 1]
-    if first in ('"', "{"):
-        key, end = _value(text, at, depth + 1)
-        return _freeze(key), end
-    match = _BARE_KEY.match(text, at)
-    if match is None:
-        raise ValueError(f"no key at {at}")
-    return match.group(), match.end()
 
 
 def _freeze(value: Any) -> Any:

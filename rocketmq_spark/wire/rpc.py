@@ -19,6 +19,7 @@ from rocketmq_spark.codes import Flag, PullSysFlag, Request, Response
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes, Command
 
+_LONG = 1 << 63  # no field has more than Java's long
 _FIELD = re.compile(r"(?P<name>\w+)(:(?P<kind>int|bool))?(?P<required>!)?(=(?P<wire>\w+))?")
 
 
@@ -48,7 +49,10 @@ class Field:
     def value(self, text: str) -> Any:
         """What the text on the wire means; raises ``ValueError``. Java takes anything but "true" for false."""
         if self.kind == "int":
-            return int(text)
+            number = int(text)
+            if not -_LONG <= number < _LONG:
+                raise ValueError("it does not fit 64 bits")
+            return number
         return text.lower() == "true" if self.kind == "bool" else text
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rocketmq_spark.client import calls
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.credentials import Credentials
 from rocketmq_spark.clock import Deadline
@@ -120,10 +121,32 @@ def test_without_a_thread_for_each_they_are_asked_in_turn(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.on(PING, ok(b"here"))
-    no_more_threads(monkeypatch, "rocketmq-ask-")
+    no_more_threads(monkeypatch, "rocketmq-dial")
     found = parts.calls.exchange_each([("127.0.0.1:1", ping()), (broker.address, ping())], parts.soon)
     assert isinstance(found[0], ConnectionLost)
     assert isinstance(found[1], Command)
+
+
+def test_so_many_addresses_are_dialled_at_a_time(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_DIALS", 3)
+    broker.on(PING, ok(b"here"))
+    dialling, most, get = [0], [0], parts.calls.pool.get
+
+    def slow(address: str, deadline: Deadline, patient: bool = True) -> Connection:
+        dialling[0] += 1
+        most[0] = max(most[0], dialling[0])
+        try:
+            threading.Event().wait(0.005)
+            return get(broker.address, deadline, patient)
+        finally:
+            dialling[0] -= 1
+
+    monkeypatch.setattr(parts.calls.pool, "get", slow)
+    found = parts.calls.exchange_each([(f"127.0.0.1:{n}", ping()) for n in range(1, 41)], parts.soon)
+    assert [bytes(answer.body) for answer in found if isinstance(answer, Command)] == [b"here"] * 40
+    assert 1 < most[0] <= 3
 
 
 def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(

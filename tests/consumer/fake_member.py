@@ -30,6 +30,7 @@ from rocketmq_spark.model import (
     QueueBounds,
     ReceivedMessage,
 )
+from rocketmq_spark.wire.messages import portion
 from tests.producer.scripted import ManualTimer, Time
 
 Done = Callable[[PullAnswer | RocketMQError], None]
@@ -163,9 +164,15 @@ class FakeMember:
 class Rows:
     """In place of a record batch."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.messages = [one for part in parts for one in part.read()]
-        self.num_rows = len(self.messages)
+    def __init__(self, messages: Sequence[ReceivedMessage]) -> None:
+        self.messages = messages
+        self.num_rows = len(messages)
+
+
+def as_rows(parts: Sequence[Part]) -> tuple[Rows, int | None]:
+    """As ``decode.polled.batch_of`` does."""
+    found, left = portion(one for part in parts for one in part.read())
+    return Rows(found), None if left is None else found[-1].queue_offset + 1
 
 
 class Hand:
@@ -184,7 +191,7 @@ def made(fake: FakeMember, hand: Hand | None = None, **settings: Any) -> PullCon
     settings = {"consume_from": ConsumeFrom(Where.EARLIEST), **settings}
     wanted = PullConsumerSettings(group="g", **settings)
     hand = hand or Hand()
-    return PullConsumer(fake, wanted, Rows, hand.clock, make_timer=lambda _: ManualTimer(hand.time))  # type: ignore[arg-type]
+    return PullConsumer(fake, wanted, as_rows, hand.clock, make_timer=lambda _: ManualTimer(hand.time))  # type: ignore[arg-type]
 
 
 @pytest.fixture

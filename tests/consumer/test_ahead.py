@@ -15,7 +15,7 @@ from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue
-from tests.consumer.fake_member import FakeMember, Rows, bodies, message
+from tests.consumer.fake_member import FakeMember, as_rows, bodies, message
 from tests.consumer.reads import COUNT, Reads
 from tests.mockbroker import WAIT_S, eventually
 
@@ -45,7 +45,7 @@ def made(fake: FakeMember, reads: Reads, **settings: Any) -> PullConsumer:
         **{"pull_batch_size": COUNT, "max_waiting": 40, **settings},
     )
     how = ReadAhead(reads.begin, lambda queue, start, stored: [message(queue, start + i) for i in range(len(stored))])
-    return PullConsumer(fake, wanted, Rows, Clock(), how)  # type: ignore[arg-type]
+    return PullConsumer(fake, wanted, as_rows, Clock(), how)  # type: ignore[arg-type]
 
 
 def all_of(consumer: PullConsumer, count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from rocketmq_spark.consumer.flow import Thresholds
 from rocketmq_spark.consumer.running import Make
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.wire import messages
 from tests.consumer.group import FakeBrokers, FakeMember
 from tests.consumer.reads import COUNT, Reads
 from tests.helpers import RAISED, no_more_threads
@@ -95,6 +97,20 @@ def test_a_backlog_is_read_ahead_and_what_comes_then_is_pulled(bench: Bench) -> 
     assert consumer.stats()["topics"]["T"]["pulled_per_s"] > 0
     consumer.stop(WAIT_S)
     assert bench.brokers.offsets == {A: 1003, B: 600}
+
+
+def test_what_becomes_large_is_pulled_from_there_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    bench.fill(A, 300)
+    bench.fill(B, 300)
+    consumer = bench.start()
+    eventually(lambda: bench.consumed(A, 300) and bench.consumed(B, 300))
+    assert "becomes large: it is pulled from offset" in caplog.text
+    consumer.stop(WAIT_S)
+    assert bench.brokers.offsets == {A: 300, B: 300}
 
 
 def test_what_fails_is_sent_back(bench: Bench) -> None:

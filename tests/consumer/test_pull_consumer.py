@@ -29,7 +29,7 @@ from rocketmq_spark.membership import InfoAsked, MembersChanged, OffsetsAsked, Q
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import messages
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, bodies, made
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, as_rows, bodies, made
 from tests.mockbroker import WAIT_S
 
 
@@ -239,10 +239,10 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
     fake.add(A, 2)
     fails = [True]
 
-    def rows(parts: Any) -> Rows:
+    def rows(parts: Any) -> tuple[Rows, int | None]:
         if parts and fails.pop(0):
             raise DecodeError("bad")
-        return Rows(parts)
+        return as_rows(parts)
 
     with PullConsumer(
         fake,
@@ -260,11 +260,11 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
 def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMember) -> None:
     fake.add(A, 40)
 
-    def rows(parts: Sequence[Part]) -> Rows:
-        made = Rows(parts)
+    def rows(parts: Sequence[Part]) -> tuple[Rows, int | None]:
+        made, left = as_rows(parts)
         if 33 in bodies(made.messages):
             raise DecodeError("bad")
-        return made
+        return made, left
 
     settings = PullConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=4)
     with PullConsumer(fake, settings, rows, Hand().clock) as consumer:  # type: ignore[arg-type]
@@ -276,6 +276,20 @@ def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMemb
         assert found == list(range(32))
         consumer.seek(A, 36)
         assert bodies(consumer.poll_arrow(AT_ONCE).messages) == [36, 37, 38, 39]
+
+
+def test_rows_that_become_many_come_in_several_polls(
+    fake: FakeMember, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1000)  # a message counts as an object, too
+    fake.add(A, 5)
+    fake.add(B, 2)
+    consumer.assign([A, B])
+    found = [bodies(consumer.poll_arrow(AT_ONCE).messages) for _ in range(4)]
+    assert sorted(found) == [[0, 1], [0, 1], [2, 3], [4]]
+    assert consumer.poll_arrow(AT_ONCE).num_rows == 0
+    consumer.commit()
+    assert (consumer.committed(A), consumer.committed(B)) == (5, 2)
 
 
 def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer: PullConsumer) -> None:

@@ -22,7 +22,7 @@ from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, 
 from rocketmq_spark.membership import ResetOffsets
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.timer import Timer
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, bodies, made, message
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, as_rows, bodies, made, message
 from tests.consumer.reads import COUNT, Reads
 from tests.helpers import RAISED
 from tests.mockbroker import eventually
@@ -75,7 +75,7 @@ def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
     settings = PullConsumerSettings(
         group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=COUNT, max_waiting=40
     )
-    with PullConsumer(fake, settings, Rows, Clock(), ahead) as consumer:  # type: ignore[arg-type]
+    with PullConsumer(fake, settings, as_rows, Clock(), ahead) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
         eventually(lambda: reads.given > 2)
         found: list[int] = []
@@ -269,7 +269,7 @@ def test_a_subscription_that_fails_changes_nothing(fake: FakeMember, consumer: P
 def test_what_was_asked_for_by_one_filter_is_given_by_it(fake: FakeMember, consumer: PullConsumer) -> None:
     """As with Java's: messages and rows alike, whatever is subscribed to when they come."""
     parts: list[Part] = []
-    consumer._to_arrow = lambda found: parts.extend(found) or Rows(found)
+    consumer._to_arrow = lambda found: parts.extend(found) or as_rows(found)
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
     consumer.subscribe("t", tags="b")
@@ -375,7 +375,7 @@ def test_a_pull_that_was_interrupted_is_made_again(fake: FakeMember, raised: Bas
             raise raised
         pull(*how)
 
-    with PullConsumer(fake, PullConsumerSettings(group="g", max_waiting=32), Rows) as consumer:  # type: ignore[arg-type]
+    with PullConsumer(fake, PullConsumerSettings(group="g", max_waiting=32), as_rows) as consumer:  # type: ignore[arg-type]
         consumer.assign([A, B])
         fake.pull = once  # type: ignore[method-assign]
         got: list[MessageQueue] = []
@@ -395,7 +395,7 @@ def test_a_reset_that_comes_while_a_consumer_ends_is_the_last_word(fake: FakeMem
             fake.asked("a:1", ResetOffsets("t", {A: 3}))
             super().close(wait_s)
 
-    consumer = PullConsumer(fake, PullConsumerSettings(group="g"), Rows, make_timer=Late)  # type: ignore[arg-type]
+    consumer = PullConsumer(fake, PullConsumerSettings(group="g"), as_rows, make_timer=Late)  # type: ignore[arg-type]
     consumer.subscribe("t")
     while bodies(consumer.poll(0.05)):  # all of it is finished when the last one begins
         pass
@@ -406,7 +406,7 @@ def test_a_reset_that_comes_while_a_consumer_ends_is_the_last_word(fake: FakeMem
 def test_who_cannot_join_has_no_subscription(fake: FakeMember, consumer: PullConsumer) -> None:
     """It would have the queues of the member that is there: both are one client."""
     consumer.subscribe("t")
-    with PullConsumer(fake, PullConsumerSettings(group="g"), Rows) as second:  # type: ignore[arg-type]
+    with PullConsumer(fake, PullConsumerSettings(group="g"), as_rows) as second:  # type: ignore[arg-type]
         with pytest.raises(LocalProtocolError):
             second.subscribe("t")
         with pytest.raises(OptionError, match="no queues"):

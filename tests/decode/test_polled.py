@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
+from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.decode.polled import batch_of
 from rocketmq_spark.decode.schema import BASIC, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from rocketmq_spark.wire import messages
 from tests.harness import store
 
 QUEUES = [MessageQueue(topic, "b", 1) for topic in ("t", "u")]
@@ -21,7 +25,7 @@ def answer(queue: MessageQueue, *tags: str, start: int = 5) -> tuple[MessageQueu
 
 
 def test_rows_of_several_queues() -> None:
-    batch = batch_of((answer(queue, "a", "b"), NO_FILTER) for queue in QUEUES)
+    batch, _ = batch_of((answer(queue, "a", "b"), NO_FILTER) for queue in QUEUES)
     assert batch.schema == arrow_schema(BASIC)
     assert batch.column("topic").to_pylist() == ["t", "t", "u", "u"]
     assert batch.column("queueOffset").to_pylist() == [5, 6, 5, 6]
@@ -32,7 +36,7 @@ def test_rows_of_answers_in_a_row() -> None:
     queue, start, _, first = answer(QUEUES[0], "a", "b")
     second = answer(queue, "c", start=7)[3]
     found = (queue, start, [(7, len(first)), (8, len(first) + len(second))], first + second)
-    batch = batch_of([(found, NO_FILTER), (answer(QUEUES[1], "d"), NO_FILTER)])
+    batch, _ = batch_of([(found, NO_FILTER), (answer(QUEUES[1], "d"), NO_FILTER)])
     assert batch.column("queueOffset").to_pylist() == [5, 6, 7, 5]
     assert batch.column("topic").to_pylist() == ["t", "t", "t", "u"]
 
@@ -40,22 +44,39 @@ def test_rows_of_answers_in_a_row() -> None:
 def test_tags_with_an_equal_hash_are_told_apart() -> None:
     wanted = [Filter("Aa"), NO_FILTER]
     parts = [(answer(queue, "Aa", "BB"), one) for queue, one in zip(QUEUES, wanted, strict=True)]
-    assert batch_of(parts).column("tags").to_pylist() == ["Aa", "Aa", "BB"]
+    assert batch_of(parts)[0].column("tags").to_pylist() == ["Aa", "Aa", "BB"]
 
 
 def test_rows_that_a_loop_gave_are_left_out_of_their_queue_alone() -> None:
     parts = [(answer(queue, "a", "b", "c"), NO_FILTER) for queue in QUEUES]
-    batch = batch_of(parts, {QUEUES[0]: 7, MessageQueue("t", "other", 1): 99})
+    batch, _ = batch_of(parts, {QUEUES[0]: 7, MessageQueue("t", "other", 1): 99})
     rows = zip(batch.column("topic").to_pylist(), batch.column("queueOffset").to_pylist(), strict=True)
     assert list(rows) == [("t", 7), ("u", 5), ("u", 6), ("u", 7)]
     assert batch.schema == arrow_schema(BASIC)
 
 
 def test_nothing_has_no_rows() -> None:
-    assert batch_of([]).num_rows == 0
-    assert batch_of([]).schema == arrow_schema(BASIC)
+    assert batch_of([])[0].num_rows == 0
+    assert batch_of([])[0].schema == arrow_schema(BASIC)
 
 
 def test_a_bad_message_is_named() -> None:
     with pytest.raises(DecodeError, match=r"t/b/1|b/1"):
         batch_of([((QUEUES[0], 5, [(6, 100)], b"\0" * 100), NO_FILTER)])
+
+
+def test_of_what_becomes_large_the_first_rows_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = zlib.compress(b"x" * 100_000)
+    flag = int(SysFlag.COMPRESSED)
+    stored = b"".join(store("t", packed, "", 1, 5 + i, sys_flag=flag) for i in range(5))
+    found = (QUEUES[0], 5, [(10, len(stored))], stored)
+    monkeypatch.setattr(messages, "PORTION_BYTES", 150_000)
+    begun, got = 5, []
+    while begun is not None:
+        batch, begun = batch_of([(found, NO_FILTER)], {QUEUES[0]: begun})
+        got.append(batch.column("queueOffset").to_pylist())
+        assert set(batch.column("body").to_pylist()) == {b"x" * 100_000}
+    assert got == [[5, 6], [7, 8], [9]]
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    batch, left = batch_of([(found, NO_FILTER)])
+    assert (batch.num_rows, left) == (1, 6), "one is always given"

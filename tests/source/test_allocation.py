@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.allocation import ROWS_PER_TASK, covered, partition_count, partition_id, split, tasks
+from rocketmq_spark.source.allocation import (
+    MAX_TASKS,
+    ROWS_PER_TASK,
+    covered,
+    partition_count,
+    partition_id,
+    split,
+    tasks,
+)
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in ("broker-a", "broker-b") for i in range(3)]
 
@@ -64,6 +72,14 @@ def test_a_minimum_of_tasks_is_reached_where_there_are_enough_rows(wanted, min_t
     rows = sum(r.size for r in wanted)
     # Rounding may leave it short, as in Spark's calculator, by less than one per task there was.
     assert len(found) > min(min_tasks, rows) - max(1, len(alone))
+
+
+def test_a_plan_has_no_more_tasks_than_a_driver_can_hold():
+    wanted = [OffsetRange(queue, 0, 10**12) for queue in QUEUES]
+    found = split([wanted], None, 500_000)
+    assert len(found) == MAX_TASKS
+    assert sum(r.size for task in found for r in task) == len(QUEUES) * 10**12
+    assert len(split([wanted], None, 10**12)) == len(QUEUES)
 
 
 def test_a_hot_queue_is_cut_and_small_ones_stay_whole():

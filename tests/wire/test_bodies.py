@@ -242,3 +242,34 @@ def test_broker_configuration_as_lines():
 def test_unexpected_shapes_are_refused(read, body):
     with pytest.raises(RemoteProtocolError):
         read(body)
+
+
+def of_queues(*counts: object) -> bytes:
+    queues = [{"brokerName": f"b{i}", "readQueueNums": n, "writeQueueNums": 1, "perm": 6} for i, n in enumerate(counts)]
+    return json.dumps({"queueDatas": queues, "brokerDatas": []}).encode()
+
+
+@pytest.mark.parametrize(
+    "counts", [(2**31,), (-1,), (200_001,), (150_000, 50_001), (1.5,), (1e300,), ("9" * 5000,), (None,)], ids=str
+)
+def test_a_topic_has_no_more_queues_than_anybody_means(counts):
+    with pytest.raises(RemoteProtocolError, match="route"):
+        bodies.route("t", of_queues(*counts))
+
+
+def test_a_topic_may_have_very_many_queues():
+    assert [each.read_queues for each in bodies.route("t", of_queues(150_000, 50_000)).queues] == [150_000, 50_000]
+
+
+@pytest.mark.parametrize("offset", [2**63, -(2**63) - 1, 10**30, 1e30])
+def test_an_offset_is_a_long(offset):
+    """In whatever order its broker writes them."""
+    queue = '{"brokerName":"b","queueId":0,"topic":"t"}'
+    for body in (
+        f'{{"offsetTable":{{{queue}:{{"lastUpdateTimestamp":1,"maxOffset":{offset},"minOffset":0}}}},"topicPutTps":0.0}}',
+        f'{{"offsetTable":{{{queue}:{{"maxOffset":{offset},"minOffset":0,"lastUpdateTimestamp":1}}}}}}',
+    ):
+        with pytest.raises(RemoteProtocolError, match="topic statistics"):
+            bodies.topic_stats("t", body.encode())
+    with pytest.raises(RemoteProtocolError, match="offsets"):
+        bodies.reset_offsets(f'{{"offsetTable":{{{queue}:{offset}}}}}'.encode())

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import RemoteProtocolError
+from rocketmq_spark.wire import loose_json
 from rocketmq_spark.wire.loose_json import read_json
 from tests.harness import check_decoder
 
@@ -71,3 +72,28 @@ def test_neither(text):
 def test_bytes_that_are_not_utf8():
     with pytest.raises(RemoteProtocolError):
         read_json(b'{0:"\xff"}')
+
+
+def test_however_many_containers_are_no_json_the_strict_parser_is_asked_a_thousand_times(monkeypatch):
+    """It counts the lines before each place that it rejects: a hundred thousand times took five seconds."""
+    rejected = []
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, s, idx=0):
+            try:
+                return super().raw_decode(s, idx)
+            except json.JSONDecodeError:
+                rejected.append(idx)
+                raise
+
+    monkeypatch.setattr(loose_json, "_strict", Counting())
+    text = "[" + ",".join(['{"a":[{0:"x"}]}'] * 5000) + ',{"b":{"c":[1,"]"]}}]'
+    assert read_json(text.encode()) == [{"a": [{"0": "x"}]}] * 5000 + [{"b": {"c": [1, "]"]}}]
+    assert len(rejected) == 1000
+
+
+def test_a_body_has_a_limit(monkeypatch):
+    monkeypatch.setattr(loose_json, "_MAX_BYTES", 10)
+    assert read_json(b'"12345678"') == "12345678"
+    with pytest.raises(RemoteProtocolError, match="A JSON body of 11 bytes; expected at most 10"):
+        read_json(b'"123456789"')

@@ -183,3 +183,14 @@ def test_refusals_need_no_fields():
 def test_booleans_as_java_reads_them():
     assert rpc.HEART_BEAT.answer(Command(0, {"IS_SUB_CHANGE": "TRUE"}))["IS_SUB_CHANGE"] is True
     assert rpc.HEART_BEAT.answer(Command(0, {"IS_SUB_CHANGE": "1"}))["IS_SUB_CHANGE"] is False
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, str(1 << 63), "-9223372036854775809", "1e3", "", "½"])
+def test_a_number_that_is_no_long_is_refused(text):
+    with pytest.raises(RemoteProtocolError, match="offset"):
+        rpc.GET_MAX_OFFSET.answer(Command(0, {"offset": text}))
+
+
+def test_a_long_is_read():
+    for number in (-(1 << 63), (1 << 63) - 1):
+        assert rpc.GET_MAX_OFFSET.answer(Command(0, {"offset": str(number)})) == {"offset": number}

@@ -11,7 +11,8 @@ from rocketmq_spark import session
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from tests.helpers import killed
-from tests.reading import Run, bodies, feed, names, rows
+from tests.mockbroker import eventually
+from tests.reading import Run, bodies, feed, names, positions, rows
 
 SHORT = {"requestTimeout": "1s", "numRetries": 1, "readDeadline": "4s"}
 
@@ -59,6 +60,8 @@ def test_a_batch_that_is_planned_after_its_death_reads_the_others(pair, topic):
     feed(pair, topic, 40)
     run.batch()
     killed(pair, "broker-b")
+    # The driver's view may be a moment old.
+    eventually(lambda: positions(run.latest())[b] == run.positions[b], 60)
     run.until(lambda: run.positions[a] == 20)
     assert run.positions[b] < 20
     run.drain(feed(pair, topic, 4, queues=[a]))
