@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -234,11 +235,22 @@ class MetricsListener(StreamingQueryListener):
     def _write(self, line: str = "") -> None:
         try:
             if self._prometheus is not None:
-                part = self._prometheus.with_name(f".{self._prometheus.name}.part")
-                part.write_text(text(self._queries), "utf-8")
-                part.replace(self._prometheus)
+                _replace(self._prometheus, text(self._queries).encode(errors="replace"))
             if self._json_lines is not None and line:
                 with self._json_lines.open("a", encoding="utf-8") as file:
                     file.write(line)
         except OSError:
             logger.exception("the figures of queries are not written")
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole or not at all, for readers of any user; by way of a file whose name nobody else can have taken."""
+    number, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(number, "wb") as file:
+            file.write(data)
+        Path(part).chmod(0o644)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise

@@ -179,7 +179,7 @@ def store(
             struct.pack(">q", born_ms) + born[0] + struct.pack(">i", born[1]),
             struct.pack(">q", store_ms) + stored[0] + struct.pack(">i", stored[1]),
             struct.pack(">iqi", reconsumed, prepared, len(body)) + body,
-            length + name + struct.pack(">h", len(text)) + text,
+            length + name + struct.pack(">H", len(text)) + text,
         )
     )
     return struct.pack(">i", len(rest) + 4) + rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,6 +130,19 @@ def test_the_listener_writes_both_files(tmp_path):
     assert (first["query"], first["lag"], first["sink"]["rows"]) == ("orders", 4, 7)
     assert (second["query"], second["batchId"], "sink" in second) == ("other", 1, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl", "q.prom"]
+
+
+def test_a_name_that_is_no_unicode_disturbs_nobody_and_the_file_is_for_every_reader(tmp_path):
+    (tmp_path / ".q.prom.part").symlink_to(tmp_path / "victim")  # a name that others could foresee
+    listener = MetricsListener(tmp_path / "q.prom")
+    listener.onQueryStarted(event("\ud800"))
+    assert 'query="?"' in (tmp_path / "q.prom").read_text()
+    assert not (tmp_path / "victim").exists()
+    assert stat.S_IMODE((tmp_path / "q.prom").stat().st_mode) == 0o644
+    (tmp_path / "q.prom").unlink()
+    (tmp_path / "q.prom").mkdir()  # cannot be replaced
+    listener.onQueryIdle(event("\ud800"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".q.prom.part", "q.prom"], "nothing is left behind"
 
 
 def test_a_query_that_ran_already_is_heard(tmp_path):

@@ -14,9 +14,10 @@ from rocketmq_spark.failures import start_thread
 
 
 class Aside:
-    """Threads by key."""
+    """Threads by key; ``limit`` is how much may wait for one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
         self._lock = threading.Lock()
         self._work: dict[Hashable, deque[Callable[[], None]]] = {}
 
@@ -25,10 +26,12 @@ class Aside:
         return key in self._work
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Have ``work`` done soon. Raises ``RuntimeError`` when there can be no more threads."""
+        """Have ``work`` done soon. Raises ``RuntimeError`` when there can be no more threads, or too much waits."""
         with self._lock:
             waiting = self._work.get(key)
             if waiting is not None:
+                if self._limit is not None and len(waiting) >= self._limit:
+                    raise RuntimeError(f"{len(waiting)} requests wait for one thread")
                 waiting.append(work)
                 return
             start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key))

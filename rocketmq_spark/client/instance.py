@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
+_MAX_ASKED = 1000  # requests of servers that wait for one group: more are refused
 
 # What a broker asks a consumer, with the field that names the group. What it asks a producer says so in the message.
 _GROUP_FIELDS = {
@@ -75,7 +76,7 @@ class Groups:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # none is empty, wherever Ctrl-C comes
-        self._aside = Aside()
+        self._aside = Aside(_MAX_ASKED)
 
     def add(self, on_wire: str, member: Member) -> None:
         """Several producers may be of one group; a consumer would take another one's queues, for they have one id."""
@@ -119,8 +120,8 @@ class Groups:
                 return True
             field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
             return field is not None and self._hand((True, ext.get(field, "")), request)
-        except RuntimeError:  # there can be no more threads
-            logger.warning("request %s of %s is refused: no thread can be made", code, request.address)
+        except RuntimeError as e:  # there can be no more threads
+            logger.warning("request %s of %s is refused: %s", code, request.address, e)
             return False
 
     def _check(self, request: ServerRequest) -> None:

@@ -19,7 +19,7 @@ from rocketmq_spark.decode.stored_messages import Bytes, Ints, StoredMessages, n
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.wire import compression
 
-_INNER = int(codes.SysFlag.INNER_BATCH)
+_INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 # Size, magic, CRC, flag and length of the body; behind the body the length of the properties.
 _FLAG_AT, _LENGTH_AT, _BODY_AT = 12, 16, 20
@@ -32,12 +32,17 @@ _MAX_UNPACKED = 64 << 20
 
 def present(messages: StoredMessages) -> bool:
     """Whether there is any inner batch among them."""
-    return bool(messages.any_flags & _INNER) and bool(((messages.sys_flags & _INNER) != 0).any())
+    return messages.any_flags & _INNER == _INNER and bool(_is_outer(messages).any())
+
+
+def _is_outer(messages: StoredMessages) -> npt.NDArray[np.bool_]:
+    both: npt.NDArray[np.bool_] = (messages.sys_flags & _INNER) == _INNER
+    return both
 
 
 def opened(messages: StoredMessages) -> StoredMessages | None:
     """With the messages of inner batches in place of these; None where one is not as it should be."""
-    is_outer = (messages.sys_flags & _INNER) != 0
+    is_outer = _is_outer(messages)
     outer = np.flatnonzero(is_outer)
     unpacked = _unpacked(messages, outer)
     if unpacked is None:

@@ -240,6 +240,8 @@ def _behind_born_host(
 
 def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
     """A copy of the fixed fields at every start; as plain bytes, for numpy would swap each field of each record."""
+    if not len(starts):  # of which a buffer may be too short for a single one
+        return np.empty(0, _HEAD)
     anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), f"V{_HEAD.itemsize}", buffer, strides=(1,))
     records: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
     return records

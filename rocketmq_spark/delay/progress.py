@@ -59,8 +59,8 @@ class Seen(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:
-        """None where nothing is written."""
-        if not data:
+        """None where nothing is written, or what only another release reads: then the queue is read again."""
+        if not data or len(data) not in (_EARLIER.size, _SEEN.size):
             return None
         layout = _EARLIER if len(data) == _EARLIER.size else _SEEN
         begin, stored, oldest, told, done_ms, *newest_ms = layout.unpack(data)

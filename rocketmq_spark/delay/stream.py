@@ -27,6 +27,8 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _PROTOBUF = (6, 33, 5)
 # Spark makes one record batch of all that timers of one task give in one micro-batch.
 _MAX_ROWS = 50_000
+# Lists of a second. No setting of a session: what takes a message back must find its list after a restart with other ones.
+_SHARDS = 16
 # The last whole second that Spark's timers can have.
 _LAST_MS = ((1 << 63) - 1) // 1000 * 1000
 _NAMES = tuple(part.split()[0] for part in SCHEMA.split(", "))
@@ -49,7 +51,6 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
         OptionError: ``messages`` is no stream with a column ``body``, or one of both needs is missing.
     """
     _check(messages)
-    shards = int(str(messages.sparkSession.conf.get("spark.sql.shuffle.partitions")))
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
     whole = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
@@ -63,7 +64,7 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
         .select("body", sf.when(whole, due_ms).otherwise(0).alias("due"))
         .select(
             "body",
-            sf.pmod(sf.hash(which), sf.lit(shards)).alias("shard"),
+            sf.pmod(sf.hash(which), sf.lit(_SHARDS)).alias("shard"),
             # The whole second at or behind the due time.
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )

@@ -68,13 +68,34 @@ def read_lock(text: str | None = None) -> Mapping[str, Section]:
 
 
 def cache_folder() -> Path:
-    """Where jars and class-data archives are kept: ROCKETMQ_SPARK_CACHE, else the user's cache folder."""
+    """Where jars and class-data archives are kept: ROCKETMQ_SPARK_CACHE, else the user's cache folder.
+
+    What lies there is executed, so that nobody else may write there. Raises ``LocalBrokerError`` where somebody may.
+    """
     named = os.environ.get(CACHE_VARIABLE)
     if named:
-        return Path(named).expanduser().absolute()
+        return _own(Path(named).expanduser().absolute())
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "rocketmq-spark"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-spark"
+        return _own(Path.home() / "Library" / "Caches" / "rocketmq-spark")
+    return _own(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-spark")
+
+
+def _own(folder: Path) -> Path:
+    """Made for its user alone; of one that is there the right of others to write is taken."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stat = folder.stat()
+        others = bool(stat.st_mode & 0o022)
+        if others and stat.st_uid == os.geteuid():
+            folder.chmod(stat.st_mode & ~0o022)
+    except OSError:
+        return folder  # who writes there says what is wrong
+    if others and stat.st_uid != os.geteuid():
+        raise LocalBrokerError(
+            f"Others may write to {folder}, and what lies there would be executed",
+            remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
+        )
+    return folder
 
 
 def fetch(names: Sequence[str] = ("core",), quiet: bool = False) -> list[Path]:

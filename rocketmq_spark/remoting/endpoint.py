@@ -15,7 +15,6 @@ from rocketmq_spark.errors import (
     CallTimeout,
     CertificateRefused,
     ConnectionLost,
-    LocalProtocolError,
     OptionError,
     RocketMQError,
 )
@@ -42,11 +41,14 @@ class TlsSettings:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """``host:port``, with IPv6 literals as ``[addr]:port``; split at the last colon."""
+    """``host:port``, with IPv6 literals as ``[addr]:port``; split at the last colon. Raises ``ConnectionLost``."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise LocalProtocolError(f"{address!r} is no address of the form host:port")
+    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) > 65535:
+        # Those of options were looked at before: a server tells this one, and may tell another one soon.
+        raise ConnectionLost(
+            f"{address!r} is no address of the form host:port", remedy="See what brokers register with"
+        )
     return host, int(port)
 
 
@@ -100,7 +102,7 @@ def connect(address: str, deadline: Deadline, tls: TlsSettings | None) -> socket
     except OSError as e:
         raise mapped(e, address, "cannot connect") from e
     except UnicodeError as e:  # a label that is empty or too long
-        raise LocalProtocolError(f"{host!r} is no name of a host", address) from e
+        raise ConnectionLost(f"{host!r} is no name of a host", address) from e
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from rocketmq_spark.codes import MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
+from rocketmq_spark.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
@@ -36,12 +36,13 @@ _FIXED = {
 }
 _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
 _SHORT = struct.Struct(">h")
+_LENGTH = struct.Struct(">H")  # of a topic or of properties; what is above a short is read, and never written
 _INT = struct.Struct(">i")
 _MIN_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
 # Numbers, for those of an enumeration take a microsecond.
 _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
-_INNER_BATCH = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+_INNER_BATCH = int(INNER_BATCH_MASK)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC that nobody reads, flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 # A few kilobytes may become gigabytes: so much of an answer is made into messages at once. Each counts as an object, too.
@@ -243,13 +244,13 @@ def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
         topic_end = topic_at + data[topic_at - 1]
     elif magic == MESSAGE_MAGIC_V2:
         topic_at = body_end + 2
-        topic_end = topic_at + _SHORT.unpack_from(data, body_end)[0]
+        topic_end = topic_at + _LENGTH.unpack_from(data, body_end)[0]
     else:
         raise DecodeError(f"unknown magic {magic:#010x}")
     text_at = topic_end + 2
     # Parts that follow each other and end where the message does lie within it.
     fits = size == end - start and topic_at <= topic_end and text_at <= end
-    if not fits or text_at + _SHORT.unpack_from(data, topic_end)[0] != end:
+    if not fits or text_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
         raise DecodeError(f"the parts of a message of {size} bytes do not fit the {end - start} bytes that it has")
     body = data[body_at:body_end]
     if how.check_crc and body_crc(body) != crc:
@@ -347,7 +348,7 @@ def _items(body: Bytes) -> Iterator[BatchItem]:
             _, _, _, flag, length = _ITEM.unpack_from(view, at)
             body_at = at + _ITEM.size
             text_at = _part_end(body_at, length, len(view)) + _SHORT.size
-            end = _part_end(text_at, _SHORT.unpack_from(view, text_at - _SHORT.size)[0], len(view))
+            end = _part_end(text_at, _LENGTH.unpack_from(view, text_at - _SHORT.size)[0], len(view))
         except (struct.error, DecodeError) as exc:
             raise DecodeError(f"Item {number} of a batch, at byte {at}, is malformed") from exc
         yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)

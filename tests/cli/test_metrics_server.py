@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from rocketmq_spark.cli import metrics_server
 from rocketmq_spark.cli.metrics_server import serving
 from rocketmq_spark.errors import CallTimeout, OptionError
+from tests.mockbroker import eventually
 
 LOCAL = ("127.0.0.1", 0)
 
@@ -53,3 +55,53 @@ def test_a_port_that_is_taken_is_said() -> None:
         taken = serving(("127.0.0.1", urlsplit(url).port or 0), lambda: "")
         with pytest.raises(OptionError, match=r"--serve 127\.0\.0\.1:\d+: .*in use"):
             taken.__enter__()
+
+
+def asked(url: str, host: str | None) -> bytes:
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as sock:
+        sock.sendall(f"GET {parts.path} HTTP/1.0\r\n{f'Host: {host}' if host else 'X: y'}\r\n\r\n".encode())
+        return sock.recv(65536)
+
+
+def test_a_browser_that_was_led_here_under_another_name_gets_nothing() -> None:
+    with serving(LOCAL, lambda: "a 1\n") as url:
+        for host in ("localhost", "localhost:9464", "127.0.0.1:1", "[::1]:9464", "[::1]", None):
+            assert b"200" in asked(url, host).split(b"\r\n")[0], host
+        for host in ("evil.example", "evil.example:9464", "127.0.0.1.evil.example", "localhost.evil.example:80"):
+            assert b"403" in asked(url, host).split(b"\r\n")[0], host
+    with serving(("0.0.0.0", 0), lambda: "a 1\n") as url:
+        port = urlsplit(url).port
+        assert b"200" in asked(f"http://127.0.0.1:{port}/metrics", "node7.example:9464").split(b"\r\n")[0]
+
+
+def test_who_is_silent_is_let_go_and_so_is_who_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_AT_ONCE", 3)
+    with serving(LOCAL, lambda: "a 1\n") as url:
+        parts = urlsplit(url)
+        place = (parts.hostname or "", parts.port or 0)
+        silent = [socket.create_connection(place, timeout=60) for _ in range(3)]
+        eventually(lambda: asked_or_closed(url) == b"")
+        for each in silent:
+            each.close()
+        eventually(lambda: b"200" in asked_or_closed(url))
+
+
+def asked_or_closed(url: str) -> bytes:
+    try:
+        return asked(url, "localhost")
+    except ConnectionError:
+        return b""
+
+
+def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_IDLE_S", 0.05)
+    with serving(LOCAL, lambda: "a 1\n") as url:
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as sock:
+            assert sock.recv(1) == b""
+
+
+def test_text_that_is_no_unicode_is_shown_as_far_as_it_is() -> None:
+    with serving(LOCAL, lambda: 'a{t="\ud800"} 1\n') as url:
+        assert get(url)[:2] == (200, 'a{t="?"} 1\n')

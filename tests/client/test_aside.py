@@ -46,3 +46,20 @@ def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pyt
     assert not aside.busy("k")
     aside.run("k", done.set)
     assert done.wait(60)
+
+
+def test_no_more_waits_for_a_thread_than_may() -> None:
+    aside, gate, done = Aside(2), threading.Event(), []
+    begun = threading.Event()
+    aside.run("k", lambda: done.append(begun.set() or gate.wait(60)))
+    assert begun.wait(60)
+    for i in range(2):
+        aside.run("k", lambda i=i: done.append(i))  # type: ignore[misc]
+    with pytest.raises(RuntimeError, match="2 requests wait"):
+        aside.run("k", lambda: done.append("never"))
+    other = threading.Event()
+    aside.run("other", other.set)
+    assert other.wait(60)
+    gate.set()
+    eventually(lambda: not aside.busy("k"))
+    assert done == [True, 0, 1]

@@ -22,7 +22,7 @@ from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, fetches, one, stored, text
-from tests.harness import in_one_test, unhex, vectors
+from tests.harness import in_one_test, store, unhex, vectors
 
 STORED = vectors("stored_messages")
 PULLED = vectors("pull_bodies")
@@ -366,3 +366,11 @@ def test_a_decoder_may_be_used_again():
         assert found.num_rows == count
         assert found.column("topic").unique().to_pylist() == ["t"]
         assert isinstance(found, pa.RecordBatch)
+
+
+@pytest.mark.parametrize("size", [32_767, 32_768, 65_535])
+def test_properties_longer_than_brokers_store_are_read_the_same_by_both(size):
+    """Their length is a short to Java, which never writes one below 0."""
+    value = "v" * (size - 3)
+    (row,) = both(one(store("t", b"x", f"a\x01{value}\x02"))).to_pylist()
+    assert row["properties"] == [("a", value)]

@@ -55,6 +55,11 @@ def test_rows_that_a_loop_gave_are_left_out_of_their_queue_alone() -> None:
     assert batch.schema == arrow_schema(BASIC)
 
 
+def test_an_answer_without_messages_has_no_rows() -> None:
+    batch, left = batch_of([((QUEUES[0], 5, [(6, 0)], b""), NO_FILTER)])
+    assert (batch.num_rows, left) == (0, None)
+
+
 def test_nothing_has_no_rows() -> None:
     assert batch_of([])[0].num_rows == 0
     assert batch_of([])[0].schema == arrow_schema(BASIC)

@@ -19,7 +19,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import Envelope, cancelling
 from tests.delay.nodes import START_MS, envelope
 from tests.fix_spark import wait_until
-from tests.helpers import total
+from tests.helpers import stored, total
 from tests.spark.pipelines import read, read_stream
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def test_3_27_originals_come_when_they_are_due_once_and_whole(
 def test_3_24_what_waited_comes_after_a_restart_though_nothing_new_does(
     on_rocksdb: SparkSession, rocketmq: LocalBroker, make_topic: Any, tmp_path: Path
 ) -> None:
-    """Spark alone would look at timers again when the next message arrives."""
+    """Spark alone would look at timers again when the next message arrives. What takes messages back meets them, though the
+    session shuffles otherwise now.
+    """
     inner, target = make_topic(queues=1), make_topic(queues=1)
 
     def start() -> Any:
@@ -88,16 +90,27 @@ def test_3_24_what_waited_comes_after_a_restart_though_nothing_new_does(
     try:
         due_ms = int(time.time() * 1000) + 20_000
         with Producer(name_server=rocketmq.name_server, group="delays") as producer:
-            producer.send(Message(inner, Envelope(target, due_ms, "", 1, 0, "", b"x").pack()))
+            for name in ("", *"abcde"):
+                producer.send(Message(inner, Envelope(target, due_ms, name, 1, 0, "", name.encode() or b"x").pack()))
         wait_until(query, lambda: _held(query) and query.lastProgress["numInputRows"] < 2, 120.0)
     finally:
         query.stop()
     assert total(rocketmq, target) == 0
-    query = start()
+    with Producer(name_server=rocketmq.name_server, group="delays") as producer:
+        for name in "abcde":
+            producer.send(Message(inner, cancelling(target, due_ms, name, 1)))
+    shuffled = on_rocksdb.conf.get("spark.sql.shuffle.partitions")
+    try:
+        on_rocksdb.conf.set("spark.sql.shuffle.partitions", "7")
+        query = start()
+    finally:
+        on_rocksdb.conf.set("spark.sql.shuffle.partitions", shuffled)
     try:
         wait_until(query, lambda: total(rocketmq, target), 120.0)
+        wait_until(query, lambda: not _held(query), 120.0)
     finally:
         query.stop()
+    assert [message.body for message in stored(rocketmq, target, 1)] == [b"x"]
 
 
 def _held(query: Any) -> int:

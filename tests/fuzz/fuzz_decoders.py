@@ -12,16 +12,16 @@ import time
 from collections.abc import Sequence
 
 from tests.fuzz.mutate import mutate
-from tests.harness import DECODERS, outcome, samples
+from tests.fuzz.targets import TARGETS, outcome
 
 
 def run(decoder: str, rounds: range, until: float = float("inf")) -> int:
     """Rounds done before ``until``; each is one mutated input, made from the number of the round."""
-    seeds = samples(decoder)
+    target = TARGETS[decoder]
     for seed in rounds:
-        data = mutate(random.Random(seed), seeds)
+        data = mutate(random.Random(seed), target.samples)
         try:
-            outcome(DECODERS[decoder], data)
+            outcome(target, data)
         except BaseException:
             print(f"{decoder}, seed {seed}: {data.hex()}", file=sys.stderr)
             raise
@@ -32,7 +32,7 @@ def run(decoder: str, rounds: range, until: float = float("inf")) -> int:
 
 def main(arguments: Sequence[str]) -> None:
     seconds = float(arguments[0]) if arguments else 60.0
-    chosen = arguments[1:] or list(DECODERS)
+    chosen = arguments[1:] or list(TARGETS)
     end = time.monotonic() + seconds
     done = 0
     for start in itertools.count(0, 1000):

@@ -12,6 +12,7 @@ import io
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -136,18 +137,39 @@ def test_file_names_tell_classifiers_apart() -> None:
     assert len({jar.file_name for jar in native}) == len(native)
 
 
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("HOME", "/home/somebody")
+    home = tmp_path / "somebody"
+    monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv(distro.CACHE_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert distro.cache_folder() == Path("/home/somebody/.cache/rocketmq-spark")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert distro.cache_folder() == Path("/xdg/rocketmq-spark")
+    assert distro.cache_folder() == home / ".cache" / "rocketmq-spark"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert distro.cache_folder() == tmp_path / "xdg" / "rocketmq-spark"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert distro.cache_folder() == Path("/home/somebody/Library/Caches/rocketmq-spark")
+    assert distro.cache_folder() == home / "Library" / "Caches" / "rocketmq-spark"
     monkeypatch.setenv(distro.CACHE_VARIABLE, "~/there")
-    assert distro.cache_folder() == Path("/home/somebody/there")
+    assert distro.cache_folder() == home / "there"
+    assert stat.S_IMODE((home / "there").stat().st_mode) == 0o700
+
+
+def test_a_cache_that_others_may_write_to_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Classes and libraries from there are executed."""
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "mine"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine").chmod(0o777)
+    distro.cache_folder()
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o755
+    (tmp_path / "mine").chmod(0o775)
+    theirs = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: theirs)
+    with pytest.raises(LocalBrokerError, match=distro.CACHE_VARIABLE):
+        distro.cache_folder()
+    (tmp_path / "mine").chmod(0o755)
+    assert distro.cache_folder() == tmp_path / "mine", "made by an administrator, for all"
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "file" / "below"))
+    (tmp_path / "file").touch()
+    assert distro.cache_folder() == tmp_path / "file" / "below", "who writes there says what is wrong"
 
 
 def test_real_jars_are_complete_and_in_the_order_of_the_lock() -> None:

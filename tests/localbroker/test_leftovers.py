@@ -33,8 +33,14 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def _sleeper(children: list[subprocess.Popen[bytes]], mark: str) -> subprocess.Popen[bytes]:
-    children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", mark]))
-    return children[-1]
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)", mark]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    children.append(child)
+    # Popen returns before the kernel shows the command line, by which it is to be found.
+    assert child.stdout is not None
+    with child.stdout as shown:
+        assert shown.readline()
+    return child
 
 
 def _left_behind(run: Path, data: Path, delete: bool = True) -> Path:

@@ -37,6 +37,8 @@ def test_a_broker_needs_its_neighbours(listener: socket.socket) -> None:
 
 
 def test_free_port_avoids_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of its own: another test of this process may have been given one of these.
+    monkeypatch.setattr(loopback, "_blocks", loopback._Blocks())
     monkeypatch.setattr(loopback._blocks, "candidates", lambda: iter([25_000, 25_001, 25_002, 25_003]))
     monkeypatch.setattr(loopback, "is_free", lambda port: True)
     assert loopback.free_port((0, -2), taken=[24_998, 25_001]) == 25_002
@@ -95,6 +97,8 @@ def test_servers_of_one_book_do_not_meet(tmp_path: Path) -> None:
 def test_a_wish_is_left_to_the_server_that_has_it_and_so_are_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Of its own: another test of this process may have been given one of these.
+    monkeypatch.setattr(loopback, "_blocks", loopback._Blocks())
     monkeypatch.setattr(loopback._blocks, "candidates", lambda: iter([25_000, 24_998, 25_001, 25_005]))
     monkeypatch.setattr(loopback, "is_free", lambda port: True)
     book = PortBook(tmp_path / "ports.json", {"broker-a": 25_000})

@@ -1,0 +1,124 @@
+"""Whatever a broker and name server says, each public call ends in its time with a value or a documented error."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark import Consumer, Message, Producer, PullConsumer, session
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.clock import Deadline
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue
+from tests.fuzz.hostile import Hostile
+from tests.mockbroker import eventually
+from tests.reading import batch_reader, rows, stream_reader
+from tests.scale import SCALE
+
+ROUNDS = 2000 if SCALE >= 1 else 24
+CALL_S = 30.0
+MAX_GROWTH = 256 << 20
+SHORT = {"request_timeout": "300ms", "connect_timeout": "300ms"}
+READ = {"subscribe": "t", "requestTimeout": "300ms", "readDeadline": "600ms", "topicWait": "300ms", "numRetries": 1,
+        "retryInterval": "20ms", "connectTimeout": "300ms", "startingOffsets": "earliest"}  # fmt: skip
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+def send(address: str) -> object:
+    with Producer(name_server=address, group="g", send_timeout="400ms", **SHORT) as producer:
+        acts: list[Callable[[], object]] = [
+            lambda: producer.queues("t"),
+            lambda: producer.send(Message("t", b"x", keys=["k"])),
+            lambda: producer.send(Message("t", b"x"), queue=QUEUE, delay=7),
+            lambda: producer.send_batch([Message("t", b"x"), Message("t", b"y")]),
+            lambda: producer.send_async(Message("t", b"x")).result(CALL_S),
+            lambda: producer.send_oneway(Message("t", b"x")),
+        ]
+        return [tried(act) for act in acts]
+
+
+def poll(address: str) -> object:
+    with PullConsumer(name_server=address, group="g", consume_from_where="earliest", **SHORT) as consumer:
+        tried(lambda: consumer.assign([QUEUE]))
+        return [
+            tried(lambda: consumer.poll(0.3)),
+            tried(lambda: consumer.poll_arrow(0.3)),
+            tried(lambda: consumer.commit()),
+            tried(lambda: consumer.committed(QUEUE)),
+            tried(lambda: consumer.seek(QUEUE, 0)),
+            tried(lambda: consumer.poll(0.3)),
+        ]
+
+
+def subscribed(address: str) -> object:
+    with PullConsumer(name_server=address, group="g", consume_from_where="earliest", **SHORT) as consumer:
+        tried(lambda: consumer.subscribe("t", tags="t"))
+        return [tried(lambda: consumer.poll(0.3)), tried(lambda: consumer.assignment())]
+
+
+def consume(address: str) -> object:
+    got = threading.Semaphore(0)
+    with Consumer(name_server=address, group="g", consume_from_where="earliest", **SHORT) as consumer:
+        consumer.subscribe("t")
+        tried(lambda: consumer.start(lambda message: got.release()))
+        return got.acquire(timeout=0.3), tried(consumer.stats)
+
+
+def batch(address: str) -> object:
+    reader = batch_reader(address, **READ)
+    return rows(reader, reader.partitions())
+
+
+def stream(address: str) -> object:
+    reader = stream_reader(address, **READ)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    return rows(reader, reader.partitions(start, end))
+
+
+def administer(address: str) -> object:
+    with Admin(address) as admin:
+        return [
+            tried(act)
+            for act in (
+                admin.topics,
+                lambda: admin.describe_topic("t"),
+                lambda: admin.create_topic("u", 2),
+            )
+        ]
+
+
+def tried(act: Callable[[], object]) -> object:
+    try:
+        return act()
+    except RocketMQError as e:
+        return e
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("rocketmq")}
+
+
+@pytest.mark.parametrize(
+    "call", [send, poll, subscribed, consume, batch, stream, administer], ids=lambda call: call.__name__
+)
+def test_each_call_ends_with_a_value_or_an_error_of_ours(call: Callable[[str], object]) -> None:
+    session.close_all()
+    others = threads()  # of whoever ran before in this process
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    values = errors = 0
+    for seed in range(ROUNDS):
+        with Hostile(seed, (0, 10, 40, 90)[seed % 4]) as broker:
+            deadline = Deadline.after(CALL_S)
+            outcome = tried(lambda: call(broker.address))
+            assert not deadline.expired, f"seed {seed}: it took longer than {CALL_S:g} s"
+            session.close_all()
+        errors += isinstance(outcome, RocketMQError)
+        values += not isinstance(outcome, RocketMQError)
+        eventually(lambda: threads() <= others, CALL_S)
+    assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < MAX_GROWTH
+    assert values, "nothing came through: the peer is no broker"
+    print(f"{call.__name__}: {ROUNDS} rounds, {values} with a value, {errors} with an error")
