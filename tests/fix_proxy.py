@@ -65,13 +65,15 @@ class Link:
 
 
 class FaultyProxy:
-    """Forwards bytes until it is told otherwise. ``forwarded`` and ``answered`` count bytes to and from the server."""
+    """Forwards bytes until it is told otherwise. ``forwarded`` and ``answered`` count bytes to and from the server, ``cuts``
+    how often it ended a connection in the midst."""
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.links: list[Link] = []
         self.forwarded = 0
         self.answered = 0
+        self.cuts = 0
         self.delay_s = 0.0
         self.max_per_write = 0
         self.held = False
@@ -100,6 +102,7 @@ class FaultyProxy:
         """End all connections; new ones are let through."""
         with self._lock:
             links, self.links = self.links, []
+            self.cuts += bool(links)
         for link in links:
             link.cut(reset)
 

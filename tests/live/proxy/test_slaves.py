@@ -110,9 +110,11 @@ def test_master_only_waits_for_the_master(both, topic):
     sent = feed(both, topic, 40)
     run = Run(both, subscribe=topic, startingOffsets="earliest", readFrom="master", **SHORT)
     run.drain(sent)
-    copied(both, topic, 40)
+    waiting = feed(both, topic, 12)
+    copied(both, topic, 52)  # the slave has what the master no longer gives
     both.kill("broker-a")
     assert run.batch() == []
     assert set(run.positions) == {MessageQueue(topic, "broker-a", i) for i in range(4)}
+    assert sum(run.positions.values()) == 40
     both.restart("broker-a")
-    run.drain(feed(both, topic, 4))
+    run.drain([*waiting, *feed(both, topic, 4)])
