@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import tracemalloc
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +17,13 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import AccessDenied, SpoolError
 from rocketmq_spark.model import Resent
+from rocketmq_spark.spool.records import Record
 from rocketmq_spark.wire.envelope import Envelope, cancelling
 from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
+from tests.scale import SCALE
 
 ONE, TWO = QUEUES
+FAR_S = 30 * 86_400
 DOWN = Resent(None, "down", passing=True)
 
 
@@ -220,6 +228,56 @@ def test_3_k_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) 
     node.sends.answer = lambda send: Resent(ONE)
     world.time.advance(150)
     assert len(node.store) == 0
+
+
+def test_3_26_a_page_of_envelopes_costs_one_write_and_no_send(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a second holds is measured: ``benchmarks/delay.py``."""
+    node = world.node("a")
+    node.turn(ONE)
+    for i in range(service.PAGE):
+        world.topic.put(envelope(f"m{i}", FAR_S))
+    writes: list[int] = []
+    write = node.store.add
+
+    def add(records: Sequence[tuple[Record, int]], *notes: Any) -> None:
+        writes.append(len(records))
+        write(records, *notes)
+
+    monkeypatch.setattr(node.store, "add", add)
+    node.turn(ONE)
+    assert [written for written in writes if written] == [service.PAGE]
+    assert (len(node.store), node.sends.sent) == (service.PAGE, [])
+
+
+def test_3_29_what_waits_is_on_the_disk_and_not_in_memory(world: World) -> None:
+    """Native memory, too, is measured: ``benchmarks/delay.py --pending``."""
+    total = 1_000_000 if SCALE >= 1 else 8 * service.PAGE
+    bodies = [envelope(f"m{i}", FAR_S + i) for i in range(total)]
+    tracemalloc.start()
+    try:
+        node = world.node("a")
+        held = {}
+        for share in (total // 4, total):
+            for body in bodies[len(node.store) : share]:
+                world.topic.put(body)
+            for _ in range(2 + share // service.PAGE):
+                node.turn(ONE)
+            assert len(node.store) == share
+            held[share] = _held()
+        node.kill()
+        node.turn(ONE)
+        assert len(node.store) == total
+        assert max(_held(), held[total]) < held[total // 4] + 10 * total
+    finally:
+        tracemalloc.stop()
+    assert node.sends.sent == []
+
+
+def _held() -> int:
+    """Bytes that lines of the product hold."""
+    gc.collect()
+    product = tracemalloc.Filter(inclusive=True, filename_pattern=f"{Path(service.__file__).parents[1]}/*")
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([product]).traces)
 
 
 def test_3_27_g2_1_what_is_not_due_is_not_sent_because_its_topic_answers(world: World) -> None:
