@@ -8,6 +8,7 @@ that they can be looked up there.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 # The release whose behaviour the server shows us. 513 stands for 5.5.0; from 401 on name servers write standard JSON
 # routes, and above 475 a server that drains answers GO_AWAY instead of just closing.
@@ -358,3 +359,14 @@ SYSTEM_GROUPS = frozenset(
         "CID_ONSAPI_PULL",
     )
 )
+
+
+def timer_due_ms(properties: Mapping[str, str], born_ms: int) -> int | None:
+    """When a message with a timer is due (ms since 1970), of a delay as from its birth on; None without a timer."""
+    if Property.TIMER_DELIVER_MS in properties:
+        return int(properties[Property.TIMER_DELIVER_MS])
+    if Property.TIMER_DELAY_MS in properties:
+        return born_ms + int(properties[Property.TIMER_DELAY_MS])
+    if Property.TIMER_DELAY_SEC in properties:
+        return born_ms + 1000 * int(properties[Property.TIMER_DELAY_SEC])
+    return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.codes import DELAY_LEVELS, KEY_SEPARATOR, RESERVED_PROPERTIES, Property
+from rocketmq_spark.codes import DELAY_LEVELS, KEY_SEPARATOR, RESERVED_PROPERTIES, Property, timer_due_ms
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.facts import Encoding, MessageType
 from rocketmq_spark.grpc_proxy.fields import MAP_KEY, MAP_VALUE, VARINTS, content, number, start
@@ -171,14 +171,9 @@ def _moment(epoch_ms: int) -> bytes:
 
 def _due_ms(properties: Mapping[str, str], born_ms: int, topic: str) -> int | None:
     """When a message is to be delivered; None where it is not delayed. Levels are those of a broker that has the stock ones."""
-    if Property.TIMER_DELIVER_MS in properties:
-        return int(properties[Property.TIMER_DELIVER_MS])
-    if Property.TIMER_DELAY_MS in properties:
-        return born_ms + int(properties[Property.TIMER_DELAY_MS])
-    if Property.TIMER_DELAY_SEC in properties:
-        return born_ms + 1000 * int(properties[Property.TIMER_DELAY_SEC])
-    if Property.DELAY not in properties:
-        return None
+    due_ms = timer_due_ms(properties, born_ms)
+    if due_ms is not None or Property.DELAY not in properties:
+        return due_ms
     level = int(properties[Property.DELAY])
     if level > len(DELAY_LEVELS):
         raise MessageRefused(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, RouteNotFound
-from rocketmq_spark.model import Resent, SpooledSend
+from rocketmq_spark.model import Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.engine import Engine, Together
@@ -58,6 +58,7 @@ class EngineResender:
             max_async_messages=None,
         )
         self._sender = sender
+        self._must_be_ok = settings.store_must_be_ok
         self._max_message_size = settings.max_message_size
         self._engine = Engine(sender, once, timer, together=together or contextlib.nullcontext)
         self._timer = timer
@@ -86,6 +87,9 @@ class EngineResender:
                 # what the close gave up has not failed.
                 soon = isinstance(cause_of(outcome), RouteNotFound | ClosedError)
                 done(Resent(None, str(outcome), soon or passing(outcome, self._sender)))
+            elif self._must_be_ok and outcome.status is not SendStatus.SEND_OK:
+                why = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
+                done(Resent(None, why, passing=True))
             else:
                 done(Resent(outcome.queue))
 

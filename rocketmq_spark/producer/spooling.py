@@ -6,6 +6,7 @@ answers, which must not wait for a disk. All that wait there are kept by one cal
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rocketmq_spark.clock import Deadline
+from rocketmq_spark.codes import Property, timer_due_ms
 from rocketmq_spark.errors import (
     BrokerBusy,
     BrokerNotFound,
@@ -21,21 +23,24 @@ from rocketmq_spark.errors import (
     ClosedError,
     ConnectionLost,
     GoAway,
+    MessageRefused,
     RocketMQError,
     RouteNotFound,
     SendFailed,
     ServiceNotAvailable,
 )
-from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing, Queues
 from rocketmq_spark.queues.selection import Select, is_built_in, select
 from rocketmq_spark.timer import Timer
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
 _PASSING = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
 _DRAIN_S = 60.0
+_RELATIVE = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
 # For one question about a topic that seems to be missing.
 ASK_S = 3.0
 # A lane is named by topic, selector and argument, in at most 65,535 bytes.
@@ -162,7 +167,22 @@ class Spooling:
 
 def _send(outgoing: Outgoing) -> SpooledSend:
     selector, arg = outgoing.selection or (None, None)
-    return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
+    return SpooledSend(outgoing.topic, _dated(outgoing.request), outgoing.queue, outgoing.msg_ids, selector, arg)
+
+
+def _dated(request: SendRequest) -> SendRequest:
+    """Its delay counts from this send on, and not from the one that a broker takes some day."""
+    if not any(name in request.properties for name in _RELATIVE):
+        return request
+    found = decode_properties(request.properties)
+    due_ms = timer_due_ms(found, request.born_timestamp_ms)
+    if due_ms is None:  # a text of the user's
+        return request
+    for name in _RELATIVE:
+        found.pop(name, None)
+    with contextlib.suppress(MessageRefused):  # as it is, where a few bytes more do not fit
+        return request._replace(properties=encode_properties({**found, Property.TIMER_DELIVER_MS: str(due_ms)}))
+    return request
 
 
 def spooled(queue: MessageQueue | None) -> SendResult:

@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Property, Response
 from rocketmq_spark.errors import ConnectionLost, RocketMQError, RouteNotFound
-from rocketmq_spark.model import Resent, SendRequest, SpooledSend
+from rocketmq_spark.model import Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -90,6 +90,21 @@ def test_a_failure_says_whether_it_may_pass(
     assert found.error is not None
     assert error.message in found.error
     assert len(bench.sender.calls) == 1
+
+
+@pytest.mark.parametrize("status", [each for each in SendStatus if each is not SendStatus.SPOOLED])
+@pytest.mark.parametrize("must", [True, False])
+def test_what_must_be_stored_well_is_kept_until_it_is(bench: Bench, status: SendStatus, must: bool) -> None:
+    bench.sender = Sender(bench.time)
+    bench.sender.by_broker = {name: lambda: SendResult(status, "ID", q("a:0"), 1) for name in "ab"}
+    settings = ProducerSettings(group="g", store_must_be_ok=must)
+    resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
+    found = resent(bench, resender, SpooledSend("T", REQUEST, q("a:0")))
+    if must and status is not SendStatus.SEND_OK:
+        error = f"it was stored with {status.value}, and option 'requireStoreOk' is ok"
+        assert found == Resent(None, error, passing=True)
+    else:
+        assert found == Resent(q("a:0"))
 
 
 def test_what_has_no_answer_at_the_close_has_not_failed_for_good(bench: Bench, resender: EngineResender) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.codes import Property, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -394,6 +395,23 @@ def test_3_25_what_is_left_at_the_close_is_spooled_and_none_of_it_is_unsent(benc
     assert {future.result(0).status for future in futures} == {SendStatus.SPOOLED}
     assert [send.msg_ids[0] for send in spool.kept] == [future.result(0).msg_id for future in futures]
     assert spool.closed
+
+
+def test_a_relative_delay_counts_from_the_send_that_was_spooled(bench: Bench, spool: FakeSpool) -> None:
+    bench.sender.masters = False
+    bench.sender.routes.clear()
+    one = producer(bench, spool)
+    one.send(M, delay=7.5)
+    one.send(M, deliver_at=1_900_000_000_000)
+    one.send(M, delay_level=3)
+    one.send(replace(M, properties={"about": "TIMER_DELAY_MS"}))
+    found = [decode_properties(send.request.properties) for send in spool.kept]
+    due = {Property.TIMER_DELIVER_MS: str(spool.kept[0].request.born_timestamp_ms + 7500)}
+    names = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC, Property.TIMER_DELIVER_MS, Property.DELAY)
+    timed = [{name: each[name] for name in names if name in each} for each in found]
+    assert timed == [due, {Property.TIMER_DELIVER_MS: "1900000000000"}, {Property.DELAY: "3"}, {}]
+    assert found[0].keys() - due.keys() == found[1].keys() - due.keys()
+    assert found[3]["about"] == "TIMER_DELAY_MS"
 
 
 def test_metrics_are_the_spools(bench: Bench, spool: FakeSpool) -> None:
