@@ -253,23 +253,34 @@ class Producer(Closing):
         """Take back a timer message of ``topic`` that is not delivered yet, by the ``recall_handle`` in its result.
 
         Returns its id. Raises ``MessageRefused`` for the handle of another topic, ``BrokerError`` when it is too late. With
-        ``longDelay=dmq`` too late is ``MessageRefused``, and so shortly before the message is due it may come all the same.
+        ``longDelay=dmq`` too late is ``MessageRefused``, and so shortly before the message is due it may come all the same; a
+        queue of the inner topic that could not be told is an error, for a send that was repeated may have left a copy there.
         """
         self._owner.check(self._closing.locked())
         deadline = self._deadline(None)
         if (waiting := DelayHandle.parse(recall_handle)) is not None:
-            now_ms = self._engine.timer.wall_ms()
-            request = cancelling_request(waiting, topic, _ids.next(now_ms), self.settings, now_ms)
-            queue = MessageQueue(INNER_TOPIC, waiting.broker_name, waiting.queue_id)
-            self._destinations.queues(INNER_TOPIC, deadline)
-            # Not spooled: it would come too late, while its caller took it for done.
-            self._engine.send(Outgoing(INNER_TOPIC, request, deadline, queue, spoolable=False))
-            return waiting.msg_id
+            return self._recall_envelope(waiting, topic, deadline)
         handle = RecallHandle.parse(recall_handle)
         if handle.topic != topic:
             raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
         self._destinations.queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
+
+    def _recall_envelope(self, handle: DelayHandle, topic: str, deadline: Deadline) -> str:
+        """Behind its envelope, and behind copies of it in other queues, which only their own nodes know."""
+        now_ms = self._engine.timer.wall_ms()
+        request = cancelling_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
+        first = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
+        failed: list[RocketMQError] = []
+        for queue in dict.fromkeys((first, *self._destinations.queues(INNER_TOPIC, deadline))):
+            try:
+                # Not spooled: it would come too late, while its caller took it for done.
+                self._engine.send(Outgoing(INNER_TOPIC, request, deadline, queue, spoolable=False))
+            except RocketMQError as e:
+                failed.append(e)
+        if failed:
+            raise failed[0]
+        return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Take no more messages, wait for what is under way, and return what has no answer by then.

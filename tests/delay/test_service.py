@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
-import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,13 +12,10 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import AccessDenied, SpoolError
 from rocketmq_spark.model import Resent
-from rocketmq_spark.spool.records import Record
 from rocketmq_spark.wire.envelope import Envelope, cancelling
 from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
-from tests.scale import SCALE
 
 ONE, TWO = QUEUES
-FAR_S = 30 * 86_400
 DOWN = Resent(None, "down", passing=True)
 
 
@@ -133,6 +125,19 @@ def test_3_h_what_is_taken_back_is_not_sent(world: World) -> None:
     assert world.offsets()[0] == 4
 
 
+def test_3_h_copies_that_two_nodes_have_are_both_taken_back(world: World) -> None:
+    """As ``Producer.recall`` does it, which writes to all queues."""
+    nodes = {ONE: world.node("a"), TWO: world.node("b")}
+    for queue in nodes:
+        world.topic.put(envelope("m", 5), queue)
+        world.topic.put(cancelling("orders", START_MS + 5000, "m", START_MS), queue)
+    for _ in range(3):
+        for queue, node in nodes.items():
+            node.turn(queue)
+    world.time.advance(10)
+    assert [node.sends.sent for node in nodes.values()] == [[], []]
+
+
 def test_3_h_it_is_not_sent_by_a_node_that_reads_everything_again_either(world: World) -> None:
     node = world.node("a")
     world.topic.put(envelope("first", 900))
@@ -228,56 +233,6 @@ def test_3_k_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) 
     node.sends.answer = lambda send: Resent(ONE)
     world.time.advance(150)
     assert len(node.store) == 0
-
-
-def test_3_26_a_page_of_envelopes_costs_one_write_and_no_send(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a second holds is measured: ``benchmarks/delay.py``."""
-    node = world.node("a")
-    node.turn(ONE)
-    for i in range(service.PAGE):
-        world.topic.put(envelope(f"m{i}", FAR_S))
-    writes: list[int] = []
-    write = node.store.add
-
-    def add(records: Sequence[tuple[Record, int]], *notes: Any) -> None:
-        writes.append(len(records))
-        write(records, *notes)
-
-    monkeypatch.setattr(node.store, "add", add)
-    node.turn(ONE)
-    assert [written for written in writes if written] == [service.PAGE]
-    assert (len(node.store), node.sends.sent) == (service.PAGE, [])
-
-
-def test_3_29_what_waits_is_on_the_disk_and_not_in_memory(world: World) -> None:
-    """Native memory, too, is measured: ``benchmarks/delay.py --pending``."""
-    total = 1_000_000 if SCALE >= 1 else 8 * service.PAGE
-    bodies = [envelope(f"m{i}", FAR_S + i) for i in range(total)]
-    tracemalloc.start()
-    try:
-        node = world.node("a")
-        held = {}
-        for share in (total // 4, total):
-            for body in bodies[len(node.store) : share]:
-                world.topic.put(body)
-            for _ in range(2 + share // service.PAGE):
-                node.turn(ONE)
-            assert len(node.store) == share
-            held[share] = _held()
-        node.kill()
-        node.turn(ONE)
-        assert len(node.store) == total
-        assert max(_held(), held[total]) < held[total // 4] + 10 * total
-    finally:
-        tracemalloc.stop()
-    assert node.sends.sent == []
-
-
-def _held() -> int:
-    """Bytes that lines of the product hold."""
-    gc.collect()
-    product = tracemalloc.Filter(inclusive=True, filename_pattern=f"{Path(service.__file__).parents[1]}/*")
-    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([product]).traces)
 
 
 def test_3_27_g2_1_what_is_not_due_is_not_sent_because_its_topic_answers(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.errors import AccessDenied, CallTimeout, LocalProtocolError, MessageRefused
+from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost, LocalProtocolError, MessageRefused
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer import long_delays
 from rocketmq_spark.producer.long_delays import Timers
@@ -160,9 +160,12 @@ def test_3_h_a_recall_goes_behind_its_envelope(served: Bench) -> None:
     result = producer.send(M, delay=DAYS_10)
     envelope = unpack(only(served.sender)[1].body)
     assert producer.recall("T", result.recall_handle or "") == result.msg_id
-    (_, first, _), (_, queue, request) = served.sender.calls
-    cancel = unpack(request.body)
-    assert (queue, cancel.kind, cancel.identity) == (first, CANCEL, envelope.identity)
+    (_, first, _), *recalls = served.sender.calls
+    assert recalls[0][1] == first
+    cancels = [unpack(request.body) for _, _, request in recalls]
+    assert {(cancel.kind, cancel.identity) for cancel in cancels} == {(CANCEL, envelope.identity)}
+    # A send that was repeated left a copy in a queue that no result names.
+    assert sorted(queue for _, queue, _ in recalls) == sorted(served.sender.routes[INNER_TOPIC])
     with pytest.raises(MessageRefused, match="the recall handle belongs to topic 'T'"):
         producer.recall("other", result.recall_handle or "")
     with pytest.raises(LocalProtocolError):
@@ -170,6 +173,21 @@ def test_3_h_a_recall_goes_behind_its_envelope(served: Bench) -> None:
     served.time.advance(DAYS_10 + 1)
     with pytest.raises(MessageRefused, match=r"too late to recall .* due 1 s ago"):
         producer.recall("T", result.recall_handle or "")
+
+
+def test_3_h_a_queue_that_is_not_told_of_a_recall_is_an_error_and_the_others_are_told(served: Bench) -> None:
+    producer = served.producer(long_delay="dmq", retries=0)
+    result = producer.send(M, delay=DAYS_10)
+    assert result.queue is not None
+    served.sender.calls.clear()
+    served.sender.script = [ConnectionLost("down")]
+    with pytest.raises(ConnectionLost):
+        producer.recall("T", result.recall_handle or "")
+    queues = served.sender.routes[INNER_TOPIC]
+    assert sorted(queue for _, queue, _ in served.sender.calls) == sorted(queues)
+    served.sender.calls.clear()
+    assert producer.recall("T", result.recall_handle or "") == result.msg_id
+    assert len(served.sender.calls) == len(queues) > 1
 
 
 def test_a_topic_that_is_missing_is_told_when_the_message_is_sent(served: Bench) -> None:

@@ -1,0 +1,67 @@
+"""What many envelopes cost a node: counts, for times and native memory are measured by ``benchmarks/delay.py``."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.delay import service
+from rocketmq_spark.spool.records import Record
+from tests.delay.nodes import QUEUES, World, envelope
+from tests.scale import SCALE
+
+ONE = QUEUES[0]
+FAR_S = 30 * 86_400
+
+
+def test_3_26_a_page_of_envelopes_costs_one_write_and_no_send(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = world.node("a")
+    node.turn(ONE)
+    for i in range(service.PAGE):
+        world.topic.put(envelope(f"m{i}", FAR_S))
+    writes: list[int] = []
+    write = node.store.add
+
+    def add(records: Sequence[tuple[Record, int]], *notes: Any) -> None:
+        writes.append(len(records))
+        write(records, *notes)
+
+    monkeypatch.setattr(node.store, "add", add)
+    node.turn(ONE)
+    assert [written for written in writes if written] == [service.PAGE]
+    assert (len(node.store), node.sends.sent) == (service.PAGE, [])
+
+
+def test_3_29_what_waits_is_on_the_disk_and_not_in_memory(world: World) -> None:
+    total = 1_000_000 if SCALE >= 1 else 8 * service.PAGE
+    bodies = [envelope(f"m{i}", FAR_S + i) for i in range(total)]
+    tracemalloc.start()
+    try:
+        node = world.node("a")
+        held = {}
+        for share in (total // 4, total):
+            for body in bodies[len(node.store) : share]:
+                world.topic.put(body)
+            for _ in range(2 + share // service.PAGE):
+                node.turn(ONE)
+            assert len(node.store) == share
+            held[share] = _held()
+        node.kill()
+        node.turn(ONE)
+        assert len(node.store) == total
+        assert max(_held(), held[total]) < held[total // 4] + 10 * total
+    finally:
+        tracemalloc.stop()
+    assert node.sends.sent == []
+
+
+def _held() -> int:
+    """Bytes that lines of the product hold."""
+    gc.collect()
+    product = tracemalloc.Filter(inclusive=True, filename_pattern=f"{Path(service.__file__).parents[1]}/*")
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([product]).traces)
