@@ -50,7 +50,7 @@ class Hostile(MockBroker):
             Request.GET_BROKER_CLUSTER_INFO: self._cluster,
             Request.GET_TOPIC_CONFIG: topic_config,
             Request.GET_TOPIC_STATS_INFO: self._stats,
-            Request.GET_CONSUMER_LIST_BY_GROUP: lambda: ok(b'{"consumerIdList":["me"]}'),
+            Request.GET_CONSUMER_LIST_BY_GROUP: self._members,
             Request.PULL_MESSAGE: lambda: _pulled(command),
             Request.SEND_MESSAGE_V2: lambda: ok(msgId="7F00000100002A9F0000000000000001", queueId=0, queueOffset=5),
             Request.SEND_BATCH_MESSAGE: lambda: ok(msgId="7F00000100002A9F0000000000000001", queueId=0, queueOffset=5),
@@ -66,6 +66,11 @@ class Hostile(MockBroker):
         broker = {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": self.address}}
         body = {"brokerAddrTable": {"broker-a": broker}, "clusterAddrTable": {"c": ["broker-a"]}}
         return ok(json.dumps(body).encode())
+
+    def _members(self) -> Command:
+        """Those whose heartbeats came."""
+        beats = [json.loads(command.body) for command in self.requests if command.code == Request.HEART_BEAT]
+        return ok(json.dumps({"consumerIdList": sorted({beat["clientID"] for beat in beats})}).encode())
 
     def _stats(self) -> Command:
         items = ",".join(

@@ -1,29 +1,35 @@
-"""Whatever a broker and name server says, each public call ends in its time with a value or a documented error."""
+"""Whatever a broker, a name server or a Proxy says, each public call ends in its time with a value or a documented error."""
 
 from __future__ import annotations
 
 import resource
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
 
 import pytest
 
-from rocketmq_spark import Consumer, Message, Producer, PullConsumer, session
+from rocketmq_spark import Consumer, Message, Producer, PullConsumer, SimpleConsumer, session
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire.identifiers import RecallHandle
 from tests.fuzz.hostile import Hostile
+from tests.fuzz.hostile_proxy import hostile_proxy
 from tests.mockbroker import eventually
 from tests.reading import batch_reader, rows, stream_reader
 from tests.scale import SCALE
 
-ROUNDS = 2000 if SCALE >= 1 else 24
+ROUNDS = 2000 if SCALE >= 1 else 16
 CALL_S = 30.0
 MAX_GROWTH = 256 << 20
 SHORT = {"request_timeout": "300ms", "connect_timeout": "300ms"}
 READ = {"subscribe": "t", "requestTimeout": "300ms", "readDeadline": "600ms", "topicWait": "300ms", "numRetries": 1,
         "retryInterval": "20ms", "connectTimeout": "300ms", "startingOffsets": "earliest"}  # fmt: skip
+HANDLE = str(RecallHandle("t", "broker-a", 1, "7F00000100002A9F0000000000000001"))
 QUEUE = MessageQueue("t", "broker-a", 0)
 
 
@@ -63,8 +69,9 @@ def consume(address: str) -> object:
     got = threading.Semaphore(0)
     with Consumer(name_server=address, group="g", consume_from_where="earliest", **SHORT) as consumer:
         consumer.subscribe("t")
-        tried(lambda: consumer.start(lambda message: got.release()))
-        return got.acquire(timeout=0.3), tried(consumer.stats)
+        tried(lambda: consumer.start(lambda messages, context: got.release()))
+        came = got.acquire(timeout=1.0)
+        return [tried(consumer.stats), came or RocketMQError("nothing came"), tried(lambda: consumer.stop(2.0))]
 
 
 def batch(address: str) -> object:
@@ -91,6 +98,41 @@ def administer(address: str) -> object:
         ]
 
 
+PROXIED: dict[str, Any] = {"transport": "grpc", **SHORT}
+
+
+def proxied_send(address: str) -> object:
+    with Producer(proxy_endpoint=address, group="g", send_timeout="400ms", **PROXIED) as producer:
+        acts: list[Callable[[], object]] = [
+            lambda: producer.send(Message("t", b"x", keys=["k"])),
+            lambda: producer.send(Message("t", b"x"), delay=7),
+            lambda: producer.send(Message("t", b"x"), selector="hash", arg="k"),
+            lambda: producer.send_batch([Message("t", b"x"), Message("t", b"y")]),
+            lambda: producer.send_async(Message("t", b"x")).result(CALL_S),
+            lambda: producer.recall("t", HANDLE),
+        ]
+        return [tried(act) for act in acts]
+
+
+def received(address: str) -> object:
+    with SimpleConsumer(proxy_endpoint=address, group="g", **SHORT) as consumer:
+        tried(lambda: consumer.subscribe("t"))
+        found = tried(lambda: consumer.receive(4, wait="300ms"))
+        if not isinstance(found, list):
+            return [found]
+        ways = [consumer.ack, consumer.forward_to_dlq, lambda one: consumer.change_invisible(one, "1s")]
+        return [found, *(tried(partial(way, one)) for one, way in zip(found, ways, strict=False))]
+
+
+def listened(address: str) -> object:
+    got = threading.Semaphore(0)
+    with Consumer(proxy_endpoint=address, group="g", **PROXIED) as consumer:
+        tried(lambda: consumer.subscribe("t"))
+        tried(lambda: consumer.start(lambda messages, context: got.release()))
+        came = got.acquire(timeout=1.0)
+        return [tried(consumer.stats), came or RocketMQError("nothing came"), tried(lambda: consumer.stop(2.0))]
+
+
 def tried(act: Callable[[], object]) -> object:
     try:
         return act()
@@ -102,23 +144,39 @@ def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("rocketmq")}
 
 
-@pytest.mark.parametrize(
-    "call", [send, poll, subscribed, consume, batch, stream, administer], ids=lambda call: call.__name__
-)
-def test_each_call_ends_with_a_value_or_an_error_of_ours(call: Callable[[str], object]) -> None:
+def ends(call: Callable[[str], object], peer: Callable[[int, int], AbstractContextManager[Peer]]) -> None:
+    """Each of many rounds, and nothing is left of it."""
     session.close_all()
     others = threads()  # of whoever ran before in this process
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     values = errors = 0
     for seed in range(ROUNDS):
-        with Hostile(seed, (0, 10, 40, 90)[seed % 4]) as broker:
+        with peer(seed, (0, 10, 40, 90)[seed % 4]) as at:
             deadline = Deadline.after(CALL_S)
-            outcome = tried(lambda: call(broker.address))
+            outcome = tried(lambda: call(at.address))
             assert not deadline.expired, f"seed {seed}: it took longer than {CALL_S:g} s"
             session.close_all()
-        errors += isinstance(outcome, RocketMQError)
-        values += not isinstance(outcome, RocketMQError)
+        said = outcome if isinstance(outcome, list) else [outcome]
+        errors += any(isinstance(one, RocketMQError) for one in said)
+        values += not any(isinstance(one, RocketMQError) for one in said)
         eventually(lambda: threads() <= others, CALL_S)
     assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < MAX_GROWTH
-    assert values, "nothing came through: the peer is no broker"
-    print(f"{call.__name__}: {ROUNDS} rounds, {values} with a value, {errors} with an error")
+    assert values, "nothing came through: the peer is not what it is taken for"
+    assert errors, "nothing was broken"
+    print(f"{call.__name__}: {ROUNDS} rounds, {values} well, {errors} with an error")
+
+
+class Peer(Protocol):
+    address: str
+
+
+@pytest.mark.parametrize(
+    "call", [send, poll, subscribed, consume, batch, stream, administer], ids=lambda call: call.__name__
+)
+def test_each_call_to_a_broker_ends_with_a_value_or_an_error_of_ours(call: Callable[[str], object]) -> None:
+    ends(call, Hostile)
+
+
+@pytest.mark.parametrize("call", [proxied_send, received, listened], ids=lambda call: call.__name__)
+def test_each_call_to_a_proxy_ends_with_a_value_or_an_error_of_ours(call: Callable[[str], object]) -> None:
+    ends(call, hostile_proxy)
