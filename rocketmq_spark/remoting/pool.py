@@ -42,6 +42,11 @@ class _Slot:
         connection = self.connection
         return None if connection is None or connection.closed else connection
 
+    def refuse_while_resting(self) -> None:
+        failure = self.failure
+        if failure is not None and self.rest_until > time.monotonic():
+            raise copy_of(failure)
+
 
 @dataclass(frozen=True, slots=True)
 class Dialling:
@@ -81,6 +86,8 @@ class Pool:
             old.close()
         if connection is not None:
             return connection
+        if not patient:
+            slot.refuse_while_resting()  # else it waits for a patient one, which rests with the gate held
         if not slot.gate.acquire(timeout=deadline.remaining()):
             raise CallTimeout("the connection is not there in time", address)
         try:

@@ -160,6 +160,29 @@ def test_who_is_not_patient_gets_the_earlier_error_at_once(
     assert pool._slots[dead].attempts == 1
 
 
+def test_who_is_not_patient_does_not_wait_for_one_who_is(
+    pool: Pool, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests, over = threading.Event(), threading.Event()
+
+    def rest(seconds: float) -> None:
+        rests.set()
+        assert over.wait(60)
+
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=rest))
+    with pytest.raises(ConnectionLost):
+        pool.get(dead, soon())
+    with ThreadPoolExecutor(1) as threads:
+        patient = threads.submit(pool.get, dead, soon(60))
+        assert rests.wait(60)
+        try:
+            with pytest.raises(ConnectionLost, match="refused"):
+                pool.get(dead, soon(1), patient=False)
+        finally:
+            over.set()
+        assert isinstance(patient.exception(60), ConnectionLost)
+
+
 def test_a_server_that_is_back_is_found_and_its_rest_forgotten(pool: Pool, dead: str) -> None:
     with pytest.raises(ConnectionLost):
         pool.get(dead, soon())
