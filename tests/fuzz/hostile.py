@@ -30,13 +30,13 @@ class Hostile(MockBroker):
     def __init__(self, seed: int, faults: int = 40) -> None:
         super().__init__()
         self._rng = random.Random(seed)
-        self._faults = faults
+        self.faults = faults
 
     def arrived(self, call: Call) -> None:
         with self._changed:
             self.requests.append(call.command)
             good = self._good(call.command)
-            fault = self._rng.choice(_FAULTS) if self._rng.randrange(100) < self._faults else None
+            fault = self._rng.choice(_FAULTS) if self._rng.randrange(100) < self.faults else None
             frames = [call.frame(good)] if fault is None else fault(self, call, good)
             self._changed.notify_all()
         if call.command.is_oneway or call.command.is_response:

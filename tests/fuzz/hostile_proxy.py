@@ -26,7 +26,7 @@ class HostileProxy:
 
     def __init__(self, seed: int, faults: int) -> None:
         self._rng = random.Random(seed)
-        self._faults = faults
+        self.faults = faults
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.address = ""
@@ -63,7 +63,7 @@ class HostileProxy:
     def _answers(self, rpc: Rpc, request: bytes, context: grpc.ServicerContext) -> list[bytes]:
         good = self._good(rpc, proto(rpc.request).FromString(request))
         with self._lock:
-            broken = self._rng.randrange(100) < self._faults
+            broken = self._rng.randrange(100) < self.faults
             kind, code = self._rng.randrange(8) if broken else -1, self._rng.choice(_CODES)
             state = self._rng.choice(_STATES)
             samples = [one.SerializeToString() for one in good]
