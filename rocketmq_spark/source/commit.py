@@ -60,10 +60,12 @@ class GroupOffsets:
             self._look_for_members(positions)
         self._look_for_rivals(routed)
         failed = self._stored(routed)
+        # What a broker has is not known where it did not answer, nor once somebody else reads the queue.
+        known = {q: offset for q, offset in {**self._committed, **routed}.items() if q in positions}
+        self._committed = {q: offset for q, offset in known.items() if q not in failed}
         for error in failed.values():
             if not error.retriable:
                 raise error
-        self._committed.update({q: offset for q, offset in routed.items() if q not in failed})
         self._note(positions, changed, failed)
 
     def _stored(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
@@ -84,14 +86,14 @@ class GroupOffsets:
 
     def _note(self, positions: Positions, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]) -> None:
         """One line when a broker begins to refuse, one when everything is stored: what waits was not sent this time."""
-        sent = {**self._refused, **changed}
+        sent, waited = {**self._refused, **changed}, self._refused
         self._refused = {q: o for q, o in sent.items() if q in positions and self._committed.get(q) != o}
         if failed and not self._troubled:
             self._troubled = True
             error = next(iter(failed.values()))
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._refused:
-            if self._troubled:
+            if self._troubled and waited.keys() & self._committed.keys():  # else their queues are gone
                 logger.warning("the offsets of group %s are committed again", self._options.group)
             self._troubled, self._pause_s = False, _FIRST_PAUSE_S
         if self._refused.keys() & changed.keys():
@@ -100,8 +102,7 @@ class GroupOffsets:
 
     def _look_for_rivals(self, offsets: Positions) -> None:
         """Somebody else who stores offsets of the group: another query, most likely, in turns with this one."""
-        # Not where the answer to an earlier commit is missing: which of both the broker has is not known.
-        mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed and q not in self._refused}
+        mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
         if self._rivalled or not mine or self._now() < self._look_at:
             return
         self._look_at = self._now() + _LOOK_S

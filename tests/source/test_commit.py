@@ -153,7 +153,28 @@ def test_what_waits_is_forgotten_with_its_queue(scripted, caplog):
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, lambda c: ok() if c.command.ext["queueId"] == "0" else busy)
     group_offsets.commit({A: 1, gone: 5})
     group_offsets.commit({A: 2})
-    assert caplog.text.count("are committed again") == 1
+    assert group_offsets._refused == {}
+    assert "are committed again" not in caplog.text, "what waited was never stored"
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, busy)
+    group_offsets.commit({A: 3})
+    assert caplog.text.count("are committed later") == 2, "the next trouble is one of its own"
+
+
+def test_a_queue_that_was_given_away_and_came_back_is_no_rival(scripted, caplog):
+    """Nor is one whose commit was answered by nobody, and which the broker may have taken."""
+    scripted.on(Request.QUERY_CONSUMER_OFFSET, [ok(offset=9), ok(offset=8)])
+    other = MessageQueue("t", "broker-a", 1)
+    now = itertools.count(100.0, 30.0)
+    group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: next(now))
+    group_offsets.commit({A: 5})
+    group_offsets.commit({other: 5})
+    group_offsets.commit({A: 9})
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, never)
+    group_offsets.commit({A: 10})
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+    group_offsets.commit({other: 6})
+    group_offsets.commit({A: 11})
+    assert "another query" not in caplog.text
 
 
 def test_a_reader_with_refused_offsets_still_travels(scripted):
