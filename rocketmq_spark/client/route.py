@@ -109,6 +109,10 @@ class NameServers:
         return None if deadline is None else deadline.within(self.calls.request_timeout_s)
 
 
+# Routes of deleted topics that are remembered for the addresses in them: the newest.
+_MOST_GONE = 64
+
+
 class Routes:
     """Routes by topic with their age. Thread-safe; one thread asks for a topic while others may ask for other ones.
 
@@ -192,6 +196,8 @@ class Routes:
         with self._lock:
             if topic in self._routes:
                 self._gone[topic] = self._routes.pop(topic)
+                while len(self._gone) > _MOST_GONE:
+                    del self._gone[next(iter(self._gone))]
                 self._brokers = None
 
     def known(self) -> list[str]:

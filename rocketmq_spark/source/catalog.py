@@ -281,7 +281,10 @@ class Catalog:
     def _looked(
         self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
     ) -> View:
-        self.known_routes.update(routes)
+        # Of topics that a pattern matched and that are gone, nothing is kept, however many come and go.
+        named = self._options.subscribe_pattern is None
+        kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
+        self.known_routes = {**kept, **routes}
         wanted = [queue for route in routes.values() for queue in filters.readable(self._options, route, tolerant)]
         wanted = self._covered(wanted, {queue.topic for queue in wanted} if tolerant else self._had)
         # Statistics are the master's as long as there is one, wherever messages are read.

@@ -247,6 +247,15 @@ class TestRoutes:
         parts.routes.forget("third")
         assert parts.routes.address("a") == "new:1"  # those that are gone say it last
 
+    def test_topics_that_come_and_go_for_ever_leave_no_trail(self, broker: MockBroker, parts: Parts) -> None:
+        broker.on(ROUTE, lambda c: route(1, {f"of-{c.ext('topic')}": "a:1"}))
+        for number in range(200):
+            parts.routes.get(f"t{number}")
+            parts.routes.forget(f"t{number}")
+        assert parts.routes.address("of-t199") == parts.routes.address("of-t136") == "a:1"
+        with pytest.raises(BrokerNotFound):
+            parts.routes.address("of-t135")
+
     def test_write_permission_and_a_master_are_needed_to_send(self, broker: MockBroker, parts: Parts) -> None:
         for perm, readable, writable in ((6, 2, 2), (4, 2, 0), (2, 0, 2), (0, 0, 0)):
             broker.on(ROUTE, route(2, {"broker-a": "h:1"}, perm))

@@ -305,6 +305,25 @@ def test_a_topic_of_the_pattern_that_has_positions_and_is_gone_is_deleted(script
     assert again(one).deleted == frozenset()
 
 
+def test_of_topics_that_a_pattern_matched_once_those_with_positions_are_kept(scripted):
+    """The clusters of the others would be taken for those that are read."""
+    listed = ["t", "passing"]
+    answers = dict.fromkeys(listed, route(1, {"broker-a": scripted.address}))
+    scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, lambda c: ok(json.dumps({"topicList": listed}).encode()))
+    scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: answers.get(c.ext("topic"), NO_ROUTE))
+    one = catalog(scripted.address, subscribePattern="t|passing")
+    one.expect(Offsets({A: 5}))
+    one.sweep()
+    assert one.knew("passing")
+    listed.clear()
+    answers.clear()
+    scripted.on(Request.GET_TOPIC_STATS_INFO, GONE)
+    again(one)
+    assert not one.knew("passing")
+    assert list(one.known_routes) == ["t"]
+
+
 def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
     name_server, a, b = two
     one = catalog(name_server.address, requestTimeout="60s")
