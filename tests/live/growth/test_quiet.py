@@ -84,10 +84,10 @@ def test_an_idle_stream_asks_each_broker_a_few_times_a_second(rocketmq, topic, m
         calls = polled(run, 3)
         requests = len(re.findall(rb'"code": ?\d+', bytes(tap.data)))
         assert requests <= (time.monotonic() - begun) * 4 + 2
-        assert requests >= 2
-        if calls > 2 * requests:  # a machine that is slow just now asks no more often than it has questions
+        # A machine that is slow just now is asked less often, and rests for longer behind each question.
+        if 2 <= requests < calls / 2:
             break
-    assert calls > 2 * requests
+    assert 2 <= requests < calls / 2
     run.drain(feed(rocketmq, topic, 8))
 
 
