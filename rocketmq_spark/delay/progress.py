@@ -27,10 +27,13 @@ class Progress(NamedTuple):
         return offset < self.oldest or (offset < self.stored and due_ms <= self.done_ms)
 
     def then(self, later: Progress) -> Progress:
-        """What is true after both. Envelopes that come late put ``done_ms`` back: then what was said before says more."""
-        newer = later.stored >= self.stored and later.done_ms >= self.done_ms
+        """What is true after both. Envelopes that come late put ``done_ms`` back: then what was said before says more, unless
+        all that it spoke of is done. A moment that a clock told which was ahead would be kept for as long as it was.
+        """
+        oldest = max(self.oldest, later.oldest)
+        newer = later.stored >= self.stored and (later.done_ms >= self.done_ms or oldest >= self.stored)
         stored, done_ms = (later if newer else self)[1:]
-        return Progress(max(self.oldest, later.oldest), stored, done_ms)
+        return Progress(oldest, stored, done_ms)
 
 
 class Seen(NamedTuple):

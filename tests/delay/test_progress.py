@@ -103,6 +103,15 @@ def test_what_is_said_never_goes_back() -> None:
     assert before.then(Progress(5, 12, 6000)) == Progress(5, 12, 6000)
 
 
+def test_what_a_clock_said_that_was_ahead_is_forgotten_when_all_of_then_is_done() -> None:
+    """A next owner would send again everything that the wrong moment keeps from being told, for as long as it lies ahead."""
+    ahead = Progress(10, 10, 9_000_000)
+    now = ahead.then(Progress(11, 500, 5000))
+    assert now == Progress(11, 500, 5000)
+    assert [now.done(300, 5000), now.done(300, 5001)] == [True, False]
+    assert Progress(8, 10, 9_000_000).then(Progress(9, 500, 5000)) == Progress(9, 10, 9_000_000), "8 and 9 waited then"
+
+
 NUMBER = st.integers(0, 2**63 - 1)
 
 
