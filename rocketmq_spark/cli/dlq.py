@@ -93,6 +93,7 @@ def show(
 @_chosen
 @click.option("--send", "really", is_flag=True, help="Do send. Without it only what would be sent is said.")
 @click.option("--again", is_flag=True, help="Those, too, that were sent again before.")
+@click.option("--any-queue", is_flag=True, help="Of an environment's group, too: to queues of all environments.")
 @connected
 @click.pass_obj
 def resend(
@@ -104,6 +105,7 @@ def resend(
     until: int | None,
     really: bool,
     again: bool,
+    any_queue: bool,
 ) -> None:
     """Send dead letters of GROUP to their topics again: all groups that read those get them.
 
@@ -114,6 +116,8 @@ def resend(
     from rocketmq_spark.codes import DLQ_PREFIX
     from rocketmq_spark.errors import RocketMQError
 
+    if not any_queue:
+        _check_environment(target, group)
     counts = {"sent": 0, "before": 0}
     refused: list[RocketMQError] = []
     find = _finder(output, target)
@@ -144,6 +148,21 @@ def resend(
         output.note(f"{counts['before']} were sent again before and are left out: --again sends them once more")
     if refused:
         raise refused[0]
+
+
+def _check_environment(target: Target, group: str) -> None:
+    """Letters of an environment's group go to its queues only where the command knows which those are."""
+    from rocketmq_spark.errors import OptionError
+    from rocketmq_spark.queues.environment import environment_of, environment_of_group
+
+    name = environment_of_group(group)
+    if name is not None and environment_of(target.options()) is None:
+        raise OptionError(
+            f"group {group!r} is that of environment {name!r}, and option 'environment' is not given; expected it, or "
+            "other environments would get the letters",
+            remedy=f"Give the group without that ending, with --environment {name} -o environments=...; to send to queues of "
+            "all environments, or where it is a name like any other, --any-queue",
+        )
 
 
 def _sent(producer: Producer, letter: ReceivedMessage) -> str | RocketMQError:

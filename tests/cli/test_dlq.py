@@ -156,6 +156,30 @@ def test_a_group_without_dead_letters(run: Run) -> None:
     assert "has no dead letters" in done.stderr
 
 
+def test_letters_of_an_environment_are_sent_in_it_or_not_at_all(rocketmq: LocalBroker, topic: str, run: Run) -> None:
+    """Without it they would go to the queues of all environments."""
+    group, where = f"g_{uuid.uuid4().hex[:8]}", {"environment": "2", "environments": "2"}
+    connection = {"name_server": rocketmq.name_server, "group": group, **where}
+    with Producer(**connection) as producer:
+        producer.send(Message(topic, b"a"))
+    member = session.client(parse({"nameServer": rocketmq.name_server}).for_role("producer")).member
+    with PullConsumer(**connection, consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        (message,) = itertools.islice(consumer, 1)
+        member.send_back(f"{group}_env_2", message, -1, 16, Deadline.after(10))
+    known = ("--environment", "2", "-o", "environments=2")
+    awaited(lambda: documents(run("dlq", "show", group, *known, "--json").stdout), lambda found: len(found) == 1)
+    refused = run("dlq", "resend", f"{group}_env_2", "--send")
+    assert (refused.exit_code, "option 'environment' is not given" in refused.stderr) == (1, True), refused.stderr
+    assert "Give the group without that ending, with --environment 2" in refused.stderr
+    dry = run("dlq", "resend", f"{group}_env_2", "--any-queue")
+    assert (dry.exit_code, "1 would be sent" in dry.stderr) == (0, True), dry.stderr
+    for _ in range(4):  # a message without a key goes to any queue of those that are its
+        assert run("dlq", "resend", group, *known, "--send", "--again").exit_code == 0
+    awaited(lambda: total(rocketmq, topic), lambda found: found == 5)
+    assert {one.queue_id % 2 for one in stored_now(rocketmq, topic)} == {1}
+
+
 def test_a_misspelt_group_is_told_with_the_nearest(run: Run, dead: str) -> None:
     done = run("dlq", "show", f"{dead}x")
     assert (done.exit_code, f"Did you mean {dead}" in done.stderr) == (0, True)
