@@ -618,7 +618,7 @@ class Options:
         p.string,
         None,
         _PUSH,
-        "where a broadcasting consumer keeps its offsets, by host and group",
+        "where a broadcasting consumer keeps its offsets, by host and group: each on a machine needs a folder of its own",
         shown="`~/.rocketmq_offsets`",
     )
 

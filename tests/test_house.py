@@ -121,7 +121,7 @@ OUTSIDE = {
     "threading": "failures remoting.channel remoting.connection remoting.pool client.aside client.calls client.instance"
     " client.route producer.batching producer.choice timer producer.faults producer.pending producer.producer"
     " producer.under_way producer.spooling producer.resending process localbroker cli"
-    " consumer.held consumer.workers consumer.subscriptions"
+    " consumer.held consumer.workers consumer.subscriptions consumer.local_offsets"
     " grpc_proxy.channel grpc_proxy.endpoints grpc_proxy.sender grpc_proxy.telemetry grpc_proxy.member consumer.simple_consumer"
     " consumer.in_hand consumer.pop_listening consumer.popping"
     " consumer.concurrent consumer.offset_store consumer.rebalancing"

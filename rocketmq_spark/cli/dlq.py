@@ -143,11 +143,15 @@ def resend(
                 text += f" as {new_id}"
             output.item(told, text)
             counts["sent" if before is None else "before"] += 1
-    output.note(f"{counts['sent']} sent" if really else f"{counts['sent']} would be sent; --send does it")
-    if counts["before"]:
-        output.note(f"{counts['before']} were sent again before and are left out: --again sends them once more")
+    _say(output, counts["sent"], counts["before"], really)
     if refused:
         raise refused[0]
+
+
+def _say(output: Output, sent: int, before: int, really: bool) -> None:
+    output.note(f"{sent} sent" if really else f"{sent} would be sent; --send does it")
+    if before:
+        output.note(f"{before} were sent again before and are left out: --again sends them once more")
 
 
 def _check_environment(target: Target, group: str) -> None:

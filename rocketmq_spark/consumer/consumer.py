@@ -77,7 +77,8 @@ class Consumer(Closing):
 
         Raises:
             LocalProtocolError: The group has a member in this process already.
-            OptionError: Nothing is subscribed to, or the consumer was started already.
+            OptionError: Nothing is subscribed to, the consumer was started already, or another broadcasting one has the file
+                that its offsets would be in.
         """
         self._owner.check(self._closed)
         with self._turn:

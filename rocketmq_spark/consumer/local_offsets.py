@@ -2,19 +2,31 @@
 
 A write replaces the file at once, and the file before it stays beside it as ``.bak``. So one of the two is whole whatever
 happens to the process; when neither can be read, it is said, for starting from nothing would repeat or lose messages.
+A file has one owner: of two the slower one would go on where the faster one was.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
+import logging
 import os
+import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue
+
+logger = logging.getLogger(__name__)
+
+# The locks of this process, by its number and their files', and what guards them: a process may lock again what it has locked.
+_held: set[tuple[int, int, int]] = set()
+_holding = threading.Lock()
 
 
 def file_of(folder: Path, client: str, group: str) -> Path:
@@ -23,11 +35,53 @@ def file_of(folder: Path, client: str, group: str) -> Path:
 
 
 class LocalOffsets:
-    """Offsets in ``path``. One process writes there."""
+    """Offsets in ``path``, of who holds it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._backup = path.with_name(f"{path.name}.bak")
+        self._lock: tuple[int, tuple[int, int, int]] | None = None
+
+    def hold(self) -> None:
+        """Keep others out until ``release``, or until the process ends. Raises ``OptionError`` where another one holds it."""
+        if self._lock is not None:
+            return
+        path = self._path.with_name(f"{self._path.name}.lock")
+        with _holding:
+            if _identity(path) in _held:  # not opened: a file that is closed takes the lock of its process along
+                raise self._of_another()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError as e:
+                logger.info("%s cannot be made: %s", path, e)
+                return  # nor can offsets be stored there, which is said then
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                os.close(file)
+                if e.errno in (errno.EACCES, errno.EAGAIN):
+                    raise self._of_another() from e
+                logger.info("%s cannot be locked: %s", path, e)  # a file system without locks
+                return
+            self._lock = file, _identity(file)
+            _held.add(self._lock[1])
+
+    def release(self) -> None:
+        """Let others have it."""
+        with _holding:
+            if self._lock is not None:
+                file, identity = self._lock
+                self._lock = None
+                _held.discard(identity)
+                os.close(file)
+
+    def _of_another(self) -> OptionError:
+        return OptionError(
+            f"another broadcasting consumer of this group keeps its offsets in {self._path}; expected one of its own for each "
+            "on a machine, or messages would be lost",
+            remedy="Give each a 'localOffsetsDir' of its own, the same after each restart",
+        )
 
     def load(self) -> dict[MessageQueue, int]:
         """What was stored; nothing if never anything was. Raises ``OffsetError`` when file and backup are both damaged."""
@@ -61,6 +115,15 @@ class LocalOffsets:
             ) from e
 
 
+def _identity(file: Path | int) -> tuple[int, int, int]:
+    """Of a file as this process has it, whatever its name; zeros where there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return os.getpid(), 0, 0
+    return os.getpid(), found.st_dev, found.st_ino
+
+
 def _replace(path: Path, text: str) -> None:
     fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # two processes that store at once mix nothing
     try:
@@ -69,8 +132,19 @@ def _replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
+        with contextlib.suppress(OSError):  # a file system that cannot
+            _sync(path.parent)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """What its files are called survives a power cut."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _is_whole(path: Path) -> bool:

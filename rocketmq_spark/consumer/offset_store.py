@@ -40,6 +40,12 @@ class StoreTrouble:
 class OffsetStore(Protocol):
     """Reads raise what they raise; what cannot be stored is logged, and stored with the next run."""
 
+    def begin(self) -> None:
+        """Nobody else has what is this member's alone. Raises ``OptionError`` where somebody has it."""
+
+    def end(self) -> None:
+        """Others may have it."""
+
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
         """The stored offset, None where there is none for sure."""
 
@@ -57,6 +63,12 @@ class BrokerOffsets:
         self._trouble = StoreTrouble(group)
         self._under_way: set[MessageQueue] = set()  # those of which a commit is
         self._ended = threading.Condition(held.lock)
+
+    def begin(self) -> None:
+        """Brokers keep the offsets, for all members."""
+
+    def end(self) -> None:
+        """Nothing was taken."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
         return self._port.committed(self._group, queue, deadline)
@@ -101,6 +113,12 @@ class FileOffsets:
         self._held = held
         self._failing = False
         self._storing = threading.Lock()
+
+    def begin(self) -> None:
+        self._file.hold()
+
+    def end(self) -> None:
+        self._file.release()
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
         return self._file.load().get(queue)

@@ -95,8 +95,10 @@ class Running:
     def begin(self) -> None:
         """Join the group, tell brokers, and take queues.
 
-        Raises ``LocalProtocolError`` for a second member in a process, ``OptionError`` for an environment without queues.
+        Raises ``LocalProtocolError`` for a second member in a process, ``OptionError`` for an environment without queues, or
+        where another member has the file for offsets.
         """
+        self._store.begin()
         self._find_routes()
         answers = Answers(self.held, self.rebalancing, self._membership, self._consuming, self._settings, self._upkeep)
         self._leave = self._port.join(self._settings.group, self._membership, answers, self._settings.heartbeat_s)
@@ -137,6 +139,7 @@ class Running:
             if self._leave is not None:
                 self._leave(deadline)
                 self._leave = None  # not before: an interrupted one is repeated
+            self._store.end()
 
     def changed(self) -> None:
         """The subscriptions are other ones; brokers hear of it now, for they refuse pulls by a filter that is new to them."""

@@ -189,6 +189,17 @@ def test_broadcasting_members_get_everything_and_keep_offsets_in_a_file(group: G
     assert ("m3", b"1", 0) not in group.got
 
 
+def test_two_broadcasting_members_of_a_group_do_not_share_a_file(group: GroupBench, tmp_path) -> None:
+    how = {"clustering": False, "offsets_folder": tmp_path}
+    consumer, _ = group.start(**how)
+    with pytest.raises(OptionError, match=r"offsets\.json.*localOffsetsDir"):
+        group.start(**how)
+    consumer.stop()
+    third, _ = group.start(**how)
+    group.time.advance(1)
+    assert group.owned(third) == ALL
+
+
 def test_4_31_a_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
     consumer, port = group.start()
     second = Consumer(port, consumer.settings, Make(lambda _: ManualTimer(group.time)))

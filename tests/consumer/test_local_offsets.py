@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.consumer.local_offsets import LocalOffsets, file_of
-from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.errors import OffsetError, OptionError
 from tests.queues import q
 from tests.strategies import queues
 
@@ -100,3 +102,54 @@ def test_a_process_that_dies_while_it_writes_leaves_the_old_file(path: Path, mon
     with pytest.raises(OffsetError, match=r"cannot be stored in .*the disk is full"):
         store.store({A: 2})
     assert store.load() == {A: 1}
+
+
+def test_a_file_has_one_owner_in_a_process_under_any_name(path: Path, tmp_path: Path) -> None:
+    """Of two the slower one would go on where the faster one was, and messages between would be lost."""
+    one = LocalOffsets(path)
+    one.hold()
+    one.hold()
+    (tmp_path / "link").symlink_to(path.parent)
+    for other in (path, tmp_path / "link" / path.name):
+        with pytest.raises(OptionError, match="localOffsetsDir"):
+            LocalOffsets(other).hold()
+    other = LocalOffsets(path.parent.with_name("another") / path.name)
+    other.hold()
+    other.release()
+    one.release()
+    one.release()
+    LocalOffsets(path).hold()
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from rocketmq_spark.consumer.local_offsets import LocalOffsets
+one = LocalOffsets(Path(sys.argv[1]))
+one.hold()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_is_refused_until_this_one_is_gone_however_it_ended(path: Path) -> None:
+    arguments = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(OptionError, match=r"offsets\.json"):
+            LocalOffsets(path).hold()
+        other.kill()
+    one = LocalOffsets(path)
+    one.hold()
+    one.release()
+
+
+def test_where_nothing_can_be_locked_it_goes_on(tmp_path: Path) -> None:
+    """What keeps the lock from being made keeps the offsets from being stored, which is said then."""
+    (tmp_path / "file").touch()
+    one = LocalOffsets(tmp_path / "file" / "g" / "offsets.json")
+    one.hold()
+    one.release()
+    with pytest.raises(OffsetError):
+        one.store({A: 1})
