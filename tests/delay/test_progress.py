@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rocketmq_spark.delay.progress import Progress, Seen, resumed
+from tests.cli.test_tail import MESSAGE
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -106,10 +110,28 @@ def test_what_is_said_never_goes_back() -> None:
 def test_what_a_clock_said_that_was_ahead_is_forgotten_when_all_of_then_is_done() -> None:
     """A next owner would send again everything that the wrong moment keeps from being told, for as long as it lies ahead."""
     ahead = Progress(10, 10, 9_000_000)
-    now = ahead.then(Progress(11, 500, 5000))
-    assert now == Progress(11, 500, 5000)
+    now = ahead.then(Progress(10, 500, 5000))
+    assert now == Progress(10, 500, 5000)
+    assert ahead.then(Progress(11, 500, 5000)) == Progress(11, 500, 5000)
     assert [now.done(300, 5000), now.done(300, 5001)] == [True, False]
     assert Progress(8, 10, 9_000_000).then(Progress(9, 500, 5000)) == Progress(9, 10, 9_000_000), "8 and 9 waited then"
+
+
+def test_of_a_topic_that_was_made_again_what_lies_before_still_holds() -> None:
+    seen = Seen(3, 20, Progress(5, 20, 9), 7)
+    assert seen.cut(10) == Seen(3, 10, Progress(5, 10, 9), 7)
+    assert seen.cut(2) == Seen(2, 2, Progress(2, 2, 9), 7)
+
+
+@pytest.mark.parametrize(
+    ("newest_ms", "offset", "stored_ms", "other"),
+    [(7, 19, 8, True), (7, 19, 7, False), (7, 20, 8, False), (0, 19, 8, False)],
+)
+def test_a_younger_message_where_one_was_read_is_another_unless_nobody_knows_how_old_that_was(
+    newest_ms: int, offset: int, stored_ms: int, other: bool
+) -> None:
+    message = replace(MESSAGE, queue_offset=offset, store_timestamp=stored_ms)
+    assert Seen(3, 20, Progress(5, 20, 9), newest_ms).is_other(message) is other
 
 
 NUMBER = st.integers(0, 2**63 - 1)
