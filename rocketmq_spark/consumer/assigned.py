@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.membership import QueueInfo
 from rocketmq_spark.model import (
     MASTER_ID,
@@ -91,7 +92,10 @@ class _Lent(NamedTuple):
 
 
 class Place:
-    """One queue. ``end`` is where it ended when a broker told last, ``calm_until`` when it may be read ahead again."""
+    """One queue. ``end`` is where it ended when a broker told last, ``calm_until`` when it may be read ahead again.
+
+    ``committed`` None: the group has no offset of it yet.
+    """
 
     __slots__ = (
         "asked",
@@ -109,8 +113,9 @@ class Place:
         "waiting",
     )
 
-    def __init__(self, offset: int) -> None:
-        self.pull_at = self.taken = self.done = self.committed = offset
+    def __init__(self, start: Start) -> None:
+        self.pull_at = self.taken = self.done = start.offset
+        self.committed = start.offset if start.stored else None
         self.token = 0
         self.asked = False
         self.paused = False
@@ -220,8 +225,8 @@ class Assigned:
 
     # --- which queues
 
-    def assign(self, starts: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, int]:
-        """Have these queues and no others; new ones begin at their offset, None is for those that are there already.
+    def assign(self, starts: Mapping[MessageQueue, Start | None]) -> dict[MessageQueue, int]:
+        """Have these queues and no others; new ones begin at their start, None is for those that are there already.
 
         Gives the offsets of the dropped ones that may still be committed.
         """
@@ -230,10 +235,10 @@ class Assigned:
         for queue in gone:
             del self.places[queue]
         self.ready.keep(lambda part: part.queue in self.places)
-        for queue, offset in starts.items():
+        for queue, start in starts.items():
             if queue not in self.places:
-                assert offset is not None, queue
-                self.places[queue] = place = Place(offset)
+                assert start is not None, queue
+                self.places[queue] = place = Place(start)
                 self._renew(place)
         return left
 
@@ -355,6 +360,10 @@ class Assigned:
     def to_commit(self) -> dict[MessageQueue, int]:
         """Offsets of what is finished, where they are not committed yet."""
         return {q: place.done for q, place in self.places.items() if place.done != place.committed}
+
+    def unstored(self) -> dict[MessageQueue, int]:
+        """Offsets of the queues of which the group has none yet."""
+        return {q: place.done for q, place in self.places.items() if place.committed is None}
 
     def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
         """These are stored now."""

@@ -16,7 +16,7 @@ from rocketmq_spark.consumer.offset_store import OffsetStore
 from rocketmq_spark.consumer.orderly import Orderly
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.start_offset import Questions, start_offset
+from rocketmq_spark.consumer.start_offset import Questions, Start, start_offset
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
@@ -212,21 +212,14 @@ class Ownership:
         self._begin(fresh, offset)
         return True
 
-    def _start(self, queue: MessageQueue) -> tuple[int, bool]:
-        """Where it begins, and whether that is what is stored."""
+    def _start(self, queue: MessageQueue) -> Start:
         deadline = Deadline.after(TIMEOUT_S)
-        found: list[int | None] = []
-
-        def stored() -> int | None:
-            found.append(self._store.read(queue, deadline))
-            return found[0]
-
         questions = Questions(
-            stored,
+            lambda: self._store.read(queue, deadline),
             lambda: self._port.bounds(queue, deadline).max_offset,
             lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline),
         )
-        return start_offset(queue, self._settings.consume_from, questions), found[0] is not None
+        return start_offset(queue, self._settings.consume_from, questions)
 
     def _lock(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
         """Ask for locks of queues that are ours; those that were granted."""

@@ -17,6 +17,7 @@ from rocketmq_spark.consumer.ahead import Ahead, ReadAhead
 from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
 from rocketmq_spark.consumer.behind import Bounds
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import BrokerBusy, OffsetError, RocketMQError
 from rocketmq_spark.membership import QueueInfo
@@ -62,7 +63,7 @@ class Polls:
         with self._changed:
             return sorted(self._assigned.places)
 
-    def assign(self, starts: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, int]:
+    def assign(self, starts: Mapping[MessageQueue, Start | None]) -> dict[MessageQueue, int]:
         with self._changed:
             left = self._assigned.assign({} if self.closed else starts)  # who was closed meanwhile has given all up
         self._pull()
@@ -70,18 +71,18 @@ class Polls:
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool) -> None:
         with self._changed:
-            wanted = [self._checked(queue) for queue in queues]
+            wanted = [_checked(self._assigned, queue) for queue in queues]
             self._assigned.pause(wanted, paused)
         self._pull()
 
     def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
         """Go on where ``offset_of`` says, which may ask a broker; in all queues if none is named."""
         with self._changed:
-            wanted = [self._checked(queue) for queue in queues] or list(self._assigned.places)
+            wanted = [_checked(self._assigned, queue) for queue in queues] or list(self._assigned.places)
         offsets = {queue: offset_of(queue) for queue in wanted}
         with self._changed:
             for queue, offset in offsets.items():
-                self._assigned.seek(self._checked(queue), offset)
+                self._assigned.seek(_checked(self._assigned, queue), offset)
         self._pull()
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
@@ -119,6 +120,10 @@ class Polls:
             self._assigned.ready.give()
             self.given = False
 
+    def unstored(self) -> dict[MessageQueue, int]:
+        with self._changed:
+            return self._assigned.unstored()
+
     def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
         with self._changed:
             self._assigned.committed(offsets)
@@ -130,11 +135,6 @@ class Polls:
             self._changed.notify_all()
         if self._ahead is not None:
             self._ahead.close(self._settings.request_timeout_s)
-
-    def _checked(self, queue: MessageQueue) -> MessageQueue:
-        if queue not in self._assigned.places:
-            raise OffsetError("the queue is not assigned", queue=str(queue), remedy="Assign it first")
-        return queue
 
     # --- messages
 
@@ -227,6 +227,12 @@ class Polls:
             logger.info("the pull of %s at %d is tried again: %s", ask.queue, ask.offset, error)
         else:
             self._error = error
+
+
+def _checked(assigned: Assigned, queue: MessageQueue) -> MessageQueue:
+    if queue not in assigned.places:
+        raise OffsetError("the queue is not assigned", queue=str(queue), remedy="Assign it first")
+    return queue
 
 
 def _request(settings: PullConsumerSettings, ask: Ask, wanted: Filter) -> PullRequest:

@@ -8,7 +8,7 @@ from numbers import Integral
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.offset_store import StoreTrouble
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import Questions, start_offset
+from rocketmq_spark.consumer.start_offset import Questions, Start, start_offset
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.failures import text_of
 from rocketmq_spark.model import MessageQueue, QueueBounds
@@ -42,7 +42,7 @@ class Positions:
         """The readable queues of a topic, in an environment its own ones."""
         return self._own(self._member.queues(topic, self.soon()))
 
-    def start(self, queue: MessageQueue) -> int:
+    def start(self, queue: MessageQueue) -> Start:
         """Where a queue begins that is new here. Raises ``OptionError`` for one of another environment."""
         queues = self.queues(queue.topic)  # so that its broker is known, too
         if self._settings.environment is not None and queue not in queues:

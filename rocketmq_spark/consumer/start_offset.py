@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.errors import OffsetError
@@ -37,6 +38,13 @@ class ConsumeFrom:
         return cls(Where.TIMESTAMP, value) if isinstance(value, int) else cls(Where[value.upper()])
 
 
+class Start(NamedTuple):
+    """Where a queue begins; ``stored``: the group has that offset already. Where it has not, a later start may be another one."""
+
+    offset: int
+    stored: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Questions:
     """What may have to be asked of the queue's broker. Each raises ``RocketMQError`` when it has no answer.
@@ -49,7 +57,7 @@ class Questions:
     search: Callable[[int], int]
 
 
-def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: Questions) -> int:
+def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: Questions) -> Start:
     """The first offset to pull, never below zero. Raises what a question raises.
 
     A retry topic starts at 0 in every mode: all of it failed in this group, so none of it is old news. Java asks for its
@@ -57,12 +65,13 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: Questions)
     """
     stored = ask.stored()
     if stored is not None:
-        return _checked(queue, "stored", stored)
+        return Start(_checked(queue, "stored", stored))
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is Where.EARLIEST:
-        return 0  # too small is put right by the first pull
+        return Start(0, False)  # too small is put right by the first pull
     if consume_from.where is Where.LATEST:
-        return _checked(queue, "maximum", ask.max_offset())
-    return _checked(queue, f"time {consume_from.timestamp_ms}", ask.search(consume_from.timestamp_ms))
+        return Start(_checked(queue, "maximum", ask.max_offset()), False)
+    found = ask.search(consume_from.timestamp_ms)
+    return Start(_checked(queue, f"time {consume_from.timestamp_ms}", found), False)
 
 
 def _checked(queue: MessageQueue, what: str, offset: int) -> int:

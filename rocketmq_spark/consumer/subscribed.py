@@ -12,6 +12,7 @@ from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.rebalance import Share, clustering_share, wait_s
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.membership import Asked, Membership
@@ -80,7 +81,7 @@ class Subscribed:
         """Until the next look."""
         return max(0.0, self._due_at - self._clock.now())
 
-    def look(self, owned: Collection[MessageQueue]) -> dict[MessageQueue, int | None]:
+    def look(self, owned: Collection[MessageQueue]) -> dict[MessageQueue, Start | None]:
         """The queues that are this member's now: None for those that it owns already, otherwise where they begin.
 
         What cannot be found out changes nothing; a queue without a start is left for the next look, in a second.
@@ -88,7 +89,7 @@ class Subscribed:
         self.balanced = True
         # Before anything is asked: a change that is told meanwhile counts.
         self._due_at = self._clock.now() + wait_s(True)
-        found: dict[MessageQueue, int | None] = {}
+        found: dict[MessageQueue, Start | None] = {}
         for topic in self.topics:
             share = self._share(topic)
             mine = {queue for queue in owned if queue.topic == topic}

@@ -13,6 +13,7 @@ from rocketmq_spark.consumer.assigned import Part
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.consumer.subscribed import Subscribed
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
@@ -103,11 +104,16 @@ class Upkeep:
         if self._shared.topics and not self._shared.wait_s() and not self._turns.locked():
             self.rebalance()
 
-    def have(self, starts: Mapping[MessageQueue, int | None]) -> None:
-        """Read these queues, as in ``Assigned.assign``; what is finished of those that go is committed."""
+    def have(self, starts: Mapping[MessageQueue, Start | None]) -> None:
+        """Read these queues, as in ``Assigned.assign``; what is finished of those that go is committed.
+
+        So is where a queue begins that the group never had: else it would begin at another offset after a crash, or for
+        the next owner, and what came meanwhile would be lost.
+        """
         left = self._polls.assign(starts)
         if self._settings.auto_commit:
             self.store(left)
+            self._commit(self._polls.unstored)
 
     def rebalance(self) -> None:
         """Have the queues that are ours now, at once: one thread at a time, and not within a rebalance.

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
@@ -23,7 +24,7 @@ def part(queue: MessageQueue, start: int, end: int) -> Part:
 
 def assigned() -> Assigned:
     one = Assigned(4)
-    one.assign({A: 5, B: 7})
+    one.assign({A: Start(5), B: Start(7)})
     return one
 
 
@@ -59,7 +60,7 @@ def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
 
 def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
     one = Assigned(1000, max_bytes=10)
-    one.assign({A: 0})
+    one.assign({A: Start(0)})
     for _ in range(2):
         (ask,) = one.due(0.0)
         one.told(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
@@ -125,7 +126,7 @@ def test_a_queue_that_goes_and_comes_back_takes_no_old_answer() -> None:
     one = assigned()
     first, _ = one.due(0.0)
     one.assign({B: None})
-    one.assign({A: 5, B: None})
+    one.assign({A: Start(5), B: None})
     assert not one.told(first, found(first, 3))
 
 
@@ -258,7 +259,7 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.one = Assigned(4)
-        self.one.assign({A: 0, B: 0})
+        self.one.assign({A: Start(0), B: Start(0)})
         self.under_way: list[Ask] = []
         self.given: dict[MessageQueue, list[int]] = {A: [], B: []}
         self.passed: dict[MessageQueue, set[int]] = {A: set(), B: set()}

@@ -8,6 +8,7 @@ import pytest
 
 from rocketmq_spark.consumer.assigned import Ask, Place
 from rocketmq_spark.consumer.behind import MAX_RANGES, Bounds, Pace, Stretch, far_behind, pace, ranges
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.model import MessageQueue, OffsetRange
 
 A, B, C = (MessageQueue("t", broker, i) for broker, i in (("a", 0), ("a", 1), ("b", 0)))
@@ -15,7 +16,7 @@ BOUNDS = Bounds(count=32, max_waiting=1000, max_bytes=1 << 20)
 
 
 def place(at: int = 0, end: int | None = 5000, **changed: object) -> Place:
-    made = Place(at)
+    made = Place(Start(at))
     made.end = end
     for name, value in changed.items():
         setattr(made, name, value)

@@ -7,6 +7,7 @@ import threading
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue
@@ -24,7 +25,7 @@ def polls(fake: FakeMember, **settings: float) -> Polls:
 def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
     fake = FakeMember(QUEUES)
     one = polls(fake)
-    one.assign(dict.fromkeys(QUEUES, 0))
+    one.assign(dict.fromkeys(QUEUES, Start(0)))
     arriving = [threading.Thread(target=lambda q=q: [fake.add(q) for _ in range(50)]) for q in QUEUES]
     for thread in arriving:
         thread.start()
@@ -43,13 +44,13 @@ def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:
     fake = FakeMember(QUEUES[:1], high=1)
     fake.errors = [ConnectionLost("gone")]
     one = polls(fake, retry_s=0.05)
-    one.assign({QUEUES[0]: 0})
+    one.assign({QUEUES[0]: Start(0)})
     assert len(one.wait(Deadline.after(WAIT_S), 1)) == 1
 
 
 def test_who_is_woken_comes_back_once() -> None:
     one = polls(FakeMember(QUEUES[:1]))
-    one.assign({QUEUES[0]: 0})
+    one.assign({QUEUES[0]: Start(0)})
     one.wake()
     assert one.wait(Deadline.after(WAIT_S), 1) == []
     short = Deadline.after(0.02)
@@ -60,7 +61,7 @@ def test_who_is_woken_comes_back_once() -> None:
 def test_after_the_close_nothing_is_pulled() -> None:
     fake = FakeMember(QUEUES[:1])
     one = polls(fake)
-    one.assign({QUEUES[0]: 0})
+    one.assign({QUEUES[0]: Start(0)})
     one.close()
     assert one.assign({}) == {}
     count = len(fake.pulls)

@@ -6,6 +6,7 @@ import pytest
 
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.errors import OffsetError, ServerFault
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.fake_member import FakeMember
@@ -26,9 +27,9 @@ def positions(fake: FakeMember) -> Positions:
 
 
 def test_4_24_a_queue_begins_at_its_stored_offset_or_its_end(fake: FakeMember, positions: Positions) -> None:
-    assert positions.start(QUEUE) == 9
+    assert positions.start(QUEUE) == Start(9, False)
     fake.stored[QUEUE] = 4
-    assert positions.start(QUEUE) == 4
+    assert positions.start(QUEUE) == Start(4)
 
 
 def test_4_25_a_question_that_fails_is_no_answer(fake: FakeMember, positions: Positions) -> None:

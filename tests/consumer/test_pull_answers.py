@@ -10,6 +10,7 @@ from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.pull_answers import PullAnswers
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.membership import (
     ConsumeDirectly,
@@ -48,7 +49,7 @@ class Asked:
 def asked() -> Asked:
     made = Asked()
     made.fake.add(A, 40)
-    made.polls.assign({A: 0, B: 0, OTHER: 0})
+    made.polls.assign({A: Start(0), B: Start(0), OTHER: Start(0)})
     made.polls.wait(Deadline.after(0), 1)
     made.polls.given = True
     made.polls.finish()

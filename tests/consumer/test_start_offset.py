@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Questions, Where, start_offset
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Questions, Start, Where, start_offset
 from rocketmq_spark.errors import CallTimeout, OffsetError, RocketMQError, ServerFault
 from tests.queues import q
 
@@ -50,7 +50,7 @@ class Broker:
 @pytest.mark.parametrize("stored", [0, 1, 1 << 40])
 def test_4_28_a_stored_offset_decides_in_every_mode(mode, queue, stored):
     broker = Broker(stored)
-    assert start_offset(queue, MODES[mode], broker.questions) == stored
+    assert start_offset(queue, MODES[mode], broker.questions) == Start(stored)
     assert broker.asked == ["stored"]
 
 
@@ -67,7 +67,7 @@ def test_4_28_a_stored_offset_decides_in_every_mode(mode, queue, stored):
 )
 def test_4_23_4_24_4_26_4_27_where_there_is_none_the_mode_decides(mode, queue, expected, asked):
     broker = Broker(None)
-    assert start_offset(queue, MODES[mode], broker.questions) == expected
+    assert start_offset(queue, MODES[mode], broker.questions) == Start(expected, False)
     assert broker.asked == ["stored", *([asked] if asked else [])]
 
 
@@ -91,7 +91,7 @@ def test_4_29_an_offset_below_zero_is_never_pulled(offset, which, mode):
     broker = Broker(**{which: offset})
     names = {"stored": "stored", "maximum": "max", "found": "search"}
     try:
-        found = start_offset(NORMAL, MODES[mode], broker.questions)
+        found = start_offset(NORMAL, MODES[mode], broker.questions).offset
     except OffsetError:
         assert broker.asked[-1] == names[which]
     else:

@@ -7,6 +7,7 @@ import pytest
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.consumer.subscribed import Subscribed
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
@@ -40,10 +41,10 @@ def seen() -> Seen:
 
 def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missing(seen: Seen) -> None:
     assert seen.one.wait_s() == 0.0
-    assert seen.one.look([]) == dict.fromkeys(QUEUES, 0)
+    assert seen.one.look([]) == dict.fromkeys(QUEUES, Start(0))
     assert seen.one.wait_s() == 20.0
     seen.fake.unknown[QUEUES[1]] = RocketMQError("ill")
-    assert seen.one.look([]) == {QUEUES[0]: 0, QUEUES[2]: 0}
+    assert seen.one.look([]) == {QUEUES[0]: Start(0), QUEUES[2]: Start(0)}
     assert seen.one.wait_s() == 1.0
 
 

@@ -15,6 +15,7 @@ from rocketmq_spark.consumer import upkeep
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
+from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.consumer.subscribed import Subscribed
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.consumer.upkeep import Upkeep
@@ -42,7 +43,7 @@ class Kept:
 
 def test_1_9_offsets_are_committed_every_5_seconds_while_there_are_new_ones() -> None:
     kept = Kept()
-    kept.one.have({QUEUE: 0})
+    kept.one.have({QUEUE: Start(0)})
     kept.one.next(kept.one.begin(0.0), 1)
     kept.polls.given = True
     for now, commits in ((4.9, 0), (5.0, 1), (10.0, 1)):
@@ -55,7 +56,7 @@ def test_routes_are_looked_at_every_30_seconds_and_polls_go_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = Kept()
-    kept.one.have({QUEUE: 0})
+    kept.one.have({QUEUE: Start(0)})
     asked: list[str] = []
 
     def queues(topic: str, deadline: object, refresh: bool = False) -> list[MessageQueue]:
@@ -146,7 +147,7 @@ def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.Monke
         looks.append(1)
         kept.shared.changed()
         getattr(kept.one, nested)()
-        return {QUEUE: 0}
+        return {QUEUE: Start(0)}
 
     monkeypatch.setattr(kept.shared, "look", look)
     one = threading.Thread(target=kept.one.look, daemon=True)
@@ -165,7 +166,7 @@ def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         looks.append(threading.current_thread())
         inside.set()
         assert go_on.wait(60)
-        return {QUEUE: 0}
+        return {QUEUE: Start(0)}
 
     monkeypatch.setattr(kept.shared, "look", look)
     first, second = (threading.Thread(target=kept.one.rebalance, daemon=True) for _ in range(2))

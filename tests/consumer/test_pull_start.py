@@ -1,0 +1,45 @@
+"""Where a pull consumer begins a queue of which its group has no offset yet."""
+
+from __future__ import annotations
+
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.errors import ConnectionLost
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
+
+
+def test_4_24_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMember, hand: Hand) -> None:
+    """Else what came between would be lost after a crash, and where a queue changes hands before anything of it is finished."""
+    fake.low, fake.high = {A: 50, B: 50}, {A: 100, B: 100}
+    latest = ConsumeFrom(Where.LATEST)
+    with made(fake, hand, consume_from=latest) as consumer:
+        consumer.subscribe("t")
+        consumer.poll(AT_ONCE)
+        assert fake.stored == {A: 100, B: 100}
+        fake.add(A, 3)
+        fake.add(B, 3)
+        assert len(consumer.poll(AT_ONCE)) == 3
+    fake.add(A, 2)
+    with made(fake, hand, consume_from=latest) as again:
+        again.assign([A])
+        assert bodies(again.poll(AT_ONCE)) == [100, 101, 102, 103, 104]
+        assert fake.commits == [{A: 100, B: 100}]
+
+
+def test_4_24_where_a_queue_begins_is_committed_again_when_that_failed(fake: FakeMember, hand: Hand) -> None:
+    fake.low = fake.high = {A: 50, B: 50}
+    fake.refused[A] = ConnectionLost("gone")
+    with made(fake, hand, consume_from=ConsumeFrom(Where.LATEST)) as consumer:
+        consumer.assign([A])
+        del fake.refused[A]
+        hand.now += 60
+        consumer.poll(AT_ONCE)
+        assert fake.stored == {A: 50}
+
+
+def test_4_24_without_auto_commit_where_a_queue_begins_is_committed_by_hand(fake: FakeMember, hand: Hand) -> None:
+    fake.low = fake.high = {A: 50, B: 50}
+    with made(fake, hand, consume_from=ConsumeFrom(Where.LATEST), auto_commit=False) as consumer:
+        consumer.assign([A])
+        assert fake.commits == []
+        consumer.commit()
+    assert fake.commits == [{A: 50}]
