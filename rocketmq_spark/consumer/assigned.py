@@ -84,11 +84,15 @@ class Part:
 
 
 class _Lent(NamedTuple):
-    """A part that a poll took, with its queue as it was then: a seek meanwhile makes the part worthless."""
+    """A part that a poll took, with its queue as it was then: a seek meanwhile makes the part worthless.
+
+    The caller has its messages before ``given_up_to``.
+    """
 
     part: Part
     place: Place
     token: int
+    given_up_to: int = 0
 
 
 class Place:
@@ -162,21 +166,19 @@ class Ready:
                 taken.append(part)
         lent = [_Lent(part, place := self._places[part.queue], place.token) for part in taken]
         self._parts, self._lent = left, lent  # in one step, which Ctrl-C does not part
-        for part, place, _ in lent:
-            place.waiting -= part.count
-            place.bytes -= len(part.stored)
+        for each in lent:
+            each.place.waiting -= each.part.count
+            each.place.bytes -= len(each.part.stored)
         return taken
 
     def give(self) -> None:
         """The caller has what was taken last."""
-        for lent in self._lent:
-            if self._stands(lent):
-                # Where nothing waits any more, what was passed over behind it is done with it.
-                lent.place.taken = lent.part.next_offset if lent.place.waiting else lent.place.pull_at
+        self._pass([lent for lent in self._lent if self._stands(lent)])
         self._lent = []
 
     def give_up_to(self, next_offset: int) -> None:
         """The caller has the part that was taken last, alone, up to an offset."""
+        self._lent = [lent._replace(given_up_to=next_offset) for lent in self._lent]
         for lent in self._lent:
             if self._stands(lent):
                 lent.place.taken = next_offset
@@ -192,19 +194,25 @@ class Ready:
     def take_back(self) -> None:
         """What was taken last and not given comes again, before all other."""
         standing = [lent for lent in self._lent if self._stands(lent)]
-        rest = [replace(lent.part, begun=lent.place.taken) for lent in standing]
+        rest = [replace(lent.part, begun=max(lent.part.begun, lent.given_up_to)) for lent in standing]
         parts = deque([*(part for part in rest if part.count > 0), *self._parts])
         self._parts, self._lent = parts, []
         for queue, place in self._places.items():
             mine = [part for part in parts if part.queue == queue]
             place.waiting, place.bytes = sum(part.count for part in mine), sum(len(part.stored) for part in mine)
-        for lent in standing:
-            if not lent.place.waiting:  # a loop gave all of it, and what was passed over behind it is done with it
-                lent.place.taken = lent.place.pull_at
+        self._pass([lent for lent in standing if lent.part.next_offset <= lent.given_up_to])  # a loop gave all of it
 
     def firsts(self) -> dict[MessageQueue, int]:
         """The first offset that waits of each queue of which something does."""
         return {part.queue: part.first for part in reversed(self._parts)}
+
+    def _pass(self, lents: Iterable[_Lent]) -> None:
+        """What was passed over behind these is done with them, up to what waits, which may lie before them: the topic of
+        a queue may be made again.
+        """
+        firsts = self.firsts()
+        for lent in lents:
+            lent.place.taken = firsts.get(lent.part.queue, lent.place.pull_at)
 
     def _stands(self, lent: _Lent) -> bool:
         return self._places.get(lent.part.queue) is lent.place and lent.place.token == lent.token

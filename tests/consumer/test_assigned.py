@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -238,6 +239,34 @@ def test_what_was_committed_is_not_committed_again() -> None:
     one.finish()
     one.committed({A: 6, MessageQueue("gone", "b", 0): 3})
     assert one.to_commit() == {}
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_was_given_of_a_topic_before_it_was_made_again_says_nothing_of_the_new_one(interrupted: bool) -> None:
+    """The new one has messages already when the caller is through with those of the old one."""
+    one = Assigned(1000)
+    one.assign({A: Start(990)})
+    old = one.due(0.0)[0]
+    one.told(old, found(old, 10))
+    one.ready.take(3)
+    if interrupted:
+        one.ready.take_back()
+    lost = one.due(0.0)[0]
+    one.told(lost, PullAnswer(PullStatus.OFFSET_ILLEGAL, 0, 0, 0))
+    new = one.due(0.0)[0]
+    one.told(new, found(new, 32))
+    if interrupted:
+        assert [part.start for part in one.ready.take(3)] == [990, 0]
+    else:
+        one.ready.give()
+        one.finish()
+        assert one.to_commit() == {A: 0}
+        assert [part.start for part in one.ready.take(3)] == [0]
+    one.ready.take_back()
+    assert [(part.first, part.next_offset) for part in one.ready.take(3)][-1] == (0, 32)
+    one.ready.give()
+    one.finish()
+    assert one.to_commit() == {A: 32}
 
 
 def test_a_dropped_queue_gives_what_is_finished() -> None:
