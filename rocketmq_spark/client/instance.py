@@ -16,12 +16,12 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rocketmq_spark.client.aside import Aside
-from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Property, Request, Response
@@ -196,9 +196,13 @@ class Instance:
             return
         group: dict[str, Any] = {"consumerGroup" if member.consumes else "producerGroup": on_wire}
         with self._telling:
-            for name, address in self._addresses(member.consumes):
-                command = rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group)
-                self._quietly(address, command, deadline)
+            self._tell(
+                [
+                    (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group))
+                    for name, address in self._addresses(member.consumes)
+                ],
+                deadline,
+            )
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Tell brokers of all groups now: masters, and slaves too if any group consumes."""
@@ -209,8 +213,13 @@ class Instance:
             producers = [on_wire for on_wire, member in each if not member.consumes]
             consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
             body = bodies.heartbeat(self.client_id, producers, consumers)
-            for name, address in self._addresses(bool(consumers)):
-                self._quietly(address, rpc.HEART_BEAT.request(body, bname=name), deadline)
+            self._tell(
+                [
+                    (address, rpc.HEART_BEAT.request(body, bname=name))
+                    for name, address in self._addresses(bool(consumers))
+                ],
+                deadline,
+            )
 
     def close(self) -> None:
         """No more heartbeats; who is still here is not told to anybody."""
@@ -257,10 +266,14 @@ class Instance:
         if timer is not None:
             timer.close()
 
-    def _quietly(self, address: str, command: Command, deadline: Deadline) -> None:
-        try:
-            self._calls.ask(address, command, deadline.within(self._calls.request_timeout_s))
-        except NotSupported:
-            logger.debug("%s takes no heartbeats", address)
-        except RocketMQError as e:
-            logger.info("request %s to %s failed: %s", command.code, address, e)
+    def _tell(self, told: Sequence[tuple[str, Command]], deadline: Deadline) -> None:
+        """All of them at once, so that one that hangs takes no time from the others; failures are logged."""
+        answers = self._calls.exchange_each(told, deadline.within(self._calls.request_timeout_s))
+        for (address, command), answer in zip(told, answers, strict=True):
+            if isinstance(answer, Command) and answer.code == Response.SUCCESS:
+                continue
+            error = refused(answer, address) if isinstance(answer, Command) else answer
+            if isinstance(error, NotSupported):
+                logger.debug("%s takes no heartbeats", address)
+            else:
+                logger.info("request %s to %s failed: %s", command.code, address, error)

@@ -231,6 +231,23 @@ def test_a_master_that_hangs_costs_one_request_s_time(broker: MockBroker) -> Non
     parts.pool.close()
 
 
+def test_a_master_that_hangs_takes_no_time_from_the_others(
+    broker: MockBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rocketmq_spark.client")
+    with MockBroker({Request.HEART_BEAT: never, Request.UNREGISTER_CLIENT: never}) as hangs, MockBroker() as server:
+        server.on(ROUTE, route(1, {"a": hangs.address, "b": broker.address}))
+        parts = Parts(server.address, request_timeout_s=0.5)
+        parts.routes.get("t")
+        leave = parts.sender.join("g", 0.0)
+        parts.instance.heartbeat(Deadline.after(0.5))
+        leave(Deadline.after(0.5))
+        assert (len(hangs.seen(Request.HEART_BEAT)), len(beats(broker)), len(left(broker))) == (1, 1, 1)
+        assert caplog.text.count("failed") == 2
+        assert broker.address not in caplog.text
+        parts.close()
+
+
 def test_heartbeats_and_leaving(real: Parts, topic: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "rocketmq_spark.client")
     real.sender.publish_queues(topic, real.soon)

@@ -70,7 +70,7 @@ def parts(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """Nothing is asked of brokers, and time stands still."""
     time = Time()
     monkeypatch.setattr(parts.instance, "_make_timer", lambda name: ManualTimer(time))
-    monkeypatch.setattr(parts.instance, "_quietly", lambda *given: None)
+    monkeypatch.setattr(parts.instance, "_tell", lambda *given: None)
     return parts
 
 
@@ -90,7 +90,7 @@ def test_a_member_that_ctrl_c_kept_from_leaving_leaves_again(parts: Parts, monke
     one = Member("g", membership=lambda: GroupMembership("g", {}))
     told: list[Any] = []
     monkeypatch.setattr(parts.instance, "_addresses", lambda slaves: [("b", "b:1")])
-    monkeypatch.setattr(parts.instance, "_quietly", lambda address, command, deadline: told.append(command))
+    monkeypatch.setattr(parts.instance, "_tell", lambda asked, deadline: told.extend(asked))
     for at in itertools.count():
         parts.instance.join(one)
         told.clear()
