@@ -77,6 +77,10 @@ class Ownership:
             wanted = [queue for queue in wanted if queue in granted]
         troubled: set[str] = set()  # brokers that do not answer: their other queues need not wait for that, too
         begun = [q for q in wanted if q.broker_name not in troubled and self._added(q, asked_ms, troubled)]
+        with self._held.lock:
+            fresh = self._held.offsets.untold().keys() & set(begun)
+        if fresh:  # else who begins them after a crash would begin elsewhere, and lose what came meanwhile
+            self._store.persist(Deadline.after(TIMEOUT_S), fresh)
         if self._left and self._locks and begun != wanted:  # who leaves meanwhile gave back what it had then
             self._port.unlock(self._settings.group, set(wanted) - set(begun), Deadline.after(TIMEOUT_S))
         return begun

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import ownership
 from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.local_offsets import LocalOffsets
 from rocketmq_spark.consumer.offset_store import BrokerOffsets
 from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue
@@ -71,6 +73,15 @@ def test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there(group: Gro
     group.start(consume_from=ConsumeFrom())
     group.time.advance(1)
     assert group.bodies() == [*first, b"3"]
+
+
+@pytest.mark.parametrize("clustering", [False, True])
+def test_where_a_new_group_begins_is_stored_at_once(group: GroupBench, tmp_path: Path, clustering: bool) -> None:
+    """Who is killed a moment later begins there again, and not at the end as it is by then."""
+    group.brokers.queues[A].first = 5
+    group.start(clustering=clustering, offsets_folder=tmp_path)
+    files = tmp_path.rglob("offsets.json")
+    assert (group.brokers.offsets if clustering else LocalOffsets(next(files)).load())[A] == 5
 
 
 class Owner:
