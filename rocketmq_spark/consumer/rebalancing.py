@@ -5,10 +5,11 @@ It has a thread of its own, so that a broker that hangs holds up neither pulls n
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -59,7 +60,8 @@ class Rebalancing:
         self._lock = threading.Lock()
         self._due_ms = math.inf
         self._last_ms = -math.inf
-        self._closed = False
+        self._closed = self._ended = False
+        self._resets: deque[Callable[[], None]] = deque()
         # A broker that was restarted, or is new to us, has not heard of this member: the next heartbeat need not be waited
         # for, up to 30 s in which it gives the others a list without it. The broker tells all of them then.
         self._unheard = False
@@ -86,14 +88,20 @@ class Rebalancing:
         """No more runs; one under way is waited for so long, and adds nothing after ``Ownership.leave``."""
         self.stop()
         self._timer.close(wait_s)
+        self._ended = True
+        self._reset()
 
     def repair(self, queue: ProcessQueue, offset: int) -> None:
         """Put an illegal offset right, on this thread (``Pulling`` must not wait)."""
         self._soon(partial(self._ownership.repair, queue, offset))
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on at ``offsets``."""
-        self._soon(partial(self._ownership.reset, dict(offsets)))
+        """Go on at ``offsets``. While the consumer ends they are stored before it leaves, or for who has the queues next."""
+        self._resets.append(partial(self._ownership.reset, dict(offsets)))
+        if self._ended:
+            self._reset()
+        else:
+            self._soon(self._reset)
 
     def run(self) -> bool:
         """One run over all topics; whether this member now has its part of each."""
@@ -122,6 +130,13 @@ class Rebalancing:
             balanced = self.run()
         finally:
             self.wake(rebalance.wait_s(balanced, self._settings.rebalance_interval_s))
+
+    def _reset(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                done = attempt(self._resets.popleft())
+                if isinstance(done, Failure):
+                    done.log(logger, "group %s: offsets could not be reset", self._settings.group)
 
     def _soon(self, work: Callable[[], None]) -> None:
         def done() -> None:

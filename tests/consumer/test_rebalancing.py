@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from rocketmq_spark.errors import CallTimeout, OptionError, ServerFault
+from rocketmq_spark.membership import ResetOffsets
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment
 from tests.consumer.group import RETRY, FakeMember, GroupBench
@@ -307,3 +308,25 @@ def test_a_rebalance_for_which_there_is_no_thread_is_made_by_the_next_that_wakes
     rebalancing.wake()
     group.time.run_due()
     assert len(port.seen("members")) > asked
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before its queues are released", "behind that"])
+def test_a_reset_that_comes_while_a_consumer_ends_is_stored(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    group.brokers.send(q("a:0"), b"1", b"2", b"3")
+    consumer, port = group.start()
+    group.time.advance(1)
+    assert consumer._running is not None
+    part = consumer._running._upkeep if before else consumer._running._ownership
+    name = "close" if before else "leave"
+    last_words = getattr(part, name)
+
+    def reset_beside(*given: object) -> None:
+        last_words(*given)
+        assert port.asked is not None
+        port.asked("a:1", ResetOffsets("T", {q("a:0"): 1}))
+
+    monkeypatch.setattr(part, name, reset_beside)
+    consumer.stop()
+    assert group.brokers.offsets[q("a:0")] == 1
