@@ -130,6 +130,19 @@ def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(master_gone, sc
     assert "cannot be read any more" not in caplog.text
 
 
+def test_a_run_to_the_end_says_that_it_ends_without_a_broker_that_left_the_route(scripted, caplog):
+    """Its positions stay: the next run goes on there."""
+    known = '{"topics":{"t":{"broker-a":{"0":16},"broker-b":{"0":6}}},"v":1}'
+    run = Run(scripted.address, known, available_now=True, routeRefresh=0, **QUICK)
+    for _ in range(2):
+        run.offset = run.latest()
+        assert run.positions == {A: 20, B: 6}
+    said = [record.getMessage() for record in caplog.records if "cannot read now" in record.getMessage()]
+    assert said == [
+        "the run ends without queues that it cannot read now: t/broker-b/0 (the route does not name its broker)"
+    ]
+
+
 def test_a_broker_that_hangs_is_left_out_of_a_batch(scripted):
     """A batch with its queues would wait for it, and the others' messages with that batch."""
     with MockBroker({STATS: stats({B: (0, 100)})}) as hanging:
