@@ -339,6 +339,28 @@ def test_a_run_to_the_end_takes_no_queue_of_another_environment_over_in_an_outag
         assert json.loads(again.latest())["environment"] == {"t": {"broker-a": {"0": 1}}}
 
 
+@pytest.mark.parametrize("layout", [{}, {"environments": 4}], ids=["by number alone", "of four"])
+def test_an_environment_counts_among_all_queues_of_a_topic_and_not_among_assigned_ones(scripted, layout):
+    """The third queue is the third environment's, however few are assigned beside it."""
+    four = [MessageQueue("t", "broker-a", number) for number in range(4)]
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=4))
+    scripted.on(STATS, stats(dict.fromkeys(four, (0, 10))))
+
+    def start(environment, *numbers):
+        given = {**QUICK, **layout, "subscribe": None, "assign": {"t": {"broker-a": numbers}}}
+        return Run(scripted.address, startingOffsets="earliest", environment=environment, **given)
+
+    run = start(3, 2)
+    assert run.positions == {four[2]: 0}
+    assert positions(run.ahead()) == {four[2]: 10}
+    for environment, numbers, others in ((1, (2, 3), "t/broker-a/2, t/broker-a/3"), (3, (0, 2), "t/broker-a/0")):
+        session.close_all()
+        with pytest.raises(
+            OptionError, match=f"'assign' names {others}, which environment '{environment}' does not own"
+        ):
+            start(environment, *numbers)
+
+
 # --- what is said
 
 
