@@ -170,7 +170,7 @@ class Options:
         "regular expression that a topic's whole name must match; system, retry and dead-letter topics are left out",
     )
     assign: tuple[MessageQueue, ...] = _row(
-        p.assignment, (), _SOURCE, 'queues to read: JSON `{"t":{"broker-a":[0,1]}}`'
+        p.assignment, (), _SOURCE, 'queues to read, in an environment its own: JSON `{"t":{"broker-a":[0,1]}}`'
     )
     include_internal: bool = _row(
         p.boolean, False, _SOURCE, "let `subscribePattern` match retry and dead-letter topics too", shown="false"

@@ -12,10 +12,11 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import cycle, groupby
 from typing import Any
 
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate_all
-from rocketmq_spark.queues.environment import environment_of
+from rocketmq_spark.queues.environment import Environment, environment_of
 
 Task = list[OffsetRange]
 
@@ -36,14 +37,19 @@ def covered(
     queues: Sequence[MessageQueue],
     kept: Collection[MessageQueue] = (),
     may_lack: Container[str] = (),
+    there: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
     """The queues that the source reads, and those that the strategy gives to nobody.
 
-    ``kept`` are those that its environment had before, ``may_lack`` topics of which it may have none at the moment.
+    ``kept`` are those that its environment had before, ``may_lack`` topics of which it may have none at the moment. Where
+    ``queues`` are assigned ones, ``there`` are all of their topics, among which an environment counts. Raises
+    ``OptionError`` for one of another environment.
     """
     mine = environment_of(options)
     if mine is not None:
-        owned = mine.owned(queues, kept, may_lack)
+        owned = mine.owned(queues if there is None else there, kept, may_lack)
+        if there is not None:
+            owned = _own(mine, queues, owned)
         left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
         if left:
             return owned, left
@@ -53,6 +59,16 @@ def covered(
     count = options.num_partitions or len(queues)
     shared = {queue for share in _shares(options, queues, count) for queue in share}
     return sorted(shared), frozenset(queues) - shared
+
+
+def _own(mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]) -> list[MessageQueue]:
+    others = sorted(set(assigned) - set(owned))
+    if others:
+        raise OptionError(
+            f"option 'assign' names {', '.join(map(str, others))}, which environment {mine.name!r} does not own; expected "
+            f"any of {', '.join(map(str, owned)) or 'none'}"
+        )
+    return sorted(assigned)
 
 
 def _shares(options: Options, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:

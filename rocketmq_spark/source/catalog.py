@@ -286,7 +286,8 @@ class Catalog:
         kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
         self.known_routes = {**kept, **routes}
         wanted = [queue for route in routes.values() for queue in filters.readable(self._options, route, tolerant)]
-        wanted = self._covered(wanted, {queue.topic for queue in wanted} if tolerant else self._had)
+        there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
+        wanted = self._covered(wanted, {queue.topic for queue in wanted} if tolerant else self._had, there)
         # Statistics are the master's as long as there is one, wherever messages are read.
         read_from = "master" if self._options.read_from == "master" else "hint"
         forgotten: dict[tuple[str, str], RocketMQError] = {}
@@ -318,9 +319,11 @@ class Catalog:
         gone = frozenset(forgotten)
         return View(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
 
-    def _covered(self, queues: list[MessageQueue], may_lack: Container[str]) -> list[MessageQueue]:
+    def _covered(
+        self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
+    ) -> list[MessageQueue]:
         """Without the queues of other environments, and without those that the strategy gives to nobody."""
-        covered, left_out = allocation.covered(self._options, queues, self._owned, may_lack)
+        covered, left_out = allocation.covered(self._options, queues, self._owned, may_lack, there)
         if self._options.environment is not None:
             self._owned.update(covered)
         if left_out != self._left_out and left_out:

@@ -18,6 +18,9 @@ from rocketmq_spark.source.checkpoint import Batch, Read, merged
 from rocketmq_spark.source.files import Folder
 
 _LOGS = ("commits", "offsets")
+# Of a batch goes first that it was done, then the state that it made, then that it was begun: in between Spark would do it
+# again and make its state again. Were both entries gone first, that state would be taken for a new batch's.
+_STEPS = ("commits", "made", "offsets")
 _STATE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
 
 
@@ -60,12 +63,17 @@ def plan(folder: Folder, history: Sequence[Read], batch: Batch) -> Plan:
     """What going back to the end of ``batch`` takes. Raises ``OffsetError`` where its state is not kept any more."""
     files = folder.files(recursive=True)
     again = [read.batch.number for read in history if read.batch.number > batch.number]
-    logs = [path for number in reversed(again) for log in _LOGS for path in _entry(log, number) if path in files]
+    logs = {path: (number, log) for number in again for log in _LOGS for path in _entry(log, number) if path in files}
     states = {path: int(match[2]) for path in files if (match := _STATE.fullmatch(path))}
     _refuse_lost_state(states, batch.number + 1)
-    late = sorted(path for path, version in states.items() if version > batch.number + 1)
+    late = {path: (version - 1, "made") for path, version in states.items() if version > batch.number + 1}
     saved = [path for path in files if path.split("/")[0] in (*_LOGS, "metadata")]
-    return Plan(batch, again, _ranges(history, batch), [*logs, *late], sorted({*saved, *late}))
+    return Plan(batch, again, _ranges(history, batch), _backwards({**logs, **late}), sorted({*saved, *late}))
+
+
+def _backwards(of_batches: Mapping[str, tuple[int, str]]) -> list[str]:
+    """Files by the number of their batch, the newest first, and of each batch in the order of ``_STEPS``."""
+    return sorted(of_batches, key=lambda path: (-of_batches[path][0], _STEPS.index(of_batches[path][1]), path))
 
 
 def carry_out(folder: Folder, planned: Plan, at: datetime) -> Folder:

@@ -178,7 +178,10 @@ class Stream:
         topics = set(self._catalog.topics_or_last())
         wanted = (queue for queue in begin.positions if queue.topic in topics and not view.lacks(queue))
         self._absence.look(
-            wanted, view.bounds, lambda q: filters.why_absent(self._catalog.known_routes.get(q.topic), q)
+            wanted,
+            view.bounds,
+            lambda q: filters.why_absent(self._catalog.known_routes.get(q.topic), q),
+            ends=self._frozen is not None,
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:

@@ -70,18 +70,21 @@ def whole(catalog: Catalog) -> View:
 
 
 class Absence:
-    """Queues with a position that cannot be read at the moment."""
+    """Queues with a position that cannot be read at the moment. A run that ``ends`` does not wait for them."""
 
     def __init__(self) -> None:
         self._gone: set[MessageQueue] = set()
 
-    def look(self, wanted: Iterable[MessageQueue], bounds: Bounds, why: Callable[[MessageQueue], str]) -> None:
+    def look(
+        self, wanted: Iterable[MessageQueue], bounds: Bounds, why: Callable[[MessageQueue], str], ends: bool = False
+    ) -> None:
         """Tell what changed; ``why`` is asked once about every queue that went."""
         absent = {queue for queue in wanted if queue not in bounds}
         went, back = absent - self._gone, {queue for queue in self._gone - absent if queue in bounds}
         self._gone = absent
         if went:
-            logger.warning("the stream waits for queues that it cannot read now: %s", _by_reason(went, why))
+            said = "the run ends without" if ends else "the stream waits for"
+            logger.warning("%s queues that it cannot read now: %s", said, _by_reason(went, why))
         if back:
             logger.warning("the stream reads again from %s", listed(back))
 

@@ -130,6 +130,19 @@ def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(master_gone, sc
     assert "cannot be read any more" not in caplog.text
 
 
+def test_a_run_to_the_end_says_that_it_ends_without_a_broker_that_left_the_route(scripted, caplog):
+    """Its positions stay: the next run goes on there."""
+    known = '{"topics":{"t":{"broker-a":{"0":16},"broker-b":{"0":6}}},"v":1}'
+    run = Run(scripted.address, known, available_now=True, routeRefresh=0, **QUICK)
+    for _ in range(2):
+        run.offset = run.latest()
+        assert run.positions == {A: 20, B: 6}
+    said = [record.getMessage() for record in caplog.records if "cannot read now" in record.getMessage()]
+    assert said == [
+        "the run ends without queues that it cannot read now: t/broker-b/0 (the route does not name its broker)"
+    ]
+
+
 def test_a_broker_that_hangs_is_left_out_of_a_batch(scripted):
     """A batch with its queues would wait for it, and the others' messages with that batch."""
     with MockBroker({STATS: stats({B: (0, 100)})}) as hanging:
@@ -324,6 +337,28 @@ def test_a_run_to_the_end_takes_no_queue_of_another_environment_over_in_an_outag
     for _ in range(2):
         assert positions(again.latest()) == {A: 20}
         assert json.loads(again.latest())["environment"] == {"t": {"broker-a": {"0": 1}}}
+
+
+@pytest.mark.parametrize("layout", [{}, {"environments": 4}], ids=["by number alone", "of four"])
+def test_an_environment_counts_among_all_queues_of_a_topic_and_not_among_assigned_ones(scripted, layout):
+    """The third queue is the third environment's, however few are assigned beside it."""
+    four = [MessageQueue("t", "broker-a", number) for number in range(4)]
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=4))
+    scripted.on(STATS, stats(dict.fromkeys(four, (0, 10))))
+
+    def start(environment, *numbers):
+        given = {**QUICK, **layout, "subscribe": None, "assign": {"t": {"broker-a": numbers}}}
+        return Run(scripted.address, startingOffsets="earliest", environment=environment, **given)
+
+    run = start(3, 2)
+    assert run.positions == {four[2]: 0}
+    assert positions(run.ahead()) == {four[2]: 10}
+    for environment, numbers, others in ((1, (2, 3), "t/broker-a/2, t/broker-a/3"), (3, (0, 2), "t/broker-a/0")):
+        session.close_all()
+        with pytest.raises(
+            OptionError, match=f"'assign' names {others}, which environment '{environment}' does not own"
+        ):
+            start(environment, *numbers)
 
 
 # --- what is said

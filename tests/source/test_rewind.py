@@ -114,6 +114,18 @@ def test_wherever_it_stops_the_folder_is_one_to_go_on_from(query: Folder) -> Non
         assert numbers(query, "commits").keys() <= numbers(query, "offsets").keys()
 
 
+def test_wherever_it_stops_no_state_is_left_of_a_batch_that_is_in_no_log(query: Folder) -> None:
+    """Spark would take it for what the new batch of that number made; and what is done has its state."""
+    state(query, *(f"0/{version}.delta" for version in range(1, 7)), "0/5.snapshot", "1/4.zip", "1/2_a.zip")
+    reads = history(query)
+    planned = rewind.plan(query, reads, rewind.chosen(reads, 1, None))
+    assert planned.removed[0] == "state/0/0/6.delta"  # no batch of the log made it
+    for path in planned.removed:
+        query.delete([path])
+        kept = max(int(path.rpartition("/")[2][0]) for path in query.files("state", recursive=True))
+        assert max(numbers(query, "commits")) + 1 <= kept <= max(numbers(query, "offsets")) + 1
+
+
 def test_later_versions_of_state_go_too_for_spark_would_take_them_for_its_own(query: Folder) -> None:
     state(query, "0/1.delta", "0/2.delta", "0/.2.delta.crc", "0/3.delta", "0/.3.delta.crc", "0/4.snapshot", "1/2_ab-c.zip",
           "1/3_ab-c.changelog", "1/SSTs/000012.sst", "_metadata/metadata")  # fmt: skip
