@@ -72,7 +72,7 @@ ORDER = {
     "spool": "keys records schedule silence sends changes group settings log_format files database lanes salvage mending marks"
     " store reading redelivery spool folders",
     "sink": "columns report selectors routing whole checks task writers foreach",
-    "delay": "release presence stream progress retention waiting service node",
+    "delay": "release presence stream progress retention answering waiting service node",
     "cli": "output command background connection positions broker topic orders produce reading tail metrics_server lag_view"
     " lag offsets checkpoint dlq spool delay environment"
     " doctor doctor.findings doctor.machine doctor.servers doctor.traffic"

@@ -7,9 +7,10 @@ many whose originals were. So three numbers are kept at the broker, as offsets o
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 _SEEN = struct.Struct(">6Q")
 _EARLIER = struct.Struct(">5Q")  # of releases that did not write the last number
@@ -68,6 +69,22 @@ class Seen(NamedTuple):
         layout = _EARLIER if len(data) == _EARLIER.size else _SEEN
         begin, stored, oldest, told, done_ms, *newest_ms = layout.unpack(data)
         return cls(begin, stored, Progress(oldest, told, done_ms), *newest_ms)
+
+
+def note_of(queue: MessageQueue) -> bytes:
+    """The name of the note that a ``Seen`` of the queue is."""
+    return str(queue).encode()
+
+
+def noted(notes: Mapping[bytes, bytes]) -> dict[MessageQueue, Seen]:
+    """What is written down of queues."""
+    found = {}
+    for name, value in notes.items():
+        if (seen := Seen.decode(value)) is not None:
+            topic, _, rest = name.decode().partition("/")
+            broker_name, _, number = rest.rpartition("/")  # a broker's name may have one, too
+            found[MessageQueue(topic, broker_name, int(number))] = seen
+    return found
 
 
 def resumed(seen: Seen | None, told: Progress | None, first: int) -> Seen:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.delay import waiting
-from rocketmq_spark.delay.progress import Progress, Seen, resumed
+from rocketmq_spark.delay.answering import Answering
+from rocketmq_spark.delay.progress import Progress, Seen, note_of, noted, resumed
 from rocketmq_spark.delay.retention import Retention
 from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -97,6 +98,9 @@ class DelayService:
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
         self._gained: dict[MessageQueue, Deadline | None] = {}
+        # To be left, or begun again; with what is known of them, None where that may not be told.
+        self._going: dict[MessageQueue, Seen | None] = {}
+        self._brokers = Answering(AGAIN_S)
         self._damages = store.damages
         self._next_tell = Deadline(0.0)
         self._told_all = True
@@ -121,11 +125,23 @@ class DelayService:
             self.close()
 
     def turn(self) -> None:
-        """One step: take over and give up queues, read and store what comes, say how far it is."""
+        """One step: take over and give up queues, read and store what comes, say how far it is.
+
+        When it raises, all queues are begun again: what was polled and not stored would else be left out.
+        """
+        try:
+            self._take_turn()
+        except RocketMQError:
+            self._begin_again()
+            raise
+
+    def _take_turn(self) -> None:
         if self._damages != self._store.damages:
-            # What it lost lies in the topic still: it is read from the oldest that is not done on.
+            # What it lost lies in the topic still: it is read from the oldest that is not done on. Notes may have been
+            # written between the damage and this look.
+            self._store.add([], {note_of(queue): b"" for queue in noted(self._store.notes())})
             self._damages = self._store.damages
-            self._seen.clear()
+            self._begin_again()
         polled, known = self._poll(), set(self._seen)
         self._own(set(self._reader.assignment()))
         # What came of a queue before it was begun comes again, from where it begins.
@@ -137,7 +153,7 @@ class DelayService:
             self._spool.redelivery.hold(behind)
             self._spool.redelivery.wake()  # the clock may have been put forward
         if self._next_tell.expired:
-            self._next_tell = Deadline.after(TELL_S if self._tell(list(self._seen)) else AGAIN_S)
+            self._next_tell = Deadline.after(TELL_S if self._tell(self._seen) else AGAIN_S)
 
     @property
     def sent(self) -> int:
@@ -168,34 +184,33 @@ class DelayService:
     # --- queues
 
     def _own(self, mine: set[MessageQueue]) -> None:
-        lost = self._seen.keys() - mine
-        if lost:
-            # Who has told more since has them for longer than we know.
-            self._tell([queue for queue in lost if self._told(queue) == self._seen[queue].told])
-            for queue in lost:
-                del self._seen[queue]
-            self._leave(lost)
+        self._going |= {queue: self._seen.pop(queue) for queue in self._seen.keys() - mine}
+        self._going = {queue: seen for queue, seen in self._going.items() if queue not in mine}
+        self._brokers.each(self._going, self._give_up)
         self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
-        for queue in sorted(self._gained):
-            self._begin(queue)
+        self._brokers.each(self._gained, self._begin)
         begun = bool(mine) and mine <= self._seen.keys()
         if not self._joined and (begun or self._patience.expired):
             self._joined = True
-            self._leave(set(self._noted()) - mine)  # of an earlier process
+            self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
+            self._brokers.each(self._going, self._give_up)
 
-    def _noted(self) -> dict[MessageQueue, Seen]:
-        """What is written down of queues."""
-        found = {}
-        for name, value in self._store.notes().items():
-            if (seen := Seen.decode(value)) is not None:
-                topic, _, rest = name.decode().partition("/")
-                broker_name, _, number = rest.rpartition("/")  # a broker's name may have one, too
-                found[MessageQueue(topic, broker_name, int(number))] = seen
-        return found
+    def _begin_again(self) -> None:
+        self._going |= dict.fromkeys(self._seen)
+        self._seen.clear()
+
+    def _give_up(self, queue: MessageQueue) -> None:
+        """Another node has it."""
+        seen = self._going[queue]
+        if seen is not None and self._told(queue) == seen.told:
+            # Who has told more since has it for longer than we know.
+            self._tell({queue: seen})
+        self._leave(queue)
+        del self._going[queue]
 
     def _begin(self, queue: MessageQueue) -> None:
-        """One that another node had is left to it for a moment. Raises what questions raise: then it is tried again, too."""
-        told, seen = self._told(queue), self._noted().get(queue)
+        """One that another node had is left to it for a moment. Raises what questions raise."""
+        told, seen = self._told(queue), noted(self._store.notes()).get(queue)
         # Somebody else had it, or told brokers more.
         others = told is not None and (seen is None or seen.told != told)
         if others:
@@ -247,17 +262,18 @@ class DelayService:
         )  # fmt: skip
         return at
 
-    def _leave(self, queues: Iterable[MessageQueue]) -> None:
-        """Their next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
-        for queue in queues:
-            try:
-                first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
-            except RocketMQError as e:
-                logger.warning("what is held of %s stays here, and may be sent from elsewhere, too: %s", queue, e)
-                continue
-            gone = self._forget(queue, lambda offset, due_ms, first=first: offset >= first)  # type: ignore[misc]
-            self._store.add([], {_note(queue): b""})
-            logger.info("%s has gone to another node, with %d messages that wait", queue, gone)
+    def _leave(self, queue: MessageQueue) -> None:
+        """Its next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
+        try:
+            first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
+        except RocketMQError as e:
+            if e.retriable:
+                raise
+            logger.warning("what is held of %s stays here, and may be sent from elsewhere, too: %s", queue, e)
+            return
+        gone = self._forget(queue, lambda offset, due_ms: offset >= first)
+        self._store.add([], {note_of(queue): b""})
+        logger.info("%s has gone to another node, with %d messages that wait", queue, gone)
 
     def _forget(self, queue: MessageQueue, unwanted: Callable[[int, int], bool]) -> int:
         space, start, gone = waiting.space_of(queue), b"", 0
@@ -298,7 +314,7 @@ class DelayService:
         changed = {queue: each for queue, each in seen.items() if each != self._seen[queue]}
         if not changed:
             return
-        self._store.add(records, {_note(queue): each.encode() for queue, each in changed.items()})
+        self._store.add(records, {note_of(queue): each.encode() for queue, each in changed.items()})
         self._seen = seen
         self.stored += len(records)
         if cancels:
@@ -312,7 +328,7 @@ class DelayService:
         oldest, stored, done_ms = (self._member.committed(g, queue, deadline, False) for g in self._names.all)
         return None if oldest is None else Progress(oldest, stored if stored is not None else oldest, done_ms or 0)
 
-    def _tell(self, queues: Iterable[MessageQueue]) -> bool:
+    def _tell(self, known: dict[MessageQueue, Seen]) -> bool:
         """Say how far queues are, and whether all of it could be told. What could not is told the next time: brokers know less
         then, and never too much.
         """
@@ -321,8 +337,7 @@ class DelayService:
         now_ms = self._now_ms()
         done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
         news: dict[MessageQueue, Progress] = {}
-        for queue in queues:
-            seen = self._seen[queue]
+        for queue, seen in known.items():
             places = self._store.places(waiting.space_of(queue))
             oldest = min(seen.stored, waiting.offset_and_due(places[0])[0]) if places else seen.stored
             now = seen.told.then(Progress(oldest, seen.stored, done_ms))
@@ -336,9 +351,9 @@ class DelayService:
             return True
         all_told = self._commit(news)
         for queue, now in news.items():
-            self._seen[queue] = self._seen[queue]._replace(told=now)
+            known[queue] = known[queue]._replace(told=now)
         if news:
-            self._store.add([], {_note(queue): self._seen[queue].encode() for queue in news})
+            self._store.add([], {note_of(queue): known[queue].encode() for queue in news})
         return all_told
 
     def _commit(self, news: dict[MessageQueue, Progress]) -> bool:
@@ -359,7 +374,3 @@ class DelayService:
                 logger.log(level, "how far %d queues are cannot be told as group %s now: %s", len(errors), group, error)
         self._told_all = len(news) == count
         return self._told_all
-
-
-def _note(queue: MessageQueue) -> bytes:
-    return str(queue).encode()

@@ -19,19 +19,21 @@ from tests.producer.scripted import ManualTimer, Time
 
 START_MS = 1_700_000_000_000
 QUEUES = [MessageQueue(INNER_TOPIC, "broker-a", i) for i in range(2)]
+OTHER = MessageQueue(INNER_TOPIC, "broker-b", 0)
 
 
 class Topic:
     """The inner topic and the offsets of groups."""
 
     def __init__(self) -> None:
-        self.messages: dict[MessageQueue, list[bytes]] = {queue: [] for queue in QUEUES}
-        self.times_ms: dict[MessageQueue, list[int]] = {queue: [] for queue in QUEUES}
+        self.messages: dict[MessageQueue, list[bytes]] = {queue: [] for queue in (*QUEUES, OTHER)}
+        self.times_ms: dict[MessageQueue, list[int]] = {queue: [] for queue in (*QUEUES, OTHER)}
         self.now_ms = START_MS
-        self.first: dict[MessageQueue, int] = dict.fromkeys(QUEUES, 0)
+        self.first: dict[MessageQueue, int] = dict.fromkeys((*QUEUES, OTHER), 0)
         self.offsets: dict[tuple[str, MessageQueue], int] = {}
         self.groups: set[str] = {"g", "g_stored", "g_done_ms"}
         self.silent = False
+        self.away: set[str] = set()  # brokers
 
     def put(self, body: bytes, queue: MessageQueue = QUEUES[0]) -> None:
         self.messages[queue].append(body)
@@ -48,15 +50,15 @@ class Topic:
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         assert not young_at_zero
-        self._ask()
+        self._ask(queue)
         return self.offsets.get((group, queue))
 
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
-        self._ask()
+        self._ask(queue)
         return QueueBounds(self.first[queue], max(self.first[queue], len(self.messages[queue])), 0)
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
-        self._ask()
+        self._ask(queue)
         times_ms = self.times_ms[queue]
         return next((at for at in range(self.first[queue], len(times_ms)) if times_ms[at] >= epoch_ms), len(times_ms))
 
@@ -65,13 +67,13 @@ class Topic:
     ) -> dict[MessageQueue, RocketMQError]:
         if group not in self.groups:
             return dict.fromkeys(offsets, GroupNotFound("no such group"))
-        if self.silent:
+        if self.silent or self.away & {queue.broker_name for queue in offsets}:
             return dict.fromkeys(offsets, CallTimeout("no answer"))
         self.offsets |= {(group, queue): offset for queue, offset in offsets.items()}
         return {}
 
-    def _ask(self) -> None:
-        if self.silent:
+    def _ask(self, queue: MessageQueue) -> None:
+        if self.silent or queue.broker_name in self.away:
             raise CallTimeout("no answer")
 
 

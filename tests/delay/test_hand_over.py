@@ -8,6 +8,7 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.delay import service
+from rocketmq_spark.delay.progress import noted
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.delay.nodes import QUEUES, Node, World, envelope
@@ -320,7 +321,7 @@ def test_the_name_of_a_broker_may_have_a_slash(world: World) -> None:
         node.turn(queue)
     node.kill()
     node.turn(queue)
-    assert list(node.service._noted()) == [queue]
+    assert list(noted(node.store.notes())) == [queue]
     world.time.advance(6)
     node.turn(queue)
     assert node.sends.bodies == [b"m"]

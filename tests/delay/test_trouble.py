@@ -1,0 +1,101 @@
+"""A node in trouble: a broker that does not answer, a turn that fails, a store that meets damage. The store is real."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.spool.database import Damaged
+from rocketmq_spark.spool.keys import PENDING, RECORD, behind
+from tests.delay.nodes import OTHER, QUEUES, World, envelope
+
+ONE = QUEUES[0]
+
+
+@pytest.mark.parametrize("before", [(ONE,), (ONE, OTHER)], ids=["gained", "lost"])
+def test_a_broker_that_does_not_answer_costs_no_envelope_of_the_others(
+    world: World, before: tuple[MessageQueue, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What came of other queues in the same turn was dropped, and what lay behind it was noted as stored."""
+    node = world.node("a")
+    world.topic.put(envelope("other", 10), OTHER)
+    for _ in range(3):
+        node.turn(*before)
+    now = (ONE,) if OTHER in before else (ONE, OTHER)
+    world.topic.away.add(OTHER.broker_name)
+    for i in range(3):
+        world.topic.put(envelope(f"m{i}", 5), ONE)
+        node.turn(*now)
+        assert node.service._seen[ONE].stored == i + 1
+    assert caplog.text.count("its broker does not answer") == 1, "once when it begins"
+    world.time.advance(5)
+    assert node.sends.bodies == [b"m0", b"m1", b"m2"]
+    world.topic.away.clear()
+    for _ in range(3):
+        node.turn(*now)
+    assert (OTHER in node.service._seen) == (OTHER in now)
+    assert len(node.store) == (OTHER in now), "who has the queue now has its messages"
+
+
+def test_what_was_polled_in_a_turn_that_failed_is_polled_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = world.node("a")
+    for _ in range(2):
+        node.turn(ONE)
+    world.topic.put(envelope("m0", 5), ONE)
+
+    def own(mine: set[MessageQueue]) -> None:
+        raise CallTimeout("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.service, "_own", own)
+        with pytest.raises(CallTimeout):
+            node.turn(ONE)
+    world.topic.put(envelope("m1", 5), ONE)
+    for _ in range(3):
+        node.turn(ONE)
+    world.time.advance(5)
+    assert sorted(node.sends.bodies) == [b"m0", b"m1"]
+
+
+@pytest.mark.parametrize("by", ["the turn", "who sends"])
+def test_damage_that_is_met_in_the_middle_of_a_turn_costs_none(
+    world: World, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what was polled, nor what the damage took: the next write would else note that all before it is stored."""
+    node = world.node("a")
+    for _ in range(2):
+        node.turn(ONE)
+    world.topic.put(envelope("before", 5), ONE)
+    node.turn(ONE)
+    record = next(key for key, _ in node.store._db.scan(RECORD, behind(RECORD)))
+    pending = next(key for key, _ in node.store._db.scan(PENDING, behind(PENDING)))
+    node.store._db.write([], [record, pending])  # as a lost block takes it
+    world.topic.put(envelope("met", 5), ONE)
+
+    def get(key: bytes) -> bytes | None:
+        raise Damaged("a block")
+
+    poll = node.reader.poll
+
+    def met(timeout_s: float = 5.0) -> list[ReceivedMessage]:
+        with contextlib.suppress(Damaged):
+            node.store.forget([(b"any", b"")])
+        node.store.notes()
+        monkeypatch.setattr(node.reader, "poll", poll)
+        return poll(timeout_s)
+
+    monkeypatch.setattr(node.store._db, "get", get)
+    if by == "the turn":
+        with pytest.raises(Damaged):
+            node.turn(ONE)
+    else:
+        monkeypatch.setattr(node.reader, "poll", met)
+        node.turn(ONE)
+    world.topic.put(envelope("behind", 5), ONE)
+    for _ in range(4):
+        node.turn(ONE)
+    world.time.advance(5)
+    assert {b"before", b"met", b"behind"} == set(node.sends.bodies)
