@@ -1,11 +1,12 @@
-"""Writes the tables of docs/options.md, errors.md and metrics.md from those of the code; their heads are kept."""
+"""Writes the tables of docs/options.md, errors.md and metrics.md from those of the code (their heads are kept), and the types of
+keywords."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rocketmq_spark import metrics
-from rocketmq_spark.options_page import errors_markdown, markdown
+from rocketmq_spark.options_page import errors_markdown, markdown, typed_keywords
 
 HERE = Path(__file__).parent
 
@@ -17,3 +18,5 @@ if __name__ == "__main__":
     ):
         page = HERE / name
         page.write_text(page.read_text("utf-8").partition(heading)[0] + text, "utf-8")
+    types = HERE.parent / "rocketmq_spark" / "option_types.py"
+    types.write_text(typed_keywords(), "utf-8")

@@ -3,7 +3,7 @@
     spark-submit examples/grpc_sink.py --proxy 127.0.0.1:8081 --topic orders --checkpoint /tmp/grpc-checkpoint --rows 1000
 
 Each customer is a message group, whose orders keep their order: make the topic with message.type=FIFO. With --plain there is
-no order, and the topic is an ordinary one. Needs pip install 'rocketmq-spark[grpc]' wherever workers run.
+no order, and the topic is an ordinary one. Needs pip install '.[grpc]' (in a clone) wherever workers run.
 """
 
 from __future__ import annotations

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rocketmq_spark import workers
 
 if TYPE_CHECKING:
+    from rocketmq_spark.consumer.result import Context, Listener, OrderedContext
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.explained import explain
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.metrics import MetricsListener
-    from rocketmq_spark.model import Message, MessageQueue
+    from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+    from rocketmq_spark.popped import PoppedMessage
     from rocketmq_spark.registration import register
     from rocketmq_spark.session import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
@@ -27,14 +29,21 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Consumer": "session",
+    "Context": "consumer.result",
     "GroupOffsetListener": "source.listener",
+    "Listener": "consumer.result",
     "LocalBroker": "localbroker",
     "Message": "model",
     "MessageQueue": "model",
     "MetricsListener": "metrics",
+    "OrderedContext": "consumer.result",
+    "PoppedMessage": "popped",
     "Producer": "session",
     "PullConsumer": "session",
+    "ReceivedMessage": "model",
     "RocketMQError": "errors",
+    "SendResult": "model",
+    "SendStatus": "model",
     "SimpleConsumer": "session",
     "explain": "explained",
     "foreach_batch_writer": "sink.foreach",
@@ -46,14 +55,21 @@ _HOMES = {
 
 __all__ = [
     "Consumer",
+    "Context",
     "GroupOffsetListener",
+    "Listener",
     "LocalBroker",
     "Message",
     "MessageQueue",
     "MetricsListener",
+    "OrderedContext",
+    "PoppedMessage",
     "Producer",
     "PullConsumer",
+    "ReceivedMessage",
     "RocketMQError",
+    "SendResult",
+    "SendStatus",
     "SimpleConsumer",
     "explain",
     "foreach_batch_writer",
@@ -68,6 +84,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 if workers.in_a_driver():

@@ -67,9 +67,25 @@ class Message:
 class ReceivedMessage:
     """A stored message as an object: what consumers, commands and single look-ups get (bulk reads never make these).
 
-    ``queue`` is where it lies; ``topic`` is what it belongs to, which for a message of a retry topic is the one that it
-    was first sent to. ``born_timestamp`` (at the producer) and ``store_timestamp`` (at the broker) are whole ms since 1970.
-    ``reconsume_times`` counts how often it was sent back.
+    Args:
+        topic: The topic it was sent to; of a message of a retry topic, the topic it was first sent to.
+        queue: The queue that stores it.
+        queue_offset: Its offset in that queue.
+        commit_log_offset: Its place in the broker's log, in bytes.
+        body: The body, decompressed.
+        properties: All properties, RocketMQ's own included.
+        flag: Number that the producer chose.
+        sys_flag: How it is stored: compressed, in a transaction, addresses of version 6.
+        born_timestamp: When the producer sent it, in ms since 1970.
+        store_timestamp: When the broker stored it, in ms since 1970.
+        born_host: The producer, ``host:port``.
+        store_host: The broker, ``host:port``.
+        reconsume_times: How often a consumer group sent it back.
+        prepared_transaction_offset: Place of its half message in the broker's log; 0 outside transactions.
+        store_size: Bytes that it takes in the broker's log.
+        offset_msg_id: The id that the broker made of its address and ``commit_log_offset``.
+        decode_error: Why it could not be decoded; None when it could. With an error ``body`` is the stored bytes, and unknown
+            fields are 0, empty or -1.
     """
 
     topic: str
@@ -88,23 +104,26 @@ class ReceivedMessage:
     prepared_transaction_offset: int
     store_size: int
     offset_msg_id: str
-    # Why it could not be decoded: then the body is what is stored, and what is not known is 0, empty or -1.
     decode_error: str | None = None
 
     @property
     def broker_name(self) -> str:
+        """The broker of its queue."""
         return self.queue.broker_name
 
     @property
     def queue_id(self) -> int:
+        """The number of its queue on that broker."""
         return self.queue.queue_id
 
     @property
     def tags(self) -> str | None:
+        """Its tag; None without one."""
         return self.properties.get(Property.TAGS)
 
     @property
     def keys(self) -> list[str]:
+        """Its business keys, as brokers index them."""
         return _words(self.properties.get(Property.KEYS, ""))
 
     @property
@@ -307,7 +326,11 @@ class PullAnswer:
 
 
 class SendStatus(enum.Enum):
-    """How safely an acknowledged message is stored. SPOOLED: by no broker yet, but by this machine."""
+    """How safely an acknowledged message is stored.
+
+    ``FLUSH_DISK_TIMEOUT``, ``FLUSH_SLAVE_TIMEOUT`` and ``SLAVE_NOT_AVAILABLE``: its broker has it, but has not flushed or
+    copied it as it is configured to. ``SPOOLED``: no broker has it yet; it is on this machine's disk.
+    """
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -319,9 +342,15 @@ class SendStatus(enum.Enum):
 class SendResult(NamedTuple):
     """The broker's acknowledgement of one message or of one batch. A tuple, because there is one for every message.
 
-    ``msg_id`` is the client's UNIQ_KEY (of a batch: all, joined by commas), ``queue_offset`` that of the first message,
-    None when the broker's number belongs to an internal topic (delayed messages). What is SPOOLED has no offset, and a
-    ``queue`` only if its sender chose one.
+    Args:
+        status: How safely it is stored.
+        msg_id: The client's UNIQ_KEY; of a batch all of them, joined by commas.
+        queue: Where it is stored; None for a SPOOLED message whose sender chose no queue.
+        queue_offset: Offset of the (first) message; None for SPOOLED and for delayed messages, whose number belongs to an
+            internal topic.
+        offset_msg_id: The id that the broker made; None where it does not return one.
+        transaction_id: The id of its transaction; None outside of one.
+        recall_handle: What ``Producer.recall`` takes back a timer message by; None for other messages.
     """
 
     status: SendStatus

@@ -624,6 +624,7 @@ class Options:
 
     given: frozenset[str] = frozenset()
     from_variables: frozenset[str] = frozenset()
+    keywords: bool = False  # whether the user gave them as keywords of a Python call
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
@@ -631,7 +632,8 @@ class Options:
     def for_role(self, role: str) -> Options:
         """The same options with the defaults of ``role``; an ``OptionError`` lists what may not stand there."""
         problems = [
-            f"option {row.name!r} does not belong to a {role}; it is for: {', '.join(row.roles)}"
+            f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; it is for: "
+            f"{', '.join(row.roles)}"
             for row in TABLE
             if row.field in self.given and role not in row.roles
         ]
@@ -669,10 +671,11 @@ TABLE: tuple[Option, ...] = _rows()
 _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
 
 
-def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Options:
+def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ, *, keywords: bool = False) -> Options:
     """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all.
 
     What is not given may come from ``variables``. So they are read once, where the options are: tasks of a job are told.
+    ``keywords``: they are those of a Python call, and errors name them in snake_case.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -681,16 +684,17 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         row = _BY_NAME.get(name.lower())
         if row is None:
-            problems.append(_unknown(name))
+            problems.append(_unknown(name, keywords))
             continue
+        called = row.field if keywords else row.name
         if row.field in values:
-            problems.append(f"option {row.name!r} is given twice")
+            problems.append(f"option {called!r} is given twice")
             continue
         try:
             values[row.field] = value if row.raw and callable(value) else row.parse(p.text(value))
         except ValueError as e:
             shown = "***" if row.parse is p.secret else value
-            problems.append(f"option {row.name!r} is {shown!r}; expected {e}")
+            problems.append(f"option {called!r} is {shown!r}; expected {e}")
     told: dict[str, Any] = {}
     for field, variable in _VARIABLES.items():
         text = None if field in values else variables.get(variable)
@@ -702,14 +706,14 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     if problems:
         raise OptionError.of(problems)
     values |= told
-    return Options(**values, given=frozenset(values), from_variables=frozenset(told))
+    return Options(**values, given=frozenset(values), from_variables=frozenset(told), keywords=keywords)
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, keywords: bool) -> str:
     of_kafka = kafka_names.of_option(name)
     if of_kafka:
         return f"option {name!r} is unknown: {of_kafka}"
-    known = {row.name.lower(): row.name for row in TABLE}
+    known = {row.name.lower(): row.field if keywords else row.name for row in TABLE}
     near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
     hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all"
     return f"option {name!r} is unknown{hint}"

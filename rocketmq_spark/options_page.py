@@ -1,12 +1,13 @@
-"""The tables of options and columns as docs/options.md shows them, and that of errors in docs/errors.md."""
+"""The tables of options and columns as docs/options.md shows them, that of errors in docs/errors.md, and ``option_types``."""
 
 from __future__ import annotations
 
 import inspect
+import textwrap
 
 from rocketmq_spark import errors
 from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
-from rocketmq_spark.options import ROLES, SOURCE_ROLES, TABLE
+from rocketmq_spark.options import ROLES, SOURCE_ROLES, TABLE, Option
 from rocketmq_spark.sink import columns
 
 _SHOWN_ROLE = {
@@ -116,6 +117,76 @@ REMEDIES = {
     "SpoolFull": "raise `spoolMaxBytes`, or let the cluster come back: what is spooled is sent then",
     "TopicNotFound": "wait for the broker's start, or make the topic there",
 }
+
+
+# What a keyword takes, by the parser of its option; parsers that are made (``integer(1)``) by the function that makes them.
+_TYPES = {
+    "boolean": "bool | str",
+    "integer": "int | str",
+    "auto_integer": "int | str",
+    "duration": "float | str",
+    "positive_duration": "float | str",
+    "durations_ms": "str",
+    "fault_preset": "bool | str",
+    "size": "int | str",
+    "choice": "str",
+    "names": "Sequence[str] | str",
+    "names_with_repeats": "Sequence[str] | str",
+    "addresses": "str",
+    "address_map": "Mapping[str, str] | str",
+    "timestamp": "int | str",
+    "consume_from": "int | str",
+    "string": "str",
+    "secret": "str",
+    "dotted": "str",
+    "strategy": "Callable[..., Any] | str",
+    "selector": "Callable[..., Any] | str",
+}
+# Options that JSON describes may be given as the mapping that it would be.
+_MAPPINGS = ("environments", "allocation_config")
+_CLASSES = {
+    "ProducerOptions": ("producer", "Keywords of ``Producer``."),
+    "ConsumerOptions": ("consumer", "Keywords of ``Consumer``."),
+    "PullConsumerOptions": ("pull consumer", "Keywords of ``PullConsumer``."),
+    "SimpleConsumerOptions": ("simple consumer", "Keywords of ``SimpleConsumer``."),
+    "SinkOptions": ("sink", "Keywords of ``foreach_batch_writer`` and ``write_rocketmq``."),
+}
+# Those that may be positional are arguments of their own.
+_POSITIONAL = ("name_server", "group")
+
+
+def typed_keywords() -> str:
+    """The module ``option_types``: the options that each constructor and writer takes, with their types."""
+    parts = [
+        '"""Keywords of constructors and writers, with their types. Written by ``make docs`` from the table of options.\n\n'
+        "Durations are milliseconds, or text such as ``3s``; sizes are bytes, or text such as ``4m``. What is not given has the\n"
+        'default that docs/options.md names.\n"""\n\n'
+        "from __future__ import annotations\n\n"
+        "from collections.abc import Callable, Mapping, Sequence\n"
+        "from typing import Any, TypedDict\n"
+    ]
+    for name, (role, about) in _CLASSES.items():
+        lines = [f"class {name}(TypedDict, total=False):", f'    """{about}"""', ""]
+        for row in TABLE:
+            if role in row.roles and row.field not in _POSITIONAL:
+                lines += [f"    {row.field}: {_type(row)}", _described(row.help)]
+        parts.append("\n".join(lines) + "\n")
+    return "\n\n".join(parts)
+
+
+def _type(row: Option) -> str:
+    kind = _TYPES[row.parse.__qualname__.partition(".")[0]]
+    return f"Mapping[str, Any] | {kind}" if row.field in _MAPPINGS else kind
+
+
+def _described(text: str) -> str:
+    text = text.replace("\\", "\\\\").replace("`", "``") + "."
+    text = text[0].upper() + text[1:]
+    whole = f'    """{text}"""'
+    if len(whole) <= 120:
+        return whole
+    wrapped = textwrap.wrap(text, 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+    return '    """' + "\n".join(wrapped).lstrip() + '\n    """'
 
 
 def errors_markdown() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_spark import process
+from rocketmq_spark import extras, process
 from rocketmq_spark.access import credentials, scope
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.errors import OptionError
@@ -38,7 +38,7 @@ def _proxy(options: Options) -> Proxy:
     except ModuleNotFoundError as e:
         raise OptionError(
             f"option 'transport' is 'grpc', which needs grpcio and protobuf here: {e}",
-            remedy="pip install 'rocketmq-spark[grpc]'",
+            remedy=extras.command(extras.GRPC),
         ) from e
 
     signer = credentials(options)

@@ -7,15 +7,14 @@ Clients are shared by all readers, writers and tasks of a process that have the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from rocketmq_spark import extras, process, proxied, transport
 from rocketmq_spark import options as options_table
-from rocketmq_spark import process, proxied, transport
 from rocketmq_spark.access import credentials, scope
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
@@ -61,6 +60,12 @@ from rocketmq_spark.spool.settings import SpoolSettings, owner_of
 from rocketmq_spark.timer import Timer
 
 if TYPE_CHECKING:
+    from rocketmq_spark.option_types import (
+        ConsumerOptions,
+        ProducerOptions,
+        PullConsumerOptions,
+        SimpleConsumerOptions,
+    )
     from rocketmq_spark.pull.plain import PlainRun
     from rocketmq_spark.pull.puller import Puller
     from rocketmq_spark.spool.spool import SendSpool, Trade
@@ -186,14 +191,31 @@ def _tls(options: Options) -> TlsSettings | None:
     )
 
 
-class Producer(engine.Producer):
-    """Sends messages: ``Producer(name_server="host:port", group="g", **options)``; see docs/options.md, "Producer".
+def _parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
+    """Options of a public constructor; None is what is not given."""
+    given = {"name_server": name_server, "group": group, **keywords}
+    return options_table.parse(
+        {name: value for name, value in given.items() if value is not None}, keywords=True
+    ).for_role(role)
 
-    Option names in snake_case or camelCase. Defaults are those of RocketMQ's Java client.
+
+class Producer(engine.Producer):
+    """Sends messages. Defaults are those of RocketMQ's Java client.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        group: Producer group. Required.
+        options: Options of a producer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a producer. Lists all problems.
     """
 
-    def __init__(self, **options: object) -> None:
-        parsed = options_table.parse(options).for_role("producer")
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[ProducerOptions]
+    ) -> None:
+        parsed = _parsed("producer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
         settings, told = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
@@ -291,14 +313,24 @@ def kept_ms(options: Options, broker_name: str) -> int | None:
 
 
 class Consumer(group_consumer.Consumer):
-    """Consumes as a member of a group: ``Consumer(name_server="host:port", group="g", **options)``.
+    """Consumes as a member of a group. Defaults are those of RocketMQ's Java client.
 
-    See docs/options.md, "Consumers"; option names in snake_case or camelCase. Defaults are those of RocketMQ's Java client.
     With ``transport="grpc", proxy_endpoint="host:port"`` a Proxy hands out the messages (docs/grpc.md).
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        group: Consumer group. Required.
+        options: Options of a consumer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a consumer. Lists all problems.
     """
 
-    def __init__(self, **options: object) -> None:
-        parsed = options_table.parse(options).for_role("consumer")
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[ConsumerOptions]
+    ) -> None:
+        parsed = _parsed("consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
         if parsed.transport == transport.GRPC:
@@ -310,13 +342,22 @@ class Consumer(group_consumer.Consumer):
 
 
 class PullConsumer(pull_consumer.PullConsumer):
-    """Reads queues: ``PullConsumer(name_server="host:port", group="g", **options)``; see docs/options.md, "Consumers".
+    """Reads queues that its group shares, or that its user names, whenever it is polled.
 
-    Option names in snake_case or camelCase.
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required.
+        group: Consumer group. Required.
+        options: Options of a pull consumer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or
+            text (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a pull consumer. Lists all problems.
     """
 
-    def __init__(self, **options: object) -> None:
-        parsed = options_table.parse(options).for_role("pull consumer")
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
+    ) -> None:
+        parsed = _parsed("pull consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
         settings = PullConsumerSettings.of(parsed, scope(parsed).on_wire)
@@ -324,14 +365,23 @@ class PullConsumer(pull_consumer.PullConsumer):
 
 
 class SimpleConsumer(simple_consumer.SimpleConsumer):
-    """Receives and acknowledges: ``SimpleConsumer(proxy_endpoint="host:port", group="g", **options)``; see docs/grpc.md.
+    """Receives messages from a Proxy and acknowledges each by itself (docs/grpc.md).
 
-    Option names in snake_case or camelCase. ``transport`` is ``grpc``.
+    Args:
+        name_server: Not used over gRPC; give ``proxy_endpoint``.
+        group: Consumer group. Required.
+        options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
+            Durations are milliseconds or text (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a simple consumer. Lists all problems.
     """
 
-    def __init__(self, **options: object) -> None:
-        given = options if "transport" in options else {**options, "transport": transport.GRPC}
-        parsed = options_table.parse(given).for_role("simple consumer")
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[SimpleConsumerOptions]
+    ) -> None:
+        options.setdefault("transport", transport.GRPC)
+        parsed = _parsed("simple consumer", name_server, group, options)
         if parsed.transport != transport.GRPC:
             raise OptionError(
                 "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it speaks with a Proxy"
@@ -350,7 +400,7 @@ def _arrow(parts: Sequence[Part]) -> tuple[Any, int | None]:
 
 def _read_ahead(options: Options, group: str) -> ReadAhead | None:
     """How a consumer reads ahead; None where numpy is not installed, which that needs: 13 MiB, loaded by the first backlog."""
-    if not _installed("numpy"):
+    if not extras.installed("numpy"):
         return None
     inside = scope(options)
 
@@ -364,13 +414,6 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
         return wanted_of(PullRequest(group, queue, start), stored, inside)
 
     return ReadAhead(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # as a finder may say it
-        return False
 
 
 def puller(options: Options, read_from: str | None = None) -> Puller:

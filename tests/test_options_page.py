@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rocketmq_spark import errors, options_page
@@ -49,3 +51,8 @@ def test_every_code_of_an_error_stands_on_the_page_once() -> None:
     assert {kind.__name__ for kind in kinds} == options_page.REMEDIES.keys()
     for kind in kinds:
         assert page.count(f"\n| `{kind.code}` |") == 1
+
+
+def test_the_types_of_keywords_are_those_of_the_table() -> None:
+    written = Path(options_page.__file__).with_name("option_types.py").read_text("utf-8")
+    assert written == options_page.typed_keywords(), "run: make docs"

@@ -9,13 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from rocketmq_spark import extras
 from rocketmq_spark.localbroker import distro
-from tests.fix_wheel import environment, run
+from tests.fix_wheel import environment, pip, run
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,6 +94,51 @@ def test_11_29_a_local_broker_runs_from_the_wheel(installed, own_cache, tmp_path
     assert f"SENT 0 FROM {installed.parent}" in out
 
 
+THE_CLIENT = """
+import sys
+from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer
+
+with LocalBroker(quiet=True) as mq:
+    mq.create_topic("t", 2)
+    with Producer(mq.name_server, "p") as producer:
+        for i in range(1500):  # more than a consumer pulls at once: it would read ahead where numpy is installed
+            producer.send_async(Message("t", b"%d" % i))
+        producer.flush(60)
+    got = set()
+    with PullConsumer(mq.name_server, "pull", consume_from_where="earliest") as reader:
+        reader.subscribe("t")
+        while len(got) < 1500:
+            got |= {message.body for message in reader.poll()}
+    heard = set()
+    consumer = Consumer(mq.name_server, "push", consume_from_where="earliest")
+    def listener(messages, context):
+        heard.update(message.body for message in messages)
+        if len(heard) == 1500:
+            consumer.stop(0)
+    consumer.subscribe("t")
+    consumer.run(listener)
+    print(got == heard == {b"%d" % i for i in range(1500)})
+heavy = ("pyspark", "pyarrow", "numpy", "pandas", "click", "rich", "rocksdict", "grpc", "google.protobuf")
+print([name for name in heavy if name in sys.modules])
+"""
+
+
+@pytest.mark.timeout(600)
+def test_producer_consumers_and_broker_run_where_nothing_else_is_installed(wheel, own_cache, tmp_path):
+    bare = tmp_path / "bare"
+    venv.create(bare, symlinks=True)
+    python = bare / "bin" / "python"
+    (packages,) = bare.glob("lib/python*/site-packages")
+    pip("--python", python, "install", "--quiet", "--no-index", "--ignore-installed", wheel, cwd=tmp_path)
+    size = sum(file.stat().st_size for file in packages.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    assert size < 10e6
+    assert run(python, "-c", THE_CLIENT, cwd=tmp_path, **own_cache).splitlines() == ["True", "[]"]
+    done = subprocess.run([bare / "bin" / "rocketmq-spark"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1, "Error: the command needs click and rich: pip install 'click>=8.1' 'rich>=13'\n",
+    )  # fmt: skip
+
+
 def test_what_spark_imports_needs_nothing_heavy(tmp_path):
     """With pyarrow and numpy broken the import still works: it would hide every other Python source."""
     code = """
@@ -123,7 +170,7 @@ def bounds(lines: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def test_lower_bounds_are_those_of_pyspark(metadata):
-    ours = bounds(metadata["options"]["install_requires"].split("\n"))
+    ours = bounds(metadata["options.extras_require"]["spark"].split("\n"))
     assert ours["pyspark"] == (4, 2)
     assert ours["pyarrow"] == (18,)
     assert ours["numpy"] == (1, 23, 2)
@@ -132,9 +179,18 @@ def test_lower_bounds_are_those_of_pyspark(metadata):
     assert metadata["options"]["python_requires"] == ">=3.11"
 
 
+def test_the_client_needs_nothing_and_the_extras_are_those_of_the_table(metadata):
+    assert "install_requires" not in metadata["options"]
+    written = {name: tuple(text.split()) for name, text in metadata["options.extras_require"].items()}
+    assert {name: written[name] for name in extras.REQUIREMENTS} == extras.REQUIREMENTS
+    (everything,) = written["all"]
+    assert everything == f"rocketmq-spark[{','.join(extras.REQUIREMENTS)}]"
+    assert set(written) - set(extras.REQUIREMENTS) == {"all", "test", "check", "site"}
+
+
 def test_nothing_is_pinned_above_but_pandas(metadata):
     """Of pandas 3 PySpark itself warns at each start."""
-    requirements = metadata["options"]["install_requires"] + "".join(metadata["options.extras_require"].values())
+    requirements = "".join(metadata["options.extras_require"].values())
     assert {line for line in requirements.split("\n") if re.search(r"<|==|~=|!=", line)} == {
         "pandas>=2.2.0,<3",
         "pandas>=2.2,<3",

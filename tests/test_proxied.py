@@ -88,7 +88,7 @@ def test_without_the_extra_the_error_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     error = done.stderr.splitlines()[-1]
     assert error.startswith("rocketmq_spark.errors.OptionError: ")
-    assert "pip install 'rocketmq-spark[grpc]'" in error
+    assert "pip install 'grpcio>=1.76' 'protobuf>=6.33.5'" in error
 
 
 def test_nobody_imports_grpc_who_does_not_ask_for_it():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import rocketmq_spark
+from rocketmq_spark.errors import OptionError
 
 # Which docstring describes the arguments that a method shares with another one.
 _SHARED = re.compile(r"arguments are those of ``(\w+)``")
@@ -35,5 +40,96 @@ def test_docstrings_name_every_argument(name, thing):
     if shared:
         owner = getattr(rocketmq_spark, name.partition(".")[0])
         text += inspect.getdoc(getattr(owner, shared[1])) or ""
+    if inspect.isclass(thing) and (issubclass(thing, enum.Enum) or getattr(thing, "_is_protocol", False)):
+        return
     names = [p for p in inspect.signature(thing).parameters if p not in ("self", "args")]
     assert [p for p in names if not re.search(rf"\b{p}\b", text)] == []
+
+
+def test_completion_lists_every_public_name() -> None:
+    assert set(rocketmq_spark.__all__) <= set(dir(rocketmq_spark))
+    assert len(rocketmq_spark.__all__) <= 30
+
+
+CONSTRUCTORS = [rocketmq_spark.Producer, rocketmq_spark.Consumer, rocketmq_spark.PullConsumer]
+
+
+@pytest.mark.parametrize("make", CONSTRUCTORS)
+def test_name_server_and_group_may_be_positional(make) -> None:
+    with make("127.0.0.1:1", "g") as made:
+        assert made.client_id
+    with make(nameServer="127.0.0.1:1", group="g") as made:
+        assert made.client_id
+
+
+@pytest.mark.parametrize("make", [*CONSTRUCTORS, rocketmq_spark.foreach_batch_writer])
+def test_errors_name_the_keyword_that_was_typed(make) -> None:
+    with pytest.raises(OptionError) as caught:
+        make(name_server="nowhere", request_timeout="soon", connect_timeou=1, read_deadline="1s")
+    text = str(caught.value)
+    assert "option 'name_server' is 'nowhere'" in text
+    assert "option 'request_timeout' is 'soon'" in text
+    assert "option 'connect_timeou' is unknown; did you mean 'connect_timeout'?" in text
+    with pytest.raises(OptionError, match="option 'read_deadline' does not belong to"):
+        make(name_server="h:1", read_deadline="1s")
+
+
+PROGRAM = """
+from collections.abc import Sequence
+
+from rocketmq_spark import (
+    Consumer, Context, LocalBroker, Message, MessageQueue, Producer, PullConsumer, ReceivedMessage, SendResult,
+    SimpleConsumer, foreach_batch_writer, write_rocketmq,
+)
+from rocketmq_spark.errors import AccessDenied
+
+
+def listener(messages: Sequence[ReceivedMessage], context: Context) -> object:
+    return context.retry(3) if messages[0].reconsume_times else None
+
+
+def run(name_server: str) -> int | None:
+    with Producer(name_server, "g", send_timeout="5s", auto_batch=True, batch_max_bytes=4096) as producer:
+        result: SendResult = producer.send(Message("t", b"x", keys=["k"]), selector="hash", arg="7")
+    with Consumer(name_server, group="g", ordered=False, consume_thread_min=4) as consumer:
+        consumer.start(listener)
+    with PullConsumer(name_server=name_server, group="g", consume_from_where="earliest") as reader:
+        got: list[ReceivedMessage] = reader.poll(timeout_s=1.0)
+    try:
+        SimpleConsumer(group="g", proxy_endpoint="h:1").close()
+    except AccessDenied:
+        pass
+    foreach_batch_writer(name_server, topic="out", queue_selector="hash")
+    return result.queue_offset or (got[0].queue_offset if got else None)
+
+
+{wrong}
+"""
+
+
+def _checked(folder: Path, wrong: str = "") -> str:
+    program = folder / "program.py"
+    program.write_text(PROGRAM.replace("{wrong}", wrong), "utf-8")
+    root = Path(rocketmq_spark.__file__).parents[1]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--follow-imports=silent",
+        f"--cache-dir={folder}",
+        program.name,
+    ]
+    done = subprocess.run(
+        command, cwd=folder, env={"MYPYPATH": str(root)}, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_programs_are_checked_by_type(tmp_path: Path) -> None:
+    """With the second run reading what the first one cached."""
+    assert "Success" in _checked(tmp_path)
+    told = _checked(tmp_path, 'Producer("h:1", "g", send_timeot=3)\nConsumer("h:1", "g", ordered=[1])')
+    assert 'Unexpected keyword argument "send_timeot" for "Producer"; did you mean "send_timeout"?' in told
+    assert 'Argument "ordered" to "Consumer" has incompatible type "list[int]"; expected "bool | str"' in told

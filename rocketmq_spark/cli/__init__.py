@@ -5,11 +5,18 @@ Nothing heavy is imported before a command runs, so that ``--help`` is quick; se
 
 from __future__ import annotations
 
+import sys
+
+from rocketmq_spark import extras
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Entry point of the console script."""
+    missing = [name for name in ("click", "rich") if not extras.installed(name)]
+    if missing:
+        sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.command(extras.CLI)}")
     from rocketmq_spark.cli.app import app
 
     app(prog_name="rocketmq-spark")

@@ -24,7 +24,7 @@ GROUP = "rocketmq-spark-cli"
 class Target:
     """The connection options of a command. Nothing connects before it is used."""
 
-    given: dict[str, object] = field(repr=False)
+    given: dict[str, Any] = field(repr=False)
 
     def options(self, role: str = "batch source") -> Options:
         from rocketmq_spark import options
@@ -69,7 +69,7 @@ class Target:
         if given.environment is not None:
             output.note(given.in_environment)
 
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """What was given, with a name server in any case."""
         if self.given.get("name_server"):
             return self.given
@@ -87,7 +87,7 @@ class Target:
 _WHERE = ("namespace", "environment", "environmentmode", "environments")
 
 
-def _of_suffix(record: Mapping[str, object]) -> dict[str, object]:
+def _of_suffix(record: Mapping[str, object]) -> dict[str, Any]:
     """The environment, if it has topics of its own. One that has queues does not matter: positions name them."""
     suffixed = record.get("environmentMode") == "suffix"
     return {"environment": record["environment"], "environmentMode": "suffix"} if suffixed else {}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.failures import Failure, text_of
@@ -20,8 +20,16 @@ MIN_SUSPEND_MS, MAX_SUSPEND_MS = 10, 30_000
 MAX_LEVEL = (1 << 31) - 1  # brokers take their highest level for what is above it
 
 
-# Gets messages (``ReceivedMessage``, from a Proxy ``PoppedMessage``) and a ``Context`` or ``OrderedContext``.
-Listener = Callable[[Sequence[Any], Any], object]
+class Listener(Protocol):
+    """The function that a ``Consumer`` calls with messages: ``listener(messages, context)``.
+
+    ``messages`` is a tuple of ``ReceivedMessage``, from a Proxy of ``PoppedMessage``; ``context`` a ``Context``, of an ordered
+    consumer an ``OrderedContext``. Returning None means that the messages are done; what else may be returned is made by
+    ``context``. An exception, or any other value, means that they failed.
+    """
+
+    # The names are the user's to choose; messages and context are of the consumer's kind, which types cannot say.
+    def __call__(self, messages: Any, context: Any, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
@@ -51,7 +52,7 @@ def purpose_of(group: str) -> str:
 
 def open_node(place: Place, **options: object) -> DelayService:
     """A node that has joined its group. ``options`` are those of a connection, and ``group``."""
-    given = {"group": GROUP, **options}
+    given: dict[str, Any] = {"group": GROUP, **options}
     parsed = options_table.parse(given).for_role("pull consumer")
     if parsed.environment is not None and parsed.environment_mode == "queues":
         raise OptionError(
@@ -67,7 +68,8 @@ def open_node(place: Place, **options: object) -> DelayService:
         store.belong(owner_of(parsed, purpose_of(parsed.group)))
         if place.dead:
             store.revive(place.now_ms())
-        reader = session.PullConsumer(**{**given, "auto_commit": False, "consume_from_where": "earliest"})
+        own: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
+        reader = session.PullConsumer(**given, **own)
         try:
             reader.subscribe(place.topic)
         except BaseException:

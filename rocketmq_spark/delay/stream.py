@@ -16,6 +16,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from rocketmq_spark import extras
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, SCHEMA, Released, is_cancel, once, released
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
@@ -170,6 +171,4 @@ def protobuf_problem(version: str | None = None) -> str | None:
     if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _PROTOBUF:
         return None
     wanted = ".".join(map(str, _PROTOBUF))
-    return (
-        f"protobuf is {version} here; expected {wanted} or newer, in workers too: pip install 'rocketmq-spark[delay]'"
-    )
+    return f"protobuf is {version} here; expected {wanted} or newer, in workers too: {extras.command(extras.DELAY)}"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from rocketmq_spark import extras
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import ivy
 
@@ -181,7 +182,7 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool) -
 @contextlib.contextmanager
 def _progress(total: int, jars: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     title = f"Fetching RocketMQ {VERSION}: {jars} jars, {total / 1e6:.0f} MB"
-    if quiet or not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty() or not extras.installed("rich"):
         _say(quiet, f"{title} ...")
         yield lambda arrived: None
         _say(quiet, "RocketMQ is fetched")

@@ -10,9 +10,9 @@ import functools
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
@@ -27,18 +27,37 @@ from rocketmq_spark.sink.writers import write_task
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from rocketmq_spark.option_types import SinkOptions
+
 logger = logging.getLogger(__name__)
 
 _COUNTS = ("rows", "bytes", "batches", "retries", "spooled")
 _SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
 
 
-def write_rocketmq(df: DataFrame, **options: object) -> Written:
-    """Write a batch DataFrame and return the counts; options of the sink in snake_case or camelCase.
+def write_rocketmq(df: DataFrame, name_server: str | None = None, **options: Unpack[SinkOptions]) -> Written:
+    """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()`` it needs no ``mode("append")``.
 
-    Unlike ``df.write.format("rocketmq").save()`` it needs no ``mode("append")``.
+    Args:
+        df: Its columns are those of the sink (docs/options.md, "Columns of the sink").
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Returns:
+        The counts of what brokers acknowledged: rows, bytes of bodies, batches, retries and spooled rows, with what each
+        broker acknowledged.
+
+    Raises:
+        OptionError: An option or a column is unknown or has a wrong value or type. Nothing was sent.
+        PySparkException: A task failed; ``explain(error)`` returns the line that says why. Rows of other tasks were sent.
     """
-    return _write(df, options_table.parse(options).for_role("sink"), "written", once=False)
+    return _write(df, _options(name_server, options), "written", once=False)
+
+
+def _options(name_server: str | None, options: Mapping[str, object]) -> Options:
+    given = dict(options) if name_server is None else {"name_server": name_server, **options}
+    return options_table.parse(given, keywords=True).for_role("sink")
 
 
 class ForeachBatchWriter:
@@ -54,12 +73,23 @@ class ForeachBatchWriter:
         self.total += self.last_report
 
 
-def foreach_batch_writer(**options: object) -> ForeachBatchWriter:
-    """A function for ``writeStream.foreachBatch``; options of the sink in snake_case or camelCase.
+def foreach_batch_writer(name_server: str | None = None, **options: Unpack[SinkOptions]) -> ForeachBatchWriter:
+    """Returns a function for ``writeStream.foreachBatch``. It works with output modes append, update and complete.
 
-    Works with output modes append, update and complete. A micro-batch that Spark repeats is written again.
+    A micro-batch that Spark repeats is written again.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Returns:
+        A callable ``(df, batch_id)`` that keeps the counts of the last micro-batch as ``last_report``.
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a sink. Lists all problems.
     """
-    return ForeachBatchWriter(options_table.parse(options).for_role("sink"))
+    return ForeachBatchWriter(_options(name_server, options))
 
 
 def _write(df: DataFrame, options: Options, what: str, once: bool) -> Written:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocketmq_spark import extras
 from rocketmq_spark.errors import ClosedError, SpoolError
 from rocketmq_spark.spool.files import LOG, Wal, damaged_headers, make_folder, mirror
 
@@ -344,7 +345,7 @@ def _rocksdict() -> Any:
     except ImportError as e:
         raise SpoolError(
             f"the spool needs RocksDB, and the package rocksdict cannot be imported: {e}",
-            remedy="Install it: pip install 'rocketmq-spark[spool]'",
+            remedy=f"Install it: {extras.command(extras.SPOOL)}",
         ) from e
 
 

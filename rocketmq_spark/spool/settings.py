@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketmq_spark import extras
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, option_name
 from rocketmq_spark.spool.records import SpoolOwner
@@ -45,10 +45,9 @@ def problems(options: Options) -> list[str]:
     found = []
     if options.spool_dir is None:
         found.append("option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays")
-    if importlib.util.find_spec("rocksdict") is None:
-        found.append(
-            "option 'onSendFailure' is 'spool', which needs the package rocksdict: pip install 'rocketmq-spark[spool]'"
-        )
+    if not extras.installed("rocksdict"):
+        command = extras.command(extras.SPOOL)
+        found.append(f"option 'onSendFailure' is 'spool', which needs the package rocksdict: {command}")
     return found
 
 

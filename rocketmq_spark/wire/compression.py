@@ -13,6 +13,7 @@ import functools
 import zlib
 from typing import Any
 
+from rocketmq_spark import extras
 from rocketmq_spark.codes import COMPRESSION_MASK, SysFlag
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
 from rocketmq_spark.wire.header import Bytes
@@ -74,7 +75,9 @@ def _arrow(codec: str) -> Any:
     try:
         import pyarrow  # here, for it is large, and few need it
     except ImportError as e:
-        raise LocalProtocolError(f"{codec} needs the codecs of pyarrow, which is not installed") from e
+        raise LocalProtocolError(
+            f"{codec} needs the codecs of pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
+        ) from e
     return pyarrow
 
 

@@ -138,7 +138,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
         return blocked(name)
 
     monkeypatch.setattr(importlib, "import_module", no_module)
-    with pytest.raises(SpoolError, match=r"pip install 'rocketmq-spark\[spool\]'"):
+    with pytest.raises(SpoolError, match=r"pip install 'rocksdict>=0.3.29'"):
         Database(tmp_path)
 
 

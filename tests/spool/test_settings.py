@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocketmq_spark import options
+from rocketmq_spark import extras, options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spool.settings import SpoolSettings
 
@@ -37,6 +36,6 @@ def test_its_options_alone_are_refused(given: dict[str, str]) -> None:
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=r"pip install 'rocketmq-spark\[spool\]'"):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=r"pip install 'rocksdict>=0.3.29'"):
         of(on_send_failure="spool", spool_dir="/s")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from rocketmq_spark import extras
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, ok
 from rocketmq_spark.errors import RocketMQError
 
-# What setup.cfg asks for, and from which version on something does not go well with us.
-OLDEST = {"pyspark": (4, 2), "pyarrow": (18, 0), "numpy": (1, 23, 2), "pandas": (2, 2)}
-TOO_NEW = {"pandas": (3,)}
+# What the extra ``spark`` needs, and from which version on something does not go well with us.
+_BOUNDS = {name: (low, high) for name, low, high in map(extras.bounds, extras.REQUIREMENTS[extras.SPARK])}
+OLDEST = {name: low for name, (low, _) in _BOUNDS.items()}
+TOO_NEW = {name: high for name, (_, high) in _BOUNDS.items() if high}
 
 
 def java(found: tuple[str, int] | RocketMQError) -> Finding:

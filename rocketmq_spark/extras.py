@@ -1,0 +1,44 @@
+"""The packages that parts of this one need, by the extra of setup.cfg that has them; a test compares the two.
+
+A remedy names the packages themselves, so that it works wherever this package came from.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+SPARK, ARROW, CLI, SPOOL, GRPC, DELAY, NOTEBOOK = "spark", "arrow", "cli", "spool", "grpc", "delay", "notebook"
+
+_ARROW = ("pyarrow>=18.0", "numpy>=1.23.2")
+_PROTOBUF = "protobuf>=6.33.5"
+REQUIREMENTS: dict[str, tuple[str, ...]] = {
+    # pandas: PySpark's mapInArrow, which foreach_batch_writer uses, imports it, and warns of pandas 3 at each start.
+    SPARK: ("pyspark>=4.2", *_ARROW, "pandas>=2.2.0,<3"),
+    ARROW: _ARROW,
+    CLI: ("click>=8.1", "rich>=13"),
+    SPOOL: ("rocksdict>=0.3.29",),
+    GRPC: ("grpcio>=1.76", _PROTOBUF),
+    # Spark's stateful Python processors need it, in workers too.
+    DELAY: (_PROTOBUF,),
+    NOTEBOOK: ("ipykernel>=6.29", "matplotlib>=3.8", "pandas>=2.2,<3"),
+}
+
+
+def installed(module: str) -> bool:
+    """Whether ``module`` can be imported here, without importing it."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a finder may raise instead of returning None
+        return False
+
+
+def bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Name, lowest version and first version that is too new (empty: there is none) of a requirement of the table."""
+    name, low, high = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
+    return name, tuple(map(int, low.split("."))), tuple(map(int, high.split("."))) if high else ()
+
+
+def command(extra: str) -> str:
+    """The shell command that installs what ``extra`` needs."""
+    return "pip install " + " ".join(f"'{requirement}'" for requirement in REQUIREMENTS[extra])
