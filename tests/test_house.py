@@ -115,7 +115,7 @@ OUTSIDE = {
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.channel remoting.bulk localbroker.loopback",
+    "socket": "remoting.endpoint remoting.channel remoting.bulk localbroker.loopback cli.metrics_server",
     "ssl": "remoting.endpoint remoting.channel",
     "select": "remoting.channel",
     "subprocess": "localbroker cli.background workers",

@@ -7,6 +7,7 @@ browser that was led here under another name (DNS rebinding) gets nothing.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,7 @@ from rocketmq_spark.cli.output import one_line
 from rocketmq_spark.errors import OptionError, RocketMQError
 
 PATH = "/metrics"
-# So long a client may be silent, and so many may be served at once.
+# So long a client may be silent, or take for its request, and so many may be served at once.
 _IDLE_S, _AT_ONCE = 10.0, 16
 _LOOPBACK = {"localhost", "127.0.0.1", "[::1]", "::1"}
 _LOOK_S = 0.05  # how soon it sees that it is to end
@@ -42,13 +43,23 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # A client that sends a byte now and then is never silent.
+        late = threading.Timer(_IDLE_S, _read_no_more, [request])
+        late.daemon = True
         try:
+            late.start()
             super().process_request_thread(request, client_address)
         finally:
+            late.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who went away in the midst is no news."""
+
+
+def _read_no_more(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
 
 
 def _is_meant(served: str, host: str | None) -> bool:

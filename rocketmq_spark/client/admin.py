@@ -202,7 +202,8 @@ class Admin(Closing):
             if broker.master:
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
                 found |= {q.topic for q in bodies.consume_stats(self._calls.ask(broker.master, command).body)}
-        return sorted(map(self._calls.scope.plain, found))
+        scope = self._calls.scope
+        return sorted(scope.plain(topic) for topic in found if scope.reaches(topic))
 
     def broker_config(self, broker: str) -> dict[str, str]:
         return bodies.read_config(self._ask(broker, rpc.GET_BROKER_CONFIG.request(bname=broker)).body)

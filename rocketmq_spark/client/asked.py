@@ -81,7 +81,11 @@ class Questions:
     def _reset(self, command: Command) -> Question:
         fields = rpc.RESET_CONSUMER_CLIENT_OFFSET.arguments(command)
         offsets = bodies.reset_offsets(command.body)
-        plain = {q._replace(topic=self._plain(q.topic)): offset for q, offset in offsets.items()}
+        plain = {
+            q._replace(topic=self._plain(q.topic)): offset
+            for q, offset in offsets.items()
+            if self._calls.scope.reaches(q.topic)
+        }
         return ResetOffsets(self._plain(fields["topic"]), plain)
 
     def _offsets_asked(self, command: Command) -> Question:

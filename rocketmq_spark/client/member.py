@@ -89,7 +89,8 @@ class RemotingMember:
     def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
         answer = self._ask_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline)
         found = bodies.group_filters(answer.body)
-        return {self._calls.scope.plain(name): wanted for name, wanted in found.items()}
+        scope = self._calls.scope
+        return {scope.plain(name): wanted for name, wanted in found.items() if scope.reaches(name)}
 
     def _ask_any(self, topic: str, row: rpc.Row, group: str, deadline: Deadline) -> Command:
         """One broker of the topic, chosen at random: all hear the same of the group."""

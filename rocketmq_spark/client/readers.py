@@ -86,7 +86,7 @@ def wanted(calls: Calls, admin: Admin, group: str) -> dict[str, dict[str, Filter
             _told(e, member)
             found[member] = None
         else:
-            plain = {calls.scope.plain(topic): of_topic for topic, of_topic in told.items()}
+            plain = {calls.scope.plain(topic): f for topic, f in told.items() if calls.scope.reaches(topic)}
             found[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.errors import BrokerError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, FilterType
@@ -56,6 +56,8 @@ class ProxyMember:
                     one: Telemetry(self._proxy.at(one), self._settings, self._told) for one in self._proxy.addresses
                 }
                 self._timer = Timer(f"rocketmq-{self._group}-heartbeat")
+                # Before the settings are known: the caller may repeat a call that fails, and heartbeats must not depend on it.
+                self._timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
             streams = list(self._streams.values())
         if not first:
             for stream in streams:
@@ -63,8 +65,6 @@ class ProxyMember:
         errors = [stream.wait(deadline) for stream in streams]
         if all(errors):
             raise next(error for error in errors if error is not None)
-        if first and self._timer is not None:
-            self._timer.every(HEARTBEAT_S, self._beat, 0.0)
 
     def policy(self) -> GroupPolicy:
         return self._policy
@@ -152,15 +152,24 @@ class ProxyMember:
         request = proto("HeartbeatRequest")(
             group=self._proxy.resource(self._group), client_type=ClientType.SIMPLE_CONSUMER
         )
-        self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
+        refusing = self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
+        with self._lock:
+            streams = [self._streams[address] for address in refusing if address in self._streams]
+        for stream in streams:  # a Proxy that heard no heartbeat for two minutes forgets the settings, not the stream
+            stream.tell()
 
-    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> None:
-        """Tell every endpoint; failures are logged."""
+    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> list[str]:
+        """Sends a request to every endpoint, logs failures, and returns the endpoints that answer and refuse it."""
+        refusing = []
         for address in self._proxy.addresses:
             try:
                 checked(self._proxy.at(address).ask(rpc, request, deadline), address)
+            except BrokerError as e:
+                refusing.append(address)
+                logger.info("%s at %s: %s", rpc.name, address, e)
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
+        return refusing
 
     def _told(self, settings: Any) -> None:
         if settings.HasField("backoff_policy"):

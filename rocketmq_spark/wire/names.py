@@ -164,6 +164,10 @@ class Scope(NamedTuple):
             return False
         return not self.suffix or (name.endswith(self._ending) and not _is_system(name))
 
+    def reaches(self, name: str) -> bool:
+        """Whether the user's name of what brokers call ``name`` means just that. One of another scope may look the same."""
+        return self.on_wire(self.plain(name)) == name
+
     @property
     def _ending(self) -> str:
         return f"_{self.suffix}"

@@ -102,6 +102,25 @@ def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             assert sock.recv(1) == b""
 
 
+def test_a_request_that_comes_byte_by_byte_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_IDLE_S", 0.5)
+    with serving(LOCAL, lambda: "a 1\n") as url:
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as sock:
+            sock.settimeout(0.1)
+
+            def ended() -> bool:
+                try:
+                    sock.sendall(b"G")
+                    return sock.recv(1) == b""
+                except TimeoutError:
+                    return False
+                except ConnectionError:
+                    return True
+
+            eventually(ended, 30)
+
+
 def test_text_that_is_no_unicode_is_shown_as_far_as_it_is() -> None:
     with serving(LOCAL, lambda: 'a{t="\ud800"} 1\n') as url:
         assert get(url)[:2] == (200, 'a{t="?"} 1\n')

@@ -63,6 +63,13 @@ def test_offsets_are_reset_to() -> None:
     assert (question, reply) == (ResetOffsets("t", {QUEUE: 17}), None)
 
 
+def test_offsets_of_a_topic_outside_the_namespace_are_not_those_of_the_one_inside() -> None:
+    foreign = b'{"offsetTable":{%b:17}}' % json.dumps({**ON_WIRE, "topic": "t"}).encode()
+    question, _ = ask(Request.RESET_CONSUMER_CLIENT_OFFSET, None, foreign, topic="t")
+    assert isinstance(question, ResetOffsets)
+    assert question.offsets == {}
+
+
 def test_offsets_are_told() -> None:
     question, reply = ask(Request.GET_CONSUMER_STATUS_FROM_CLIENT, {QUEUE: 17})
     assert question == OffsetsAsked("t")

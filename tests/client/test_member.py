@@ -117,6 +117,7 @@ def test_a_broker_that_knows_no_member_says_what_to_do(broker: MockBroker, parts
 def test_what_a_group_wants_as_its_broker_heard_it(broker: MockBroker) -> None:
     """Under the user's names; what a broker of another version leaves out is what it means by that."""
     table = {"ns%t": {"subString": "a > 1", "expressionType": "SQL92"}, "%RETRY%ns%g": {"subString": "*"}, "ns%u": {}}
+    table["t"] = {"subString": "another topic, outside the namespace"}
     broker.on(Request.GET_CONSUMER_CONNECTION_LIST, ok(json.dumps({"subscriptionTable": table}).encode()))
     tenant = Parts(broker.address, scope=Scope("ns"))
     found = tenant.member.filters("g", "t", tenant.soon)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from rocketmq_spark.grpc_proxy import member as grpc_member
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
-from rocketmq_spark.model import Message
+from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.session import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
@@ -131,3 +132,59 @@ def test_what_an_answer_becomes_has_a_limit(monkeypatch):
         assert ids(member, 5) == ["0", "1", "2"]
         monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 100)
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
+
+
+class Forgetful:
+    """A Proxy that may refuse the first settings, and refuses heartbeats of a member whose settings it does not know."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses = refuses
+        self.known = False
+        self.beats: SimpleQueue[bool] = SimpleQueue()
+
+    def telemetry(self, commands: Any, context: Any) -> Any:
+        for command in commands:
+            if self.refuses:
+                self.refuses = False
+                yield proto("TelemetryCommand")(status=status(Code.UNAUTHORIZED))
+                return
+            self.known = True
+            yield command
+
+    def beat(self, request: Any, context: Any) -> Any:
+        self.beats.put(self.known)
+        return proto("HeartbeatResponse")(status=status(Code.OK if self.known else Code.INTERNAL_SERVER_ERROR))
+
+    @contextmanager
+    def member(self) -> Iterator[ProxyMember]:
+        with serving({"Telemetry": self.telemetry, "Heartbeat": self.beat}) as address:
+            member = ProxyMember(client(address, connect_timeout_s=30.0), "g", bytes)
+            try:
+                yield member
+            finally:
+                member.close(Deadline.after(10))
+
+    def wait_for_beat(self, known: bool) -> None:
+        eventually(lambda: self.beats.get(timeout=30) is known, 30)
+
+
+def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(monkeypatch):
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    proxy = Forgetful(refuses=True)
+    with proxy.member() as member:
+        with pytest.raises(errors.AccessDenied):
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        eventually(lambda: proxy.known, 30)
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        proxy.wait_for_beat(known=True)
+
+
+def test_a_proxy_that_forgot_a_member_gets_its_settings_again(monkeypatch):
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    proxy = Forgetful()
+    with proxy.member() as member:
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        proxy.wait_for_beat(known=True)
+        proxy.known = False
+        proxy.wait_for_beat(known=False)
+        proxy.wait_for_beat(known=True)
