@@ -7,6 +7,7 @@ import math
 import re
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import messages
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, as_rows, bodies, made
-from tests.mockbroker import WAIT_S
+from tests.mockbroker import WAIT_S, eventually
 
 
 def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: PullConsumer) -> None:
@@ -303,12 +304,14 @@ def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer:
         consumer.poll()
 
 
-def test_who_waits_when_the_consumer_is_closed_gets_nothing(consumer: PullConsumer) -> None:
+def test_who_waits_when_the_consumer_is_closed_gets_nothing(fake: FakeMember, consumer: PullConsumer) -> None:
     consumer.assign([A])
-    closes = threading.Timer(0.05, consumer.close)
-    closes.start()
-    assert consumer.poll(WAIT_S) == []
-    closes.join()
+    with ThreadPoolExecutor(1) as beside:
+        polled = beside.submit(consumer.poll, 3 * WAIT_S)
+        eventually(lambda: bool(fake.waiting))
+        assert not polled.done()
+        consumer.close()
+        assert polled.result(WAIT_S) == []
 
 
 # --- with others

@@ -22,6 +22,7 @@ from rocketmq_spark.producer.in_flight import START
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.producer.settings import ProducerSettings
+from tests.mockbroker import eventually
 from tests.producer.scripted import Bench, ManualTimer, refused
 from tests.queues import q, qs
 
@@ -162,6 +163,7 @@ def test_12_9_engines_that_share_a_fault_table_do_not_disturb_each_other(bench: 
         for thread in threads:
             thread.start()
         stop.wait(0.5)
+        eventually(lambda: bool(errors) or len(bench.sender.calls) > 100)
     finally:
         stop.set()
         for thread in threads:

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.source import planner
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.recreation import Found, Sign, Watch, made_again, questions, sign, to_mark
+from rocketmq_spark.source.recreation import Found, Sign, Watch, emptied, made_again, questions, sign, to_mark
 from tests.helpers import raising
 
 A, B, C = (MessageQueue("t", "b", number) for number in range(3))
@@ -270,6 +270,24 @@ def test_marks_that_are_asked_for():
     assert watch.marks(read, untold, Deadline.after(1)) == {A: 77}
     brokers.silent = ["pull"]
     assert watch.marks(read, untold, Deadline.after(1)) == {}
+
+
+@pytest.mark.parametrize(
+    ("position", "bounds", "marked", "expected"),
+    [
+        (1, (1, 1, -1), False, True),  # one message, which expired
+        (100, (100, 100, -1), False, True),
+        (100, (150, 150, -1), False, True),
+        (0, (0, 0, -1), False, False),  # none yet
+        (1, (0, 1, -1), False, False),  # it may still be there
+        (1, (1, 2, MARK), False, False),
+        (1, (1, 1, 0), False, False),  # a Proxy tells no times
+        (1, (1, 1, -1), True, False),
+    ],
+)
+def test_queues_of_which_nothing_is_left_get_a_mark(position, bounds, marked, expected):
+    read = Offsets({A: position}, marks={A: MARK} if marked else {})
+    assert emptied(read, {A: QueueBounds(*bounds)}) == ([A] if expected else [])
 
 
 # --- clocks that were put back

@@ -12,6 +12,7 @@ from rocketmq_spark.source import starting_offsets
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 0, 0)}
+BY_QUEUE = ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp")
 
 
 def check(role="batch source", **given):
@@ -68,6 +69,24 @@ def test_only_queues_without_a_committed_offset_fall_back():
     assert committed({A: 0, B: None}, committedFallback="latest") == {A: 0, B: 0}
     with pytest.raises(OffsetError, match=r"group 'g' has no offset of t/b/1\. Set option 'committedFallback'"):
         committed({A: 0, B: None}, committedFallback="error")
+
+
+@pytest.mark.parametrize(("told", "taken"), [(2, 5), (-1, 5), (7, 7), (99, 20)])
+@pytest.mark.parametrize("ways", [("startingTimestamp", "endingTimestamp"), BY_QUEUE])
+def test_what_a_broker_says_of_a_time_is_taken_within_bounds(told, taken, ways):
+    """Below its minimum it would be taken for loss, and past the end for messages that are to come."""
+
+    class Brokers:
+        def search_offsets(self, times, deadline, group=""):
+            assert times == {A: 1000, B: 2000 if ways == BY_QUEUE else 1000}
+            return {A: told, B: 0}
+
+    for role, option, bound in zip(("stream source", "batch source"), ways, ("start", "end"), strict=True):
+        time = '{"t":{"b":{"0":1000,"1":2000}}}' if ways == BY_QUEUE else "1000"
+        given = {option: time, "startingOffsetsByTimestampStrategy": "latest"}
+        parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role)
+        found = getattr(starting_offsets, bound)(Brokers(), parsed, BOUNDS, Deadline.after(1))
+        assert found == {A: taken, B: 0}
 
 
 def test_long_lists_are_cut():

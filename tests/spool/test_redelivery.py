@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rocketmq_spark import clock
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import store as store_module
@@ -14,6 +16,7 @@ from rocketmq_spark.spool.redelivery import MAX_OUT, Handled
 from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
+from tests.producer.scripted import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, record
 
 DOWN = Handled("down")
@@ -107,6 +110,23 @@ def test_while_tries_fail_one_record_is_out_and_the_others_keep_their_tries(benc
     bench.waiting.pop(0)(Handled())
     bench.time.advance(0)
     assert len(bench.waiting) == 2
+
+
+@pytest.mark.parametrize(("answer_s", "left"), [(2.0, 0), (40.0, 1)])
+def test_the_close_waits_for_what_is_out_and_takes_nothing_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, answer_s: float, left: int
+) -> None:
+    """An answer that is not waited for is a record that the next process sends again."""
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=bench.time.monotonic))
+    bench.waiting = []
+    bench.add(record(b"out"), after_s=0)
+    bench.time.advance(0)
+    (done,) = bench.waiting
+    bench.add(record(b"due meanwhile"), after_s=1)
+    ManualTimer(bench.time).later(answer_s, lambda: done(Handled()))
+    bench.redelivery.close(Deadline.after(30))
+    assert bench.payloads == [b"out"]
+    assert bench.store.totals.depth == 1 + left
 
 
 def test_a_second_answer_changes_nothing(bench: Bench) -> None:
