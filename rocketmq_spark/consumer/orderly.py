@@ -23,7 +23,7 @@ from rocketmq_spark.consumer.result import (
     once_more,
     ordered,
 )
-from rocketmq_spark.consumer.send_back import SendBack
+from rocketmq_spark.consumer.send_back import DROPPED, SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Workers
 from rocketmq_spark.failures import Failure, attempt
@@ -207,7 +207,7 @@ class Orderly:
         failed, messages = verdict.step in FAILED, call.messages
         limit = self._settings.max_reconsume_times
         last = all(message.reconsume_times >= limit for message in messages)  # when all have come often enough
-        if self._send_back is None or verdict.step is not Step.AGAIN or call.queue.dropped or not last:
+        if verdict.step is not Step.AGAIN or call.queue.dropped or not last:
             return _Judged(failed, verdict, messages)
         taken = [self._took(message) for message in messages]
         left = [message for message, took in zip(messages, taken, strict=True) if not took]
@@ -217,8 +217,13 @@ class Orderly:
         return _Judged(failed, verdict, left, dead, refused=True)
 
     def _took(self, message: ReceivedMessage) -> bool:
-        """Whether it is a dead letter. What fails for one must not make a dead letter of the others a second time."""
-        assert self._send_back is not None
+        """Whether it is a dead letter. What fails for one must not make a dead letter of the others a second time.
+
+        Where the group is broadcasting it is dropped.
+        """
+        if self._send_back is None:
+            logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
+            return True
         taken = attempt(self._send_back.dead, message)
         if isinstance(taken, Failure):
             taken.log(logger, "message %s could not be made a dead letter", message.msg_id)
