@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from rocketmq_spark.consumer.flow import full
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.result import (
@@ -192,11 +193,21 @@ class Orderly:
             self._held.counts["failed" if judged.failed else "consumed"] += len(call.messages)
             self._held.figures.consumed(queue.queue.topic, done, len(call.messages) - done, spent_ms, now_ms)
             pause_s = self._settled(queue, judged)
+            why = self._stands(queue)
         if behind is not None:
             self._again(behind, 0)
+        if why is not None:
+            text = "%s stands still until its listener commits, which gets no more messages of it: %s"
+            logger.warning(text, queue.queue, why)
         if queue.dropped:
             self.left()
         return pause_s
+
+    def _stands(self, queue: ProcessQueue) -> str | None:
+        """With the lock. Why the queue is not pulled, where all that is cached of it was consumed and not committed."""
+        if queue.dropped or queue.waiting:
+            return None
+        return full(queue, self._held.thresholds_of(queue.queue.topic))
 
     def _judged(self, call: _Call, outcome: object, context: OrderedContext) -> _Judged:
         """Dead letters are no longer in the way, as in Java."""
