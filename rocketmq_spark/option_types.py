@@ -195,8 +195,8 @@ class ConsumerOptions(TypedDict, total=False):
     ``Consumer``: messages are finished when the listener returns; else when it says ``context.commit()``.
     """
     pull_threshold_for_queue: int | str
-    """A queue is not pulled on while more of its messages wait for the listener, or so many of its offsets to be
-    polled.
+    """A queue is not pulled on while more of its messages wait for listener or commit, or so many of its offsets
+    to be polled.
     """
     model: str
     """Members of the group share the queues, or each gets all of them."""
@@ -321,8 +321,8 @@ class PullConsumerOptions(TypedDict, total=False):
     auto_commit_interval: float | str
     """How often, at most."""
     pull_threshold_for_queue: int | str
-    """A queue is not pulled on while more of its messages wait for the listener, or so many of its offsets to be
-    polled.
+    """A queue is not pulled on while more of its messages wait for listener or commit, or so many of its offsets
+    to be polled.
     """
     pull_threshold_size_for_queue: int | str
     """A queue is not pulled on while more bytes of it wait."""

@@ -536,7 +536,7 @@ class Options:
         p.integer(1, 65535),
         1000,
         _CONSUME,
-        "a queue is not pulled on while more of its messages wait for the listener, or so many of its offsets to be polled",
+        "a queue is not pulled on while more of its messages wait for listener or commit, or so many of its offsets to be polled",
         shown="1000",
     )
     model: str = _row(

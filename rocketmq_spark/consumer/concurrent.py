@@ -18,7 +18,7 @@ from rocketmq_spark.consumer.expiry import Call
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.result import Context, Listener, concurrent, once_more, slices
-from rocketmq_spark.consumer.send_back import SendBack
+from rocketmq_spark.consumer.send_back import DROPPED, SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Workers
 from rocketmq_spark.failures import Failure, attempt
@@ -28,7 +28,6 @@ from rocketmq_spark.timer import Timer
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
-DROPPED = "dropped: the group is broadcasting"
 
 
 class _Result(NamedTuple):

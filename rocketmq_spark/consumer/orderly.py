@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from rocketmq_spark.consumer.flow import full
 from rocketmq_spark.consumer.held import Held
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.result import (
@@ -23,7 +24,7 @@ from rocketmq_spark.consumer.result import (
     once_more,
     ordered,
 )
-from rocketmq_spark.consumer.send_back import SendBack
+from rocketmq_spark.consumer.send_back import DROPPED, SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Workers
 from rocketmq_spark.failures import Failure, attempt
@@ -192,11 +193,21 @@ class Orderly:
             self._held.counts["failed" if judged.failed else "consumed"] += len(call.messages)
             self._held.figures.consumed(queue.queue.topic, done, len(call.messages) - done, spent_ms, now_ms)
             pause_s = self._settled(queue, judged)
+            why = self._stands(queue)
         if behind is not None:
             self._again(behind, 0)
+        if why is not None:
+            text = "%s stands still until its listener commits, which gets no more messages of it: %s"
+            logger.warning(text, queue.queue, why)
         if queue.dropped:
             self.left()
         return pause_s
+
+    def _stands(self, queue: ProcessQueue) -> str | None:
+        """With the lock. Why the queue is not pulled, where all that is cached of it was consumed and not committed."""
+        if queue.dropped or queue.waiting:
+            return None
+        return full(queue, self._held.thresholds_of(queue.queue.topic))
 
     def _judged(self, call: _Call, outcome: object, context: OrderedContext) -> _Judged:
         """Dead letters are no longer in the way, as in Java."""
@@ -207,7 +218,7 @@ class Orderly:
         failed, messages = verdict.step in FAILED, call.messages
         limit = self._settings.max_reconsume_times
         last = all(message.reconsume_times >= limit for message in messages)  # when all have come often enough
-        if self._send_back is None or verdict.step is not Step.AGAIN or call.queue.dropped or not last:
+        if verdict.step is not Step.AGAIN or call.queue.dropped or not last:
             return _Judged(failed, verdict, messages)
         taken = [self._took(message) for message in messages]
         left = [message for message, took in zip(messages, taken, strict=True) if not took]
@@ -217,8 +228,13 @@ class Orderly:
         return _Judged(failed, verdict, left, dead, refused=True)
 
     def _took(self, message: ReceivedMessage) -> bool:
-        """Whether it is a dead letter. What fails for one must not make a dead letter of the others a second time."""
-        assert self._send_back is not None
+        """Whether it is a dead letter. What fails for one must not make a dead letter of the others a second time.
+
+        Where the group is broadcasting it is dropped.
+        """
+        if self._send_back is None:
+            logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
+            return True
         taken = attempt(self._send_back.dead, message)
         if isinstance(taken, Failure):
             taken.log(logger, "message %s could not be made a dead letter", message.msg_id)

@@ -81,8 +81,10 @@ class Ownership:
             fresh = self._held.offsets.untold().keys() & set(begun)
         if fresh:  # else who begins them after a crash would begin elsewhere, and lose what came meanwhile
             self._store.persist(Deadline.after(TIMEOUT_S), fresh)
-        if self._left and self._locks and begun != wanted:  # who leaves meanwhile gave back what it had then
-            self._port.unlock(self._settings.group, set(wanted) - set(begun), Deadline.after(TIMEOUT_S))
+        with self._held.lock:
+            idle = set(wanted) - self._held.queues.keys() - set(begun)
+        if self._locks and idle:  # else whose turn it is next, here or elsewhere, would wait until the locks expire
+            self._port.unlock(self._settings.group, idle, Deadline.after(TIMEOUT_S))
         return begun
 
     def repair(self, queue: ProcessQueue, offset: int) -> None:

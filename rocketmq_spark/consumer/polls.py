@@ -209,10 +209,12 @@ class Polls:
         return not self._subscriptions.filter(queue.topic)
 
     def _answered(self, ask: Ask, wanted: Filter, answer: PullAnswer | RocketMQError) -> None:
-        """The answer to a pull by a filter, which stays that of its messages when another one is set meanwhile."""
+        """The answer to a pull by a filter. Where another one is set meanwhile it may have passed over what that one wants."""
         with self._changed:
             if isinstance(answer, RocketMQError):
                 self._failed(ask, answer)
+            elif wanted != self._subscriptions.filter(ask.queue.topic):
+                self._assigned.not_made([ask])
             elif self._assigned.told(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
                 logger.warning("%s has no offset %d: it is read on at %d", ask.queue, ask.offset, answer.next_offset)
             self._changed.notify_all()

@@ -91,7 +91,7 @@ class Pulling:
         if self._backlog is not None and self._backlog.take(queue, offset):
             return
         request = self._request(queue.queue, offset, wanted)
-        self._port.pull(request, Deadline.after(flow.TIMEOUT_S), lambda answer: self._came(queue, offset, answer))
+        self._port.pull(request, Deadline.after(flow.TIMEOUT_S), partial(self._came, queue, offset, wanted))
 
     def _wait_s(self, queue: ProcessQueue) -> float:
         """How long the queue is not to be pulled; 0 if it is."""
@@ -120,11 +120,13 @@ class Pulling:
             max_bytes=self._settings.pull_batch_size_in_bytes,
         )
 
-    def _came(self, queue: ProcessQueue, offset: int, answer: PullAnswer | RocketMQError) -> None:
+    def _came(self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError) -> None:
         """On the thread that reads answers: to the pull thread with it."""
-        self._timer.later(0, partial(self._landed, queue, offset, answer))
+        self._timer.later(0, partial(self._landed, queue, offset, wanted, answer))
 
-    def _landed(self, queue: ProcessQueue, offset: int, answer: PullAnswer | RocketMQError) -> None:
+    def _landed(
+        self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError
+    ) -> None:
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
@@ -135,6 +137,10 @@ class Pulling:
         else:
             self._replicas[queue.queue] = answer.broker_id
             self._complaints = {known for known in self._complaints if known[0] != queue.queue.broker_name}
+            now = self._subscribed(queue.queue.topic)
+            if now is None or now.since_ms != wanted.since_ms:
+                self._pull(queue, offset)  # the answer may have passed over what is wanted now
+                return
         then = flow.after(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
         if then.repair is not None:
             logger.warning("offset %d of %s is not to be had; it goes on at %d", offset, queue.queue, then.repair)

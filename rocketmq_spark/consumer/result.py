@@ -124,7 +124,10 @@ class OrderedContext:
         return Suspend(ms)
 
     def commit(self) -> Hold:
-        """To be returned with ``auto_commit=False``: all messages since the last commit are done."""
+        """To be returned with ``auto_commit=False``: all messages since the last commit are done.
+
+        They count as waiting until then: after more of a queue than option 'pullThresholdForQueue' says it gets no more.
+        """
         return Hold.COMMIT
 
     def rollback(self) -> Hold:

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
 COPY_TIMEOUT_S = 3.0
 DEAD = -1  # the level of what is to be a dead letter
+DROPPED = "dropped: the group is broadcasting"  # instead of being sent back
 
 
 class SendBack:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
@@ -27,10 +27,14 @@ def filter_of(tags: str | None, sql: str | None) -> Filter:
 
 @dataclass(frozen=True, slots=True)
 class TopicFilter:
-    """What is wanted of one topic. A broker refuses pulls of a later version than it has heard of in a heartbeat."""
+    """What is wanted of one topic, since the version ``since_ms``.
+
+    A broker refuses pulls of a later version than it has heard of in a heartbeat.
+    """
 
     filter: Filter
     version_ms: int
+    since_ms: int
 
 
 class Subscriptions:
@@ -43,7 +47,9 @@ class Subscriptions:
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
         self._version_ms = wall_ms()
-        self._retry = {retry_topic(group): TopicFilter(NO_FILTER, self._version_ms)} if clustering else {}
+        self._retry: dict[str, TopicFilter] = {}
+        if clustering:
+            self._retry[retry_topic(group)] = TopicFilter(NO_FILTER, self._version_ms, self._version_ms)
         self._topics: dict[str, TopicFilter] = {}
 
     def add(self, topic: str, wanted: Filter) -> None:
@@ -51,7 +57,8 @@ class Subscriptions:
         if problem := topic_problem(topic):
             raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
         with self._lock:
-            self._topics = {**self._topics, topic: TopicFilter(wanted, self._later())}
+            version_ms = self._later()
+            self._topics = {**self._topics, topic: TopicFilter(wanted, version_ms, version_ms)}
 
     def remove(self, topic: str) -> None:
         with self._lock:
@@ -62,7 +69,7 @@ class Subscriptions:
         with self._lock:
             for topics in (self._topics, self._retry):
                 if topic in topics:
-                    topics[topic] = TopicFilter(topics[topic].filter, self._later())
+                    topics[topic] = replace(topics[topic], version_ms=self._later())
 
     def each(self) -> Mapping[str, TopicFilter]:
         """With the retry topic where there is one."""

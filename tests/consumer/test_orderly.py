@@ -10,6 +10,7 @@ import pytest
 
 from rocketmq_spark.consumer import orderly
 from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.flow import Thresholds
 from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
 from tests.consumer.group import GroupBench
 from tests.helpers import raising
@@ -146,6 +147,22 @@ def test_a_lock_answer_that_means_nothing_is_asked_for_again_each_three_seconds(
     port.lock = real
     group.time.advance(5)
     assert group.bodies() == [b"2"]
+
+
+@pytest.mark.parametrize(("uncommitted", "standing"), [(30, False), (40, True)])
+def test_a_listener_that_commits_too_rarely_for_what_may_wait_is_told(
+    group: GroupBench, caplog: pytest.LogCaptureFixture, uncommitted: int, standing: bool
+) -> None:
+    def listener(messages: Any, context: Any) -> Any:
+        return context.commit() if len(group.got) % uncommitted == 0 else None
+
+    how: dict[str, Any] = {"auto_commit": False, "thresholds": Thresholds(30, 1000, None), "pull_batch_size": 16}
+    started(group, listener, **how)
+    group.brokers.send(A, *[b"1"] * 100)
+    group.time.advance(60)
+    assert len(group.got) == (32 if standing else 100)
+    said = "T/a/0 stands still until its listener commits, which gets no more messages of it: 32 messages are cached, "
+    assert caplog.text.count(said) == standing
 
 
 def test_a_queue_gives_its_thread_to_others_after_a_minute(group: GroupBench, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,18 @@ def test_1_24_after_its_last_try_a_message_is_a_dead_letter_at_once_and_the_queu
     assert [(m.body, m.reconsume_times) for m in group.brokers.dead] == [(b"bad", tries)]
     assert (port.seen("send_back"), port.seen("send_to_retry")) == ([], [b"bad"])
     assert f"of T/a/0 is a dead letter now, in topic %DLQ%g, after attempt {1 + tries}" in caplog.text
+
+
+def test_a_broadcasting_member_drops_a_message_after_its_last_try(
+    group: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    how: dict[str, Any] = {"clustering": False, "offsets_folder": tmp_path, "max_tries": 3}
+    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"bad" else None, **how)
+    group.brokers.send(A, b"bad", b"good")
+    group.time.advance(60)
+    assert group.bodies() == [*[b"bad"] * 4, b"good"]
+    assert caplog.text.count("failed and is dropped: the group is broadcasting") == 1
+    assert (port.seen("send_back"), port.seen("send_to_retry"), group.brokers.dead) == ([], [], [])
 
 
 def test_1_24_what_failed_in_a_queue_that_is_gone_is_no_dead_letter(group: GroupBench) -> None:

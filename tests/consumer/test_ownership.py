@@ -39,6 +39,18 @@ def test_4_22_4_25_a_queue_whose_offset_is_not_known_waits_a_second(group: Group
     assert not [request for request in port.seen("pull") if request.offset < 0]
 
 
+def test_a_lock_of_a_queue_that_cannot_be_begun_is_given_back(group: GroupBench) -> None:
+    """Else the next owner, or the members that are left, would wait until it expires: here for ever."""
+    group.brokers.failing["committed a"] = ServerFault("code 1")
+    consumer, _ = group.start(ordered=True)
+    assert (group.owned(consumer), group.brokers.locks) == (ALL[2:], dict.fromkeys(ALL[2:], "m1"))
+    other, _ = group.start(ordered=True)
+    consumer.stop(0.1)
+    group.brokers.failing.clear()
+    group.time.advance(3)
+    assert group.owned(other) == ALL
+
+
 def test_a_queue_that_its_broker_refuses_to_tell_of_is_no_reason_not_to_ask_for_the_others(group: GroupBench) -> None:
     group.brokers.failing["committed a"] = AccessDenied("no")
     _, port = group.start()

@@ -266,17 +266,31 @@ def test_a_subscription_that_fails_changes_nothing(fake: FakeMember, consumer: P
     assert fake.memberships[-1].subscriptions == {"t": Filter("a")}
 
 
-def test_what_was_asked_for_by_one_filter_is_given_by_it(fake: FakeMember, consumer: PullConsumer) -> None:
-    """As with Java's: messages and rows alike, whatever is subscribed to when they come."""
+def test_what_came_by_one_filter_is_given_by_it(fake: FakeMember, consumer: PullConsumer) -> None:
+    """As with Java's: messages and rows alike, whatever is subscribed to when they are polled."""
     parts: list[Part] = []
     consumer._to_arrow = lambda found: parts.extend(found) or as_rows(found)
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
-    consumer.subscribe("t", tags="b")
     fake.add(A, 1)
+    consumer.subscribe("t", tags="b")
     consumer.poll_arrow(AT_ONCE)
     assert [part.filter for part in parts] == [Filter("a")]
+    fake.add(A, 1)
     assert fake.pulls[-1].filter == Filter("b")
+
+
+def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
+    fake: FakeMember, consumer: PullConsumer
+) -> None:
+    """The answer by the one before passes over what is wanted now."""
+    consumer.subscribe("t", tags="rare")
+    consumer.poll(AT_ONCE)
+    consumer.subscribe("t")
+    fake.add(A, 1)
+    assert bodies(consumer.poll(AT_ONCE)) == [0]
+    consumer.commit()
+    assert fake.stored[A] == 1
 
 
 # --- resets, forks

@@ -7,7 +7,7 @@ from rocketmq_spark.codes import Response
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import BrokerBusy, BrokerError, CallTimeout, GroupNotFound, RocketMQError
 from rocketmq_spark.model import Filter, PullRequest
-from tests.consumer.group import Done, FakeMember, GroupBench
+from tests.consumer.group import RARE, Done, FakeMember, GroupBench
 from tests.queues import q, qs
 
 A, B = q("a:0"), q("b:0")
@@ -191,6 +191,50 @@ def test_filter_and_version_go_along(group: GroupBench) -> None:
     request = port.seen("pull")[0]
     assert (request.filter, request.post_filter, request.count, request.broker_id) == (Filter("a"), True, 5, 0)
     assert request.version_ms > 0
+
+
+@pytest.mark.parametrize("between", [(), ("x",)])
+def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
+    group: GroupBench, between: tuple[str, ...]
+) -> None:
+    """The answer to the pull under way passes over what is wanted now."""
+    consumer, _ = group.consumer()
+    consumer.subscribe("T", tags=RARE)
+    got: list[bytes] = []
+    consumer.start(lambda messages, context: got.extend(message.body for message in messages))
+    group.time.advance(2)
+    assert group.brokers.parked
+    for tags in (*between, None):
+        consumer.subscribe("T", tags=tags)
+    group.brokers.send(A, b"1", b"2")
+    group.time.advance(1)
+    assert got == [b"1", b"2"]
+    group.time.advance(10)
+    assert group.brokers.offsets[A] == 2
+
+
+def test_an_answer_that_comes_after_a_topic_was_left_and_taken_up_again_is_asked_for_again(group: GroupBench) -> None:
+    consumer, _ = group.consumer()
+    consumer.subscribe("T", tags=RARE)
+    got: list[bytes] = []
+    consumer.start(lambda messages, context: got.extend(message.body for message in messages))
+    group.time.advance(2)
+    consumer.unsubscribe("T")
+    group.brokers.send(A, b"1")
+    consumer.subscribe("T")
+    group.time.advance(3)
+    assert got == [b"1"]
+
+
+def test_an_answer_counts_where_queues_have_changed_meanwhile(group: GroupBench) -> None:
+    _, port = group.start()
+    group.time.advance(2)
+    group.brokers.topics["T"] = qs("a:0-1 b:0")
+    group.time.advance(20)
+    pulls = len(port.seen("pull"))
+    group.brokers.send(A, b"1")
+    group.time.advance(0.1)
+    assert len(port.seen("pull")) == pulls + 1
 
 
 def test_the_replica_that_the_last_answer_suggested_is_asked(group: GroupBench, monkeypatch) -> None:

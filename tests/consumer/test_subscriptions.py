@@ -58,7 +58,7 @@ def test_every_change_has_a_later_version_even_within_a_millisecond_and_is_of_it
     found.add("T", Filter("a"))
     found.touch("%RETRY%g")
     assert versions() == {"%RETRY%g": 10, "T": 9, "U": 7}
-    assert found.get("T") == TopicFilter(Filter("a"), 9)
+    assert found.get("T") == TopicFilter(Filter("a"), 9, 9)
 
 
 def test_what_is_not_subscribed_to_has_no_filter() -> None:
