@@ -98,7 +98,7 @@ class _Lent(NamedTuple):
 class Place:
     """One queue. ``end`` is where it ended when a broker told last, ``calm_until`` when it may be read ahead again.
 
-    ``committed`` None: the group has no offset of it yet.
+    ``committed`` None: the group has no offset of it yet, or may have lost it.
     """
 
     __slots__ = (
@@ -305,6 +305,8 @@ class Assigned:
         if answer.reset:
             self.reset(ask, answer.next_offset)
             return True
+        if place.retry_at:  # a broker that was away may have lost what it was told last
+            place.retry_at, place.committed = 0.0, None
         place.asked = False
         place.broker_id = answer.broker_id
         place.pull_at, place.end = answer.next_offset, answer.max_offset
