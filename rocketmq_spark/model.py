@@ -313,6 +313,7 @@ class PullAnswer:
     were wanted, so that there may be none although some were FOUND; one that cannot be decoded has a ``decode_error``.
     If the request was not to decode them they are ``stored``, the unwanted too, and ``read`` gives what ``messages`` would be,
     one by one. Of an answer that becomes large they are the first, and ``next_offset`` is that of the next one.
+    ``reset``: an operator moved the group to ``next_offset``, which its broker says once.
     """
 
     status: PullStatus
@@ -323,6 +324,7 @@ class PullAnswer:
     broker_id: int = MASTER_ID
     stored: bytes | memoryview = b""
     read: Callable[[], Iterable[ReceivedMessage]] = tuple
+    reset: bool = False
 
 
 class SendStatus(enum.Enum):

@@ -17,7 +17,7 @@ from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.kinds import Kinds, is_batched
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import RETRY_PREFIX, PullSysFlag, Response, SysFlag
+from rocketmq_spark.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import (
     MASTER_ID,
@@ -168,6 +168,7 @@ def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope)
         fields["minOffset"],
         fields["maxOffset"],
         broker_id=fields["suggestWhichBrokerId"] or MASTER_ID,
+        reset=status is PullStatus.OFFSET_ILLEGAL and answer.remark == OFFSET_RESET,
     )
     if status is not PullStatus.FOUND:
         return empty

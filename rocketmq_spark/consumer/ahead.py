@@ -35,6 +35,7 @@ class Run(Protocol):
     """A read of ranges."""
 
     whole: bool
+    reset: tuple[MessageQueue, int] | None  # an operator moved the group there, and the broker says it once
 
     def fetch(self) -> Generator[Sequence[Answered], None, None]:
         """What comes; it ends early, and is not ``whole`` then, before what is not plain messages."""
@@ -57,6 +58,9 @@ class Queues(Protocol):
 
     def brought(self, ask: Ask, part: Part) -> None:
         """The same, once the condition is let go: for what takes long."""
+
+    def reset(self, ask: Ask, offset: int) -> None:
+        """An operator moved the group: what comes of this queue is worth nothing, and it goes on at ``offset``."""
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
         """These queues are read ahead no more, nor again before ``calm_until``."""
@@ -185,6 +189,8 @@ class Ahead:
             logger.info("reading ahead ended, long polls go on: %s", e)
             calm_s = CALM_S
         with self._changed:
+            if reader.run.reset is not None:
+                self._reset(reader, *reader.run.reset)
             self._end(reader, calm_s)
 
     def _bring(self, reader: _Reader, answers: Sequence[Answered]) -> None:
@@ -216,6 +222,12 @@ class Ahead:
         if self._closed or reader.joined or not plain:
             return Pace.STOP
         return behind.pace(self._queues.places, reader.stretches, self._bounds)
+
+    def _reset(self, reader: _Reader, queue: MessageQueue, offset: int) -> None:
+        logger.warning("offsets of %s are reset by its broker: it goes on at %d", queue, offset)
+        for stretch in reader.stretches:
+            if stretch.ask.queue == queue:
+                self._queues.reset(stretch.ask, offset)
 
     def _end(self, reader: _Reader, calm_s: float) -> None:
         self._queues.let_go([stretch.ask for stretch in reader.stretches], self._clock.now() + calm_s)

@@ -98,7 +98,7 @@ class _Lent(NamedTuple):
 class Place:
     """One queue. ``end`` is where it ended when a broker told last, ``calm_until`` when it may be read ahead again.
 
-    ``committed`` None: the group has no offset of it yet.
+    ``committed`` None: the group has no offset of it yet, or may have lost it.
     """
 
     __slots__ = (
@@ -302,6 +302,11 @@ class Assigned:
         place = self._current(ask)
         if place is None or ask.offset != place.pull_at:
             return False
+        if answer.reset:
+            self.reset(ask, answer.next_offset)
+            return True
+        if place.retry_at:  # a broker that was away may have lost what it was told last
+            place.retry_at, place.committed = 0.0, None
         place.asked = False
         place.broker_id = answer.broker_id
         place.pull_at, place.end = answer.next_offset, answer.max_offset
@@ -339,6 +344,11 @@ class Assigned:
     def brought(self, ask: Ask, part: Part) -> None:
         """It waits to be polled."""
 
+    def reset(self, ask: Ask, offset: int) -> None:
+        """An operator moved the group: as ``seek``, unless nobody wants the answer any more."""
+        if self._current(ask) is not None:
+            self.seek(ask.queue, offset)
+
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
         """These queues are read ahead no more, nor again before ``calm_until``: pulls of them are due."""
         for ask in asks:
@@ -368,10 +378,6 @@ class Assigned:
     def to_commit(self) -> dict[MessageQueue, int]:
         """Offsets of what is finished, where they are not committed yet."""
         return {q: place.done for q, place in self.places.items() if place.done != place.committed}
-
-    def unstored(self) -> dict[MessageQueue, int]:
-        """Offsets of the queues of which the group has none yet."""
-        return {q: place.done for q, place in self.places.items() if place.committed is None}
 
     def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
         """These are stored now."""

@@ -68,10 +68,12 @@ class Backlog:
         self._ahead = Ahead(held.changed, self, bounds, how, Clock())
         self._tokens = 0
         self._places: dict[MessageQueue, Waiting] = {}
-        # Set by who makes pulls: the next one of a queue, from an offset on; have messages consumed; is all of a queue wanted.
+        # Set by who makes pulls: the next one of a queue, from an offset on; have messages consumed; is all of a queue wanted;
+        # have a queue go on at another offset.
         self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None
         self.submit: Submit = lambda queue, messages: None
         self.plain: Plain = lambda queue: False
+        self.repair: Callable[[ProcessQueue, int], None] = lambda queue, offset: None
         held.low = bounds.half
 
     def take(self, queue: ProcessQueue, offset: int) -> bool:
@@ -105,6 +107,10 @@ class Backlog:
         place.coming += part.count
         place.coming_bytes += len(part.stored)
         return True
+
+    def reset(self, ask: Ask, offset: int) -> None:
+        if (place := self._current(ask)) is not None:
+            self.repair(place.held, offset)
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
         for ask in asks:

@@ -121,8 +121,9 @@ class Polls:
             self.given = False
 
     def unstored(self) -> dict[MessageQueue, int]:
+        """Offsets of the queues of which the group has none yet."""
         with self._changed:
-            return self._assigned.unstored()
+            return {q: place.done for q, place in self._assigned.places.items() if place.committed is None}
 
     def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
         with self._changed:
@@ -216,7 +217,10 @@ class Polls:
             elif wanted != self._subscriptions.filter(ask.queue.topic):
                 self._assigned.not_made([ask])
             elif self._assigned.told(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
-                logger.warning("%s has no offset %d: it is read on at %d", ask.queue, ask.offset, answer.next_offset)
+                why = "is reset by its broker" if answer.reset else "is not there"
+                logger.warning(
+                    "offset %d of %s %s: it is read on at %d", ask.offset, ask.queue, why, answer.next_offset
+                )
             self._changed.notify_all()
         if not isinstance(answer, RocketMQError):
             self._pull()

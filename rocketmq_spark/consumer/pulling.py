@@ -65,7 +65,7 @@ class Pulling:
 
     def read_ahead(self, backlog: Backlog) -> None:
         """Leave to ``backlog`` what is far behind, from now on."""
-        backlog.pull, backlog.submit = self._pull, self._submit
+        backlog.pull, backlog.submit, backlog.repair = self._pull, self._submit, self._repair
         backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
         self._backlog = backlog
 
@@ -143,7 +143,8 @@ class Pulling:
                 return
         then = flow.after(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
         if then.repair is not None:
-            logger.warning("offset %d of %s is not to be had; it goes on at %d", offset, queue.queue, then.repair)
+            why = "is reset by its broker" if isinstance(answer, PullAnswer) and answer.reset else "is not to be had"
+            logger.warning("offset %d of %s %s; it goes on at %d", offset, queue.queue, why, then.repair)
             self._repair(queue, then.repair)
             return
         self._note(queue, answer, then)

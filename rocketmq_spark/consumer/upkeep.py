@@ -110,10 +110,11 @@ class Upkeep:
         So is where a queue begins that the group never had: else it would begin at another offset after a crash, or for
         the next owner, and what came meanwhile would be lost.
         """
-        left = self._polls.assign(starts)
-        if self._settings.auto_commit:
-            self.store(left)
-            self._commit(self._polls.unstored)
+        if not self._settings.auto_commit:
+            self._polls.assign(starts)
+            return
+        self._commit(lambda: self._polls.assign(starts))  # in its turn: a reset that comes before that counts
+        self._commit(self._polls.unstored)
 
     def rebalance(self) -> None:
         """Have the queues that are ours now, at once: one thread at a time, and not within a rebalance.

@@ -25,7 +25,9 @@ _INERTIA = 0.9
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """``depth`` None adapts the number of pulls to the size of the answers."""
+    """``depth`` None adapts the number of pulls to the size of the answers. With ``follows_resets`` an operator's reset of the
+    group ends the read (``verdict.GroupReset``).
+    """
 
     max_bytes_in_flight: int = 8 << 20
     depth: int | None = None
@@ -34,6 +36,7 @@ class PullSettings:
     fetched_rows: int = 32_768
     filtered: bool = False
     grace_s: float = GRACE_S
+    follows_resets: bool = False
 
     @classmethod
     def of(cls, options: Options) -> PullSettings:

@@ -1,7 +1,8 @@
 """Ranges as copies of plain answers, for a consumer that reads ahead and follows brokers in everything else.
 
 It ends before anything that is not plain messages from the offset asked for: what is lost, illegal, jumped over, or goes on
-beyond what was asked for. A long poll from there gets the broker's word about it.
+beyond what was asked for. A long poll from there gets the broker's word about it. An operator's reset of the group ends it, too:
+that is told to one pull only, so it is noted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.fetched import Fetched
 from rocketmq_spark.pull.pacing import DEPTH
 from rocketmq_spark.pull.puller import Puller
-from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.verdict import Cause, GroupReset
 
 _MIN_BYTES, _MAX_BYTES = 64 << 10, 8 << 20
 _DEADLINE_S = 30.0
@@ -52,11 +53,13 @@ class PlainRun:
             fetched_rows=max(1, offsets // 2),
             grace_s=0.0,
             read_deadline_s=_DEADLINE_S,
+            follows_resets=True,
         )
         self._ranges = ranges
         self._reading = reading.read(replace(puller, settings=settings), ranges, _lost)
         self._at = {r.queue: r.start for r in reversed(ranges)}
         self.whole = True
+        self.reset: tuple[MessageQueue, int] | None = None
 
     def fetch(self) -> Generator[list[Answered], None, None]:
         """What comes, until all is read, ``stop`` was called, or something is odd: then ``whole`` is False.
@@ -71,6 +74,8 @@ class PlainRun:
                         return
             except _Odd:
                 self.whole = False
+            except GroupReset as e:
+                self.whole, self.reset = False, (e.queue, e.offset)
 
     def stop(self) -> None:
         """End soon, whoever waits for a broker now."""

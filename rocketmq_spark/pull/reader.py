@@ -24,7 +24,18 @@ from rocketmq_spark.pull.pacing import Pacing, PullSettings
 from rocketmq_spark.pull.patience import SILENCE_S, Patience
 from rocketmq_spark.pull.requests import Requests
 from rocketmq_spark.pull.trials import Trials
-from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, OnLoss, Reconnect, Suspect, judge
+from rocketmq_spark.pull.verdict import (
+    Again,
+    Cause,
+    Continue,
+    GroupReset,
+    Lost,
+    OnLoss,
+    Reconnect,
+    Reset,
+    Suspect,
+    judge,
+)
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 
 logger = logging.getLogger(__name__)
@@ -238,6 +249,10 @@ class RangeReader:
                 if reroute:
                     self._hints.moving = True
                     self._hints.doubt()
+                self._again(slot)
+            case Reset(at):
+                if self._settings.follows_resets:
+                    raise GroupReset(self._ranges[slot.number].queue, at)
                 self._again(slot)
             case Reconnect():
                 self._missing.put(slot)

@@ -11,9 +11,9 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocketmq_spark.codes import UNREADABLE, Response
+from rocketmq_spark.codes import OFFSET_RESET, UNREADABLE, Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
-from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.remoting.bulk import Answer
 
 
@@ -27,6 +27,14 @@ class Cause(enum.Enum):
 
 
 OnLoss = Callable[[OffsetRange, Cause], None]
+
+
+class GroupReset(Exception):
+    """For a read that follows its group: an operator moved it to ``offset`` of ``queue``."""
+
+    def __init__(self, queue: MessageQueue, offset: int) -> None:
+        super().__init__(queue, offset)
+        self.queue, self.offset = queue, offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,14 @@ class Suspect:
     until: int | None = None
 
 
-Decision = Continue | Again | Reconnect | Lost | Suspect
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """An operator moved the group to ``at``, which its broker says to one pull only: who owns its offsets asks the same again."""
+
+    at: int
+
+
+Decision = Continue | Again | Reconnect | Lost | Suspect | Reset
 
 # Answers that say "not now": the broker is busy, starting, or not the right one any more.
 _PASSING = frozenset(
@@ -79,7 +94,7 @@ _PASSING = frozenset(
 )
 # A slave says these with the code for "nothing matched": only its master knows.
 _BOUNDS_REMARKS = frozenset(
-    {"OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE", "OFFSET_RESET"}
+    {"OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE", OFFSET_RESET}
 )
 
 
@@ -126,8 +141,8 @@ def _nothing_matched(start: int, answer: Answer) -> Decision:
 
 
 def _moved(start: int, answer: Answer) -> Decision:
-    if answer.remark == "OFFSET_RESET":
-        return Again()
+    if answer.remark == OFFSET_RESET:
+        return Again() if answer.next_offset is None else Reset(answer.next_offset)
     low = answer.min_offset
     if low is None and answer.remark == "OFFSET_TOO_SMALL":
         low = answer.next_offset

@@ -160,6 +160,12 @@ def test_an_answer_without_messages_says_where_to_go_on(
     assert pull(parts) == PullAnswer(status, 9, 2, 20, broker_id=1)
 
 
+def test_an_operators_reset_is_told_from_an_offset_that_is_not_there(broker: MockBroker, parts: Parts) -> None:
+    for remark in ("OFFSET_TOO_SMALL", "OFFSET_RESET"):
+        broker.on(Request.PULL_MESSAGE, refuse(Response.PULL_OFFSET_MOVED, remark, **BOUNDS))
+        assert pull(parts).reset == (remark == "OFFSET_RESET")
+
+
 def test_any_other_answer_is_an_error(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.PULL_MESSAGE, refuse(Response.FLOW_CONTROL, "slowly"))
     error = pull(parts)

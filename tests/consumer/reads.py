@@ -18,6 +18,7 @@ class Run:
 
     def __init__(self, reads: Reads, ranges: Sequence[OffsetRange]) -> None:
         self.reads, self.ranges, self.whole = reads, ranges, True
+        self.reset: tuple[MessageQueue, int] | None = None
         self.closed = False
         self.stopped = threading.Event()
 
@@ -30,6 +31,9 @@ class Run:
                     end = min(r.end, at + COUNT)
                     if self.reads.hangs:
                         self.stopped.wait(WAIT_S)
+                        return
+                    if self.reads.reset is not None and at >= self.reads.reset_from:
+                        self.whole, self.reset, self.reads.reset = False, (r.queue, self.reads.reset), None
                         return
                     if self.reads.odd in range(at, end):
                         self.whole = False
@@ -55,6 +59,8 @@ class Reads:
         self.runs: list[Run] = []
         self.bounds: list[tuple[int, int]] = []
         self.odd: int | None = None
+        self.reset: int | None = None  # where an operator moves the group, which one pull from there on is told
+        self.reset_from = 0
         self.error: RocketMQError | None = None
         self.hangs = False
         self.given = 0

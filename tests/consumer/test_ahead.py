@@ -108,6 +108,20 @@ def test_a_seek_drops_what_was_read_ahead(fake: FakeMember, reads: Reads, consum
     assert all_of(consumer, 2000) == list(range(2000))
 
 
+def test_a_reset_that_a_read_ahead_is_told_of_is_followed(
+    fake: FakeMember, reads: Reads, consumer: PullConsumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.add(A, 2000)
+    reads.reset, reads.reset_from = 1990, 20
+    consumer.assign([A])
+    eventually(lambda: reads.reset is None)
+    eventually(lambda: "goes on at 1990" in caplog.text)
+    assert all_of(consumer, 10) == list(range(1990, 2000))
+    consumer.commit()
+    assert fake.stored[A] == 2000
+    assert f"offsets of {A} are reset by its broker" in caplog.text
+
+
 def test_a_read_ends_when_only_some_of_the_topic_is_wanted(
     fake: FakeMember, reads: Reads, consumer: PullConsumer
 ) -> None:

@@ -205,6 +205,22 @@ def test_an_illegal_offset_is_put_right() -> None:
     assert [due.offset for due in one.due(0.0)] == [60]
 
 
+def test_what_was_pulled_before_an_operators_reset_is_neither_given_nor_committed_after_it() -> None:
+    one = assigned()
+    first = one.due(0.0)[0]
+    one.told(first, found(first, 3))
+    one.ready.take()
+    one.told(again := one.due(0.0)[0], found(again, 1))
+    last = one.due(0.0)[0]
+    assert one.told(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, reset=True))
+    assert one.ready.take() == []
+    one.ready.give()
+    one.finish()
+    assert one.to_commit() == {A: 70}
+    assert [due.offset for due in one.due(0.0)] == [70]
+    assert not one.told(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 0, 0, 99, reset=True)), "it went elsewhere since"
+
+
 def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:
     one = assigned()
     ask = one.due(0.0)[0]

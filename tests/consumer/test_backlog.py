@@ -99,6 +99,16 @@ def test_a_backlog_is_read_ahead_and_what_comes_then_is_pulled(bench: Bench) -> 
     assert bench.brokers.offsets == {A: 1003, B: 600}
 
 
+def test_a_reset_that_a_read_ahead_is_told_of_is_followed(bench: Bench) -> None:
+    bench.fill(A, 2000)
+    bench.reads.reset, bench.reads.reset_from = 1990, 400
+    consumer = bench.start()
+    eventually(lambda: bench.got[A][1999] == 1)
+    consumer.stop(WAIT_S)
+    assert bench.brokers.offsets[A] == 2000
+    assert 1500 not in bench.got[A]
+
+
 def test_what_becomes_large_is_pulled_from_there_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -323,6 +323,45 @@ def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, 
     assert fake.stored[A] == 0
 
 
+def test_a_reset_of_a_queue_that_is_being_given_up_is_the_last_word(fake: FakeMember, consumer: PullConsumer) -> None:
+    """A commit that takes long holds up the one of what is given up, and the reset comes between."""
+    fake.add(A, 50)
+    consumer.subscribe("t")
+    while bodies(consumer.poll(0.05)):
+        pass
+    real, entered, go_on = fake.commit, threading.Event(), threading.Event()
+
+    def slow(group: str, offsets: Any, deadline: Any) -> Any:
+        if not entered.is_set():
+            entered.set()
+            assert go_on.wait(60)
+        return real(group, offsets, deadline)
+
+    fake.commit = slow  # type: ignore[method-assign]
+    commits = threading.Thread(target=consumer.commit, args=({B: 0},))
+    commits.start()
+    assert entered.wait(60)
+    fake.ids = ["Me", "me"]
+    gives_up = threading.Event()
+    have = consumer._upkeep.have
+    consumer._upkeep.have = lambda starts: (gives_up.set(), have(starts))  # type: ignore[assignment, method-assign]
+    rebalances = threading.Thread(target=consumer._upkeep.rebalance)
+    rebalances.start()
+    assert gives_up.wait(60)
+    rebalances.join(0.05)  # it waits for the commit
+    asked = fake.asked
+    assert asked is not None
+    resets = threading.Thread(target=lambda: asked("b:1", ResetOffsets("t", {A: 7})))
+    resets.start()
+    infos = consumer._polls.infos
+    eventually(lambda: A not in (now := infos()) or now[A].commit_offset == 7)
+    go_on.set()
+    for thread in (commits, rebalances, resets):
+        thread.join(60)
+    assert consumer.assignment() == [B]
+    assert fake.stored[A] == 7
+
+
 def test_a_fork_is_told_whose_the_consumer_is(
     fake: FakeMember, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.model import PullAnswer, PullStatus
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 
 
@@ -43,3 +44,19 @@ def test_4_24_without_auto_commit_where_a_queue_begins_is_committed_by_hand(fake
         assert fake.commits == []
         consumer.commit()
     assert fake.commits == [{A: 50}]
+
+
+def test_4_24_a_broker_that_comes_back_is_told_again_where_idle_queues_are(fake: FakeMember, hand: Hand) -> None:
+    """It may have died before it kept that, and who has the queue next would begin elsewhere."""
+    fake.low = fake.high = {A: 50, B: 50}
+    with made(fake, hand, consume_from=ConsumeFrom(Where.LATEST)) as consumer:
+        consumer.assign([A, B])
+        request, done = fake.waiting.pop(0)
+        assert request.queue == A
+        fake.stored.clear()
+        done(ConnectionLost("gone"))
+        hand.now += 2
+        consumer.poll(AT_ONCE)
+        request, done = fake.waiting.pop()
+        done(PullAnswer(PullStatus.NO_NEW_MSG, 50, 50, 50))
+    assert fake.stored == {A: 50}

@@ -88,6 +88,12 @@ def test_it_ends_before_what_is_odd(queue: Queue) -> None:
     assert model.time.now - 1000 < 5.0
 
 
+def test_an_operators_reset_of_the_group_ends_it_and_is_noted_for_no_other_pull_is_told() -> None:
+    one = run(Model([Queue(0, 300), Queue(0, 300)], Accidents(reset_once=True)), (1, 0, 150), (0, 0, 150))
+    assert offsets(one) == {}
+    assert (one.whole, one.reset) == (False, (QUEUES[1], 0))
+
+
 def test_inner_batches_come_whole() -> None:
     one = run(Model([Queue(0, 500, batches=dict.fromkeys(range(0, 500, 20), 20))]), (0, 0, 60), (0, 60, 120))
     assert offsets(one) == {0: list(range(120))}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, GroupNotFound, ServerFault
-from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, Reconnect, Suspect, judge
+from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, Reconnect, Reset, Suspect, judge
 from rocketmq_spark.remoting.bulk import Answer
 
 START = 100
@@ -47,8 +47,9 @@ CASES = [
     (answer(21, "NO_MESSAGE_IN_QUEUE", 0, 0, 0), WENT_BACK),
     (answer(21, "NO_MATCHED_LOGIC_QUEUE", 0, 0, 0), WENT_BACK),
     (answer(21, "", None, None), WENT_BACK),
-    (answer(21, "OFFSET_RESET", 700), Again()),
-    (answer(21, "OFFSET_RESET", 700, 700), Again()),
+    (answer(21, "OFFSET_RESET", 700), Reset(700)),
+    (answer(21, "OFFSET_RESET", 700, 700), Reset(700)),
+    (answer(21, "OFFSET_RESET", None), Again()),
     # not now
     (answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), Again()),
     (answer(14), Again(reroute=True)),
@@ -70,9 +71,9 @@ def test_cases(given_answer: Answer, decision: object) -> None:
     assert judge(START, given_answer) == decision
 
 
-def test_rule_6_a_reset_by_an_operator_is_ignored_whatever_it_says() -> None:
+def test_rule_6_a_reset_by_an_operator_is_neither_progress_nor_loss_whatever_it_says() -> None:
     for beyond in (0, START, 10_000):
-        assert judge(START, answer(21, "OFFSET_RESET", beyond, beyond)) == Again()
+        assert judge(START, answer(21, "OFFSET_RESET", beyond, beyond)) == Reset(beyond)
 
 
 @given(st.sampled_from([19, 20, 21]), st.text(max_size=5), st.none() | st.integers(0, 200), st.integers(0, 200))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 
@@ -111,3 +112,22 @@ def test_tools_see_and_move_a_pull_consumer_as_they_do_a_listening_one(members: 
         assert members.topic in shown, shown
         eventually(lambda: set(members.stored().values()) == {0}, 60)
         assert sorted(polled(consumer, 16)) == sorted(sent)
+
+
+def test_a_pull_consumer_that_is_far_behind_follows_a_reset_of_its_group(members: Members, mqadmin) -> None:
+    """Brokers since 5.2.0 tell it to one pull of the group, which is one of those that read ahead."""
+    feed(members.mq, members.topic, 4000, queues=[3])
+    options = {"name_server": members.mq.name_server, "group": members.group, "pull_threshold_for_queue": 300}
+    with PullConsumer(**options, consume_from_where="earliest") as consumer:
+        consumer.subscribe(members.topic)
+        given = consumer.poll(30)
+        eventually(lambda: any(thread.name.startswith("rocketmq-ahead") for thread in threading.enumerate()), 30)
+        consumer.commit()
+        mqadmin("resetOffsetByTime", "-g", members.group, "-t", members.topic, "-s", "now")
+        while some := consumer.poll(3):
+            given += some
+        consumer.commit()
+        assert set(members.stored().values()) <= {0, 4000}
+        assert 0 < len(given) < 2000
+        (last,) = feed(members.mq, members.topic, 1, queues=[3])
+        assert [message.body.decode() for message in consumer.poll(30)] == [last]
