@@ -65,7 +65,7 @@ ORDER = {
     "encode": "bad_rows identifiers maps properties about encoder proxy_request",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
     " plain",
-    "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"
+    "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics unclosed outgoing choice"
     " under_way pending spooling encoding destination long_delays batching engine resending housekeeping producer",
     "source": "offsets progress pushdown allocation planner decisions account loss recreation starting_offsets filters unread"
     " catalog waiting commit listener tasks stream readers files"
@@ -141,7 +141,9 @@ OUTSIDE = {
 # Ratchets: limits, and what may be above them. A number here may only go down, and goes when it is not needed.
 FILE_LINES, TEST_FILE_LINES, FUNCTION_LINES, ARGUMENTS = 400, 500, 50, 6
 # The table of options, what is written from it, and what public classes say of their arguments.
-LONG_FILES = {f"rocketmq_spark.{n}": m for n, m in (("options", 725), ("option_types", 510), ("model", 430), ("session", 440))}
+LONG_FILES = {
+    f"rocketmq_spark.{n}": m for n, m in (("options", 725), ("option_types", 510), ("model", 430), ("session", 440))
+}
 LONG_FUNCTIONS: dict[str, int] = {}
 CLASS_METHODS = 20  # dunders and properties count
 LARGE_CLASSES = {}

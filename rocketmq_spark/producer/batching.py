@@ -111,9 +111,11 @@ class Batcher:
 
     def leave(self) -> None:
         """A producer goes: nothing that it started or added waits any longer."""
-        self.send_all()
-        with self._lock:
-            self.members -= 1
+        try:
+            self.send_all()
+        finally:  # also when it is interrupted
+            with self._lock:
+                self.members -= 1
 
     def close(self) -> None:
         """Take nothing more; what slipped in after the last producer left is refused."""
@@ -223,8 +225,10 @@ def share(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> B
 
 def unshare(name: str, batcher: Batcher) -> None:
     """A producer leaves; the last one closes the accumulator."""
-    batcher.leave()
-    with process.lock():
-        if batcher.members == 0:
-            process.kept(_ACCUMULATORS).pop(name, None)
-            batcher.close()
+    try:
+        batcher.leave()
+    finally:
+        with process.lock():
+            if batcher.members == 0:
+                process.kept(_ACCUMULATORS).pop(name, None)
+                batcher.close()
