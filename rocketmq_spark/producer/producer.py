@@ -286,6 +286,8 @@ class Producer(Closing):
         Waits for ``timeout_s`` seconds, the send timeout by default. With a spool what has no answer is kept there, what is
         due there is sent while time is left, and the rest stays. A second call does nothing, nor does one in a forked process.
         One that is interrupted waits no longer and does the rest all the same; the log says then what has no answer.
+        Not for a signal handler, which may stand above a send that holds a lock: raise ``SystemExit`` there, and close in
+        ``finally`` or at the end of ``with``.
         """
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []
