@@ -65,7 +65,7 @@ ORDER = {
     "encode": "bad_rows identifiers maps properties about encoder proxy_request",
     "pull": "missing pacing verdict fetched trials doubts hints patience requests collected reader replica puller heads reading"
     " plain",
-    "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics outgoing choice"
+    "producer": "accumulator attempts faults results hooks ordered_queues settings in_flight topics unclosed outgoing choice"
     " under_way pending spooling encoding destination long_delays batching engine resending housekeeping producer",
     "source": "offsets progress pushdown allocation planner decisions account loss recreation starting_offsets filters unread"
     " catalog waiting commit listener tasks stream readers files"

@@ -126,6 +126,7 @@ class Accumulator:
         self._numbers = itertools.count()
         self._closed: list[Batch] = []
         self._taken: set[Batch] = set()
+        self._started_ms = 0
 
     @property
     def open_batches(self) -> int:
@@ -182,6 +183,8 @@ class Accumulator:
             self.held_bytes -= batch.encoded_bytes
 
     def _start(self, key: Key, owner: Any, now_ms: int) -> Batch:
+        # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.
+        now_ms = self._started_ms = max(now_ms, self._started_ms)
         batch = Batch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open[key] = batch
         heapq.heappush(self._by_age, (batch.due_ms, next(self._numbers), batch))

@@ -64,15 +64,23 @@ class Batcher:
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
     def add(self, key: Key, entry: Entry, owner: Owner) -> Batch | None:
-        """The batch that took the message, which may be on its way already; None when it is to be sent directly."""
+        """The batch that took the message, which may be on its way already; None when it is to be sent directly.
+
+        What is raised instead does not take it back; the promise of what was not taken is.
+        """
         now_ms = self._timer.now_ms()
-        with self._lock:
-            batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
-            ready = self.accumulator.ready(now_ms)
-            started = batch is not None and len(batch.entries) == 1
-            call_s = self._next_call(now_ms) if started else None
+        batch = None
+        try:
+            with self._lock:
+                batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
+                ready = self.accumulator.ready(now_ms)
+                started = batch is not None and (len(batch.entries) == 1 or self._call_ms is None)
+                call_s = self._next_call(now_ms) if started else None
+        finally:
+            if batch is None:
+                entry.promise.pending.forget()
         if call_s is not None:
-            self._timer.later(call_s, self._due)
+            self._call_later(call_s)
         if ready:
             self.flush()
         return batch
@@ -111,9 +119,11 @@ class Batcher:
 
     def leave(self) -> None:
         """A producer goes: nothing that it started or added waits any longer."""
-        self.send_all()
-        with self._lock:
-            self.members -= 1
+        try:
+            self.send_all()
+        finally:  # also when it is interrupted
+            with self._lock:
+                self.members -= 1
 
     def close(self) -> None:
         """Take nothing more; what slipped in after the last producer left is refused."""
@@ -132,7 +142,15 @@ class Batcher:
             with self._lock:
                 call_s = self._next_call(self._timer.now_ms())
             if call_s is not None:
-                self._timer.later(call_s, self._due)
+                self._call_later(call_s)
+
+    def _call_later(self, seconds: float) -> None:
+        try:
+            self._timer.later(seconds, self._due)
+        except BaseException:  # there are no more threads now, or this one is interrupted: the next message tries again
+            with self._lock:
+                self._call_ms = None
+            raise
 
     def _next_call(self, now_ms: int) -> float | None:
         """In how many seconds the timer is to call, unless it will in time. To be asked with the lock, and done."""
@@ -179,14 +197,8 @@ class Membership:
         key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
         item = encoding.batch_item(prepared)
         result = self._pending.expect(callback, prepared.msg_id)
-        batch = None
-        try:
-            entry = Entry(item, len(message.body), prepared.msg_id, message.keys, result)
-            batch = self.batcher.add(key, entry, self._owner)
-        finally:
-            if batch is None:  # refused, or not taken: nothing is promised
-                self._pending.forget()
-        return result, batch
+        entry = Entry(item, len(message.body), prepared.msg_id, message.keys, result)
+        return result, self.batcher.add(key, entry, self._owner)
 
     def result(self, batch: Batch, result: Future[SendResult]) -> SendResult:
         """Wait for the result of a message that ``batch`` took."""
@@ -223,8 +235,10 @@ def share(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> B
 
 def unshare(name: str, batcher: Batcher) -> None:
     """A producer leaves; the last one closes the accumulator."""
-    batcher.leave()
-    with process.lock():
-        if batcher.members == 0:
-            process.kept(_ACCUMULATORS).pop(name, None)
-            batcher.close()
+    try:
+        batcher.leave()
+    finally:
+        with process.lock():
+            if batcher.members == 0:
+                process.kept(_ACCUMULATORS).pop(name, None)
+                batcher.close()

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -100,9 +101,16 @@ class Engine:
     def submit(self, outgoing: Outgoing) -> None:
         """Send without waiting for the answer, which ``done`` is told; when the engine is closed, that it is.
 
-        Waits while there is no room, and raises ``SendFailed`` when there is none in time.
+        Waits while there is no room, and raises ``SendFailed`` when there is none in time. What interrupts that is raised,
+        and ``done`` is told.
         """
-        self._under_way.wait_for_room(outgoing)
+        try:
+            self._under_way.wait_for_room(outgoing)
+        except RocketMQError:
+            raise
+        except BaseException:
+            outgoing.done(Ended(outgoing, _interrupted(outgoing)))
+            raise
         if self.enqueue(outgoing):
             self.pump()
         else:
@@ -128,13 +136,19 @@ class Engine:
         return True
 
     def pump(self) -> None:
-        """Send what may go out now. Asking for the route of a new topic may block."""
+        """Send what may go out now. Asking for the route of a new topic may block, and may be interrupted."""
         with self._together():
-            for sending in self._under_way.take():
-                if sending.refresh:  # a name server that hangs must not hold up the others
-                    self._aside.later(0, functools.partial(self._launch, sending))
-                else:
-                    self._launch(sending)
+            taken = deque(self._under_way.take())
+            try:
+                while taken:
+                    sending = taken.popleft()
+                    if sending.refresh:  # a name server that hangs must not hold up the others
+                        self._aside.later(0, functools.partial(self._launch, sending))
+                    else:
+                        self._launch(sending)
+            finally:
+                for sending in taken:  # what interrupts one must not cost the others their turn
+                    self._over(sending, Again(0.0, sending.refresh))
 
     def oneway(self, outgoing: Outgoing) -> None:
         """One attempt without an answer; only what fails before the socket is raised."""
@@ -225,6 +239,9 @@ class Engine:
         except Exception as e:  # whatever it is, it must become an outcome
             logger.exception("sending to %s failed", sending.outgoing.topic)
             self._landed(sending, number, None, _unexpected(e, sending.outgoing))
+        except BaseException:  # Ctrl-C is for the user, and the request has an outcome all the same
+            self._landed(sending, number, None, _interrupted(sending.outgoing))
+            raise
 
     def _landed(self, sending: Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
         if number != sending.attempts.count:  # a second outcome of one attempt
@@ -316,6 +333,10 @@ def _behind(outgoing: Outgoing, cause: RocketMQError) -> SendFailed:
     )
     error.__cause__ = cause
     return error
+
+
+def _interrupted(outgoing: Outgoing) -> SendFailed:
+    return SendFailed("the send was interrupted; the message may have been stored", topic=outgoing.topic)
 
 
 def _unexpected(error: Exception, outgoing: Outgoing) -> SendFailed:

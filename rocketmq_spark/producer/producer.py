@@ -6,13 +6,11 @@ timers, and everything that decides is in the modules before it.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import functools
 import itertools
 import logging
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
@@ -23,7 +21,7 @@ from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.owner import Owner
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer import batching, encoding
+from rocketmq_spark.producer import batching, encoding, unclosed
 from rocketmq_spark.producer.accumulator import Batch
 from rocketmq_spark.producer.batching import Membership
 from rocketmq_spark.producer.destination import Destinations, Later, Place
@@ -84,7 +82,7 @@ class Producer(Closing):
             self._shared_as = shared_as or name
             batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
             self._membership = Membership(batcher, self, self._pending, settings.send_timeout_s)
-        _open.add(self)
+        unclosed.watch(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s)
 
@@ -287,22 +285,36 @@ class Producer(Closing):
 
         Waits for ``timeout_s`` seconds, the send timeout by default. With a spool what has no answer is kept there, what is
         due there is sent while time is left, and the rest stays. A second call does nothing, nor does one in a forked process.
+        One that is interrupted waits no longer and does the rest all the same; the log says then what has no answer.
+        Not for a signal handler, which may stand above a send that holds a lock: raise ``SystemExit`` there, and close in
+        ``finally`` or at the end of ``with``.
         """
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
-        if self._membership is not None:
-            batching.unshare(self._shared_as, self._membership.batcher)
-        self._pending.none_left(deadline)
+        with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
+            rest.callback(lambda: self._leave(Deadline.after(self.settings.send_timeout_s)))
+            rest.callback(self._pending.close)
+            rest.callback(self._housekeeping_timer.close)
+            if self._spool is not None:
+                spool = self._spool
+                rest.callback(lambda: spool.close(deadline))
+            try:
+                if self._membership is not None:
+                    batching.unshare(self._shared_as, self._membership.batcher)
+                self._pending.none_left(deadline)
+                return self._given_up(deadline)
+            except BaseException:
+                deadline = Deadline.after(0)
+                self._given_up(deadline)
+                raise
+
+    def _given_up(self, deadline: Deadline) -> list[Unsent]:
+        """What has no answer by then."""
         unsent = self._engine.close(deadline)
         if unsent:
             group, count = self.settings.group, len(unsent)
             logger.warning("producer of %s closed: %d sends have no answer, among them %s", group, count, unsent[:10])
-        if self._spool is not None:
-            self._spool.close(deadline)
-        self._housekeeping_timer.close()
-        self._pending.close()
-        self._leave(Deadline.after(self.settings.send_timeout_s))
         return unsent
 
     def at_exit(self) -> dict[str, RocketMQError]:
@@ -369,22 +381,6 @@ class Producer(Closing):
             msg_ids=(prepared.msg_id,),
             selection=selection,
         )
-
-
-# Those that nobody closed so far. What they hold keeps them alive.
-_open: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-@atexit.register
-def _leave() -> None:
-    for producer in list(_open):
-        lost = producer.at_exit()
-        if lost:
-            shown, cause = ", ".join(list(lost)[:10]), next(iter(lost.values()))
-            sys.stderr.write(
-                f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(lost)} "
-                f"messages are not acknowledged: {shown}{', …' if len(lost) > 10 else ''}. {cause}\n"
-            )
 
 
 def _told(result: SendResult, prepared: Prepared) -> SendResult:

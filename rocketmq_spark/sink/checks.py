@@ -203,11 +203,11 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
     """
     if options.topic is None:
         return
-    key = (options.cluster, options.topic, repr(sorted(names)))
+    sender = session.sender(options)  # one for each cluster, namespace and environment with topics of its own
+    key = (sender, options.topic, repr(sorted(names)))
     checked = process.kept(_CHECKED)
     if once and key in checked:
         return
-    sender = session.sender(options)
     try:
         if once:
             _check_now(sender, options.topic, options.request_timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -128,9 +129,14 @@ class SendSpool:
 
     def close(self, deadline: Deadline) -> None:
         try:
-            self.redelivery.drain(deadline)
-            self._resender.close(deadline)
-            self.redelivery.close(deadline)
+            with contextlib.ExitStack() as rest:
+                rest.callback(lambda: self.redelivery.close(deadline))
+                rest.callback(lambda: self._resender.close(deadline))
+                try:
+                    self.redelivery.drain(deadline)
+                except BaseException:  # interrupted, for instance: nothing more is waited for
+                    deadline = Deadline.after(0)
+                    raise
         except RocketMQError as e:  # what could not be written is due for the next process
             logger.error("the spool in %s was closed in trouble: %s", self.path, e)
         finally:

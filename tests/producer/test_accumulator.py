@@ -166,6 +166,13 @@ def test_close_all_lets_everything_leave_at_once() -> None:
     assert ids(accumulator.take(1)) == [["a"], ["b"]]
 
 
+def test_batches_of_one_key_leave_in_the_order_of_their_start_whoever_read_the_clock_first() -> None:
+    accumulator = Accumulator(BatchLimits(max_bytes=10))
+    accumulator.add(key(), entry(20, "first"), None, 105)
+    accumulator.add(key(), entry(20, "second"), None, 100)
+    assert ids(accumulator.take(105)) == [["first"], ["second"]]
+
+
 def test_the_ranges_of_javas_setters() -> None:
     BatchLimits(1, 1, 1)
     BatchLimits(2 * 1024 * 1024, 30_000, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import process
+from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, MessageRefused, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, SendRequest, SendResult, SendStatus
@@ -411,7 +412,7 @@ def test_11_21_a_message_that_is_refused_leaves_no_promise_behind(
     def refuse(*args: Any) -> bytes:
         raise MessageRefused("no")
 
-    for place in ("rocketmq_spark.producer.encoding.batch_item", "rocketmq_spark.producer.batching.Batcher.add"):
+    for place in ("rocketmq_spark.producer.encoding.batch_item", "rocketmq_spark.producer.accumulator.Accumulator.add"):
         with monkeypatch.context() as patch:
             patch.setattr(place, refuse)
             with pytest.raises(MessageRefused):
@@ -419,3 +420,42 @@ def test_11_21_a_message_that_is_refused_leaves_no_promise_behind(
     assert producer.flush(0.1)
     producer.send_async(message())
     assert producer.flush(0.1)
+
+
+def test_who_is_interrupted_after_its_batch_left_has_one_promise_as_anybody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.producer(auto_batch=True, batch_max_bytes=1)
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as ctrl_c:
+        ctrl_c.setattr(bench.sender, "publish_queues", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_async(message("xx"))
+    assert producer.flush()
+    bench.sender.script = [None]
+    producer.send_async(message("yy"))
+    assert not producer._pending.none_left(Deadline.after(0.0))
+    bench.sender.answer()
+    assert producer.flush(0.0)
+
+
+def test_batches_are_due_again_after_there_was_no_thread_for_a_moment(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.producer(auto_batch=True)
+
+    def none_left(*args: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(bench.timers["batch"], "later", none_left)
+        with pytest.raises(RuntimeError):
+            producer.send_async(message("first"))
+    result = producer.send_async(message("second"))
+    bench.time.advance(0.02)
+    assert result.done()
+    assert [body for each in sent(bench) for body in each] == ["first", "second"]
+    assert producer.flush(0.0)

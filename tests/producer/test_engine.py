@@ -416,6 +416,43 @@ def test_11_19_whatever_is_raised_becomes_an_outcome(
     assert "Traceback" in caplog.text
 
 
+def interrupted(*args: Any, **kwargs: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_an_interrupted_pump_strands_nothing_that_it_took(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, retries: int
+) -> None:
+    engine, told = engine_of(bench, retries=retries), Told()
+    for _ in range(3):
+        assert engine.enqueue(outgoing(done=told))
+    with monkeypatch.context() as ctrl_c:
+        ctrl_c.setattr(bench.sender, "publish_queues", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.pump()
+    bench.time.advance(1)
+    kinds = Counter(type(outcome) for outcome in told.outcomes)
+    assert kinds == (Counter({SendResult: 3}) if retries else Counter({SendResult: 2, SendFailed: 1}))
+    assert engine.idle(Deadline.after(0.0))
+    assert len(bench.sender.calls) == kinds[SendResult]
+
+
+def test_who_is_interrupted_while_waiting_for_room_has_an_outcome(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.producer(max_async_messages=1)
+    bench.sender.script = [None]
+    first = producer.send_async(M)
+    with monkeypatch.context() as ctrl_c:
+        ctrl_c.setattr(bench.timers["send"], "hold", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_async(M)
+    bench.sender.answer()
+    assert first.done()
+    assert producer.flush(0.0)
+
+
 def test_11_19_a_second_outcome_of_an_attempt_changes_nothing(bench: Bench) -> None:
     engine, told = engine_of(bench), Told()
     bench.sender.script = [None, None]

@@ -422,6 +422,26 @@ def test_close_says_what_had_no_answer_and_fails_it(bench: Bench, caplog: pytest
     assert len(seen) == 2
 
 
+def interrupted(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_close_gives_up_what_has_no_answer_and_says_so(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.producer()
+    bench.sender.script = [None]
+    result = producer.send_async(M)
+    monkeypatch.setattr(bench.timers["callback"], "hold", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    assert isinstance(result.exception(0), ClosedError)
+    assert "1 sends have no answer" in caplog.text
+    assert bench.sender.seen("leave") == ["g"]
+    assert bench.timers["housekeeping"]._closed
+    assert producer.close() == []
+
+
 def test_a_context_manager_closes(bench: Bench) -> None:
     with bench.producer() as producer:
         producer.send(M)

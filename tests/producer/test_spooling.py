@@ -397,6 +397,23 @@ def test_3_25_what_is_left_at_the_close_is_spooled_and_none_of_it_is_unsent(benc
     assert spool.closed
 
 
+def test_what_is_left_is_spooled_when_the_close_is_interrupted(
+    bench: Bench, spool: FakeSpool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise SystemExit
+
+    one = producer(bench, spool)
+    bench.sender.script = [None]
+    future = one.send_async(M)
+    monkeypatch.setattr(bench.timers["callback"], "hold", interrupted)
+    with pytest.raises(SystemExit):
+        one.close()
+    assert future.result(0).status is SendStatus.SPOOLED
+    assert len(spool.kept) == 1
+    assert spool.closed
+
+
 def test_a_relative_delay_counts_from_the_send_that_was_spooled(bench: Bench, spool: FakeSpool) -> None:
     bench.sender.masters = False
     bench.sender.routes.clear()

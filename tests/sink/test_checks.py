@@ -254,6 +254,16 @@ def test_a_stream_asks_once_and_a_batch_each_time(use):
     assert client.asked == 4
 
 
+def test_a_topic_of_another_namespace_is_another_one(monkeypatch):
+    missing = RouteNotFound("no such topic", None, codes.Response.TOPIC_NOT_EXIST, "t")
+    clients = {"": Asked(), "n": Asked(error=missing, brokers=True)}
+    monkeypatch.setattr(session, "sender", lambda options: clients[options.namespace or ""])
+    process.kept(checks._CHECKED).clear()
+    checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+    with pytest.raises(RouteNotFound):
+        checks.check_brokers(sink_options("x:1", topic="t", namespace="n"), {}, once=True)
+
+
 def test_a_stream_goes_on_when_nobody_can_tell(use):
     missing = RouteNotFound("no such topic", None, codes.Response.TOPIC_NOT_EXIST, "t")
     for error in (ConnectionLost("no name server"), missing):

@@ -161,6 +161,20 @@ def test_metrics_say_nothing_of_an_age_while_nothing_is_due(fixture: Fixture) ->
     assert fixture.spool.metrics().oldest_due_age_s == 2.0
 
 
+def test_a_close_that_is_interrupted_ends_the_sending_and_gives_the_folder_free(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(deadline: Deadline) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fixture.spool.redelivery, "drain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fixture.spool.close(Deadline.after(30.0))
+    assert fixture.resender.closed
+    assert fixture.spool.redelivery._closed
+    fixture.open()
+
+
 def test_3_25_the_close_sends_what_is_due_and_leaves_the_rest(fixture: Fixture) -> None:
     fixture.spool.keep([send(b"due")])
     fixture.time.now += 2
