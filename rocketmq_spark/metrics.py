@@ -81,7 +81,7 @@ _SINK_COUNTS = ("bytes", "batches", "retries", "spooled")
 Sample = tuple[str, Mapping[str, str], float]
 
 
-class Figures:
+class QueryFigures:
     """Of one query, from its start in this process on; counters begin at 0 with it, as Prometheus expects."""
 
     def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
@@ -150,7 +150,7 @@ class Figures:
             yield "rocketmq_spark_sink_broker_failures_total", {"broker": broker}, float(part.failures)
 
 
-def text(queries: Mapping[str, Figures]) -> str:
+def text(queries: Mapping[str, QueryFigures]) -> str:
     """The figures of all queries in Prometheus' text format, version 0.0.4."""
     lines: dict[str, list[str]] = {metric.name: [] for metric in METRICS}
     for figures in queries.values():
@@ -198,14 +198,14 @@ class MetricsListener(StreamingQueryListener):
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
-        self._queries: dict[str, Figures] = {}
+        self._queries: dict[str, QueryFigures] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """The query of ``event`` runs; its counters begin at 0."""
         name = event.name or str(event.id)
         writer = self._writer if self._writer_query in (None, name) else None
         self._queries.pop(str(event.id), None)
-        self._queries[str(event.id)] = Figures(name, writer)
+        self._queries[str(event.id)] = QueryFigures(name, writer)
         self._write()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:

@@ -20,7 +20,7 @@ from rocketmq_spark.wire.properties import decode_properties
 
 if TYPE_CHECKING:
     from rocketmq_spark.grpc_proxy.member import ProxyMember
-    from rocketmq_spark.grpc_proxy.outgoing import Part, Request, RequestEncoder
+    from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder, RequestMessage
     from rocketmq_spark.grpc_proxy.proxy import Proxy
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
@@ -93,19 +93,19 @@ def unpack(body: bytes) -> bytes:
     return decompress(body, int(SysFlag.COMPRESSED | kind))
 
 
-def take_apart(request: SendRequest) -> list[Part]:
+def take_apart(request: SendRequest) -> list[RequestMessage]:
     """The messages of a request as producers encode it; what is compressed is opened, for gRPC's readers need not know how."""
-    from rocketmq_spark.grpc_proxy.outgoing import Part
+    from rocketmq_spark.grpc_proxy.outgoing import RequestMessage
 
     if request.batch:
         items = decode_batch(request.body)
     else:
         body = decompress(request.body, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.body
         items = [BatchItem(body, request.properties, request.flag)]
-    return [Part(item.body, decode_properties(item.properties), item.flag) for item in items]
+    return [RequestMessage(item.body, decode_properties(item.properties), item.flag) for item in items]
 
 
-def by_columns(request: SendRequest, encode: RequestEncoder) -> Request | None:
+def by_columns(request: SendRequest, encode: RequestEncoder) -> ProxySendRequest | None:
     """A batch as one request, where Arrow is loaded anyway, as in Spark's tasks: who sends a few messages need not have it."""
     if not request.batch or "pyarrow" not in sys.modules:
         return None

@@ -25,17 +25,17 @@ from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.long_polls import wanted_of
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
-from rocketmq_spark.client.questions import Questions
+from rocketmq_spark.client.questions import BrokerQuestions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import consumer as group_consumer
 from rocketmq_spark.consumer import pull_consumer, simple_consumer
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.assigned import Part
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.pop_settings import PopSettings
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.running import Make
+from rocketmq_spark.consumer.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, PullRequest, ReceivedMessage
@@ -122,7 +122,7 @@ def _wire(options: Options) -> Client:
     calls = Calls(pool, options.request_timeout, credentials(options), scope(options))
     routes = Routes(NameServers(calls, options.name_server))
     instance = Instance(groups, calls, routes)
-    questions, admin = Questions(calls, routes), Admin(options.name_server, calls)
+    questions, admin = BrokerQuestions(calls, routes), Admin(options.name_server, calls)
     kinds = Kinds(calls, routes)
     send = RemotingSender(calls, routes, instance, kinds)
     retry = Retry(options.num_retries, options.retry_interval)
@@ -199,7 +199,7 @@ def _parsed(role: str, name_server: str | None, group: str | None, keywords: Map
     ).for_role(role)
 
 
-class Producer(engine.Producer):
+class Producer(engine.BaseProducer):
     """Sends messages. Defaults are those of RocketMQ's Java client.
 
     Args:
@@ -312,7 +312,7 @@ def kept_ms(options: Options, broker_name: str) -> int | None:
     return None if hours is None else int(hours) * 3_600_000
 
 
-class Consumer(group_consumer.Consumer):
+class Consumer(group_consumer.BaseConsumer):
     """Consumes as a member of a group. Defaults are those of RocketMQ's Java client.
 
     With ``transport="grpc", proxy_endpoint="host:port"`` a Proxy hands out the messages (docs/grpc.md).
@@ -338,10 +338,10 @@ class Consumer(group_consumer.Consumer):
             super().__init__(pop_member(parsed), told)
             return
         settings = ConsumerSettings.of(parsed, scope(parsed).on_wire)
-        super().__init__(member(parsed), settings, Make(read_ahead=_read_ahead(parsed, settings.group)))
+        super().__init__(member(parsed), settings, ConsumerTools(read_ahead=_read_ahead(parsed, settings.group)))
 
 
-class PullConsumer(pull_consumer.PullConsumer):
+class PullConsumer(pull_consumer.BasePullConsumer):
     """Reads queues that its group shares, or that its user names, whenever it is polled.
 
     Args:
@@ -364,7 +364,7 @@ class PullConsumer(pull_consumer.PullConsumer):
         super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
 
 
-class SimpleConsumer(simple_consumer.SimpleConsumer):
+class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
     """Receives messages from a Proxy and acknowledges each by itself (docs/grpc.md).
 
     Args:
@@ -391,7 +391,7 @@ class SimpleConsumer(simple_consumer.SimpleConsumer):
         super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
 
 
-def _arrow(parts: Sequence[Part]) -> tuple[Any, int | None]:
+def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
     from rocketmq_spark.decode.polled import batch_of  # here, for who polls messages needs no Arrow
 
     begun = {part.queue: part.begun for part in parts if part.begun > part.start}

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.metrics import METRICS, Figures, MetricsListener, markdown, text
+from rocketmq_spark.metrics import METRICS, MetricsListener, QueryFigures, markdown, text
 from rocketmq_spark.sink.report import AtBroker, Written
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def event(name="orders", ident="id-1", progress=None):
 
 
 def test_a_progress_as_figures():
-    figures = Figures("orders")
+    figures = QueryFigures("orders")
     figures.progress(told(sink_rows=5, losses={"truncated": {"ranges": 1, "offsets": 9}}), 17.5)
     found = samples(figures)
     assert found["query_active",] == 1
@@ -57,7 +57,7 @@ def test_a_progress_as_figures():
 
 
 def test_counters_add_up_and_a_batch_counts_once():
-    figures = Figures("orders")
+    figures = QueryFigures("orders")
     for batch, rows in ((0, 5), (1, 3), (1, 0), (2, 2)):
         figures.progress(told(batch, rows, sink_rows=rows), 1.0)
     found = samples(figures)
@@ -65,7 +65,7 @@ def test_counters_add_up_and_a_batch_counts_once():
 
 
 def test_what_is_not_known_has_no_line():
-    figures = Figures("orders")
+    figures = QueryFigures("orders")
     figures.progress(told(lag=None, behindMs=None, losses={"went_back": {"ranges": 1, "offsets": None}}), 1.0)
     found = samples(figures)
     assert (
@@ -76,11 +76,11 @@ def test_what_is_not_known_has_no_line():
 
 
 def test_before_a_progress_only_that_it_runs_is_known():
-    assert samples(Figures("orders")) == {("query_active",): 1}
+    assert samples(QueryFigures("orders")) == {("query_active",): 1}
 
 
 def test_the_counts_of_a_writer():
-    figures = Figures("orders", WRITER)
+    figures = QueryFigures("orders", WRITER)
     line = figures.progress(told(), 1.0)
     found = samples(figures)
     assert {name[0]: value for name, value in found.items() if len(name) == 1 and name[0].startswith("sink")} == {
@@ -95,9 +95,9 @@ def test_the_counts_of_a_writer():
 
 
 def test_prometheus_text():
-    figures = Figures('o"r\\d\ners', WRITER)
+    figures = QueryFigures('o"r\\d\ners', WRITER)
     figures.progress(told(), 1.0)
-    lines = text({"1": figures, "2": Figures("other")}).splitlines()
+    lines = text({"1": figures, "2": QueryFigures("other")}).splitlines()
     assert "# TYPE rocketmq_spark_query_active gauge" in lines
     assert 'rocketmq_spark_query_active{query="other"} 1.0' in lines
     assert r'rocketmq_spark_lost_ranges_total{query="o\"r\\d\ners",cause="truncated"} 0.0' in lines
@@ -108,7 +108,7 @@ def test_prometheus_text():
 
 
 def test_every_figure_has_a_row_and_can_be_seen():
-    figures = Figures("orders", WRITER)
+    figures = QueryFigures("orders", WRITER)
     figures.progress(told(), 1.0)
     figures.idle(2.0)
     assert {name for name, *_ in figures.samples()} == {metric.name for metric in METRICS}

@@ -36,7 +36,7 @@ from rocketmq_spark.model import (
     TopicRoute,
 )
 from rocketmq_spark.options import Options
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.pull import replica
 from rocketmq_spark.pull.pacing import PullSettings
@@ -187,7 +187,7 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
 
 def test_a_producer_sends_through_a_sender() -> None:
     fake = sender()
-    with Producer(fake, ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)) as producer:  # type: ignore[arg-type]
+    with BaseProducer(fake, ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)) as producer:  # type: ignore[arg-type]
         assert producer.send(Message("t", b"x")).queue in QUEUES
     assert {"publish_queues", "send", "join"} == set(fake.asked)
 

@@ -33,7 +33,7 @@ _LOCK_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningBroker:
     """The local broker as its process described it: ``servers`` are addresses and process ids by name."""
 
     pid: int
@@ -67,7 +67,7 @@ def log_path() -> Path:
     return _folder() / "log.txt"
 
 
-def running() -> Running | None:
+def running() -> RunningBroker | None:
     """The local broker, when there is one."""
     if not _held():
         return None
@@ -76,10 +76,10 @@ def running() -> Running | None:
     except (FileNotFoundError, ValueError):
         return None  # it is starting, or ending
     servers = {name: (address, pid) for name, (address, pid) in known.pop("servers").items()}
-    return Running(**known, servers=servers)
+    return RunningBroker(**known, servers=servers)
 
 
-def start(wish: Wish) -> Running:
+def start(wish: Wish) -> RunningBroker:
     """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
     if _held():
         broker = running()
@@ -97,7 +97,7 @@ def start(wish: Wish) -> Running:
             return _spawned(wish, log)
 
 
-def _spawned(wish: Wish, log: IO[str]) -> Running:
+def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
     reading, writing = os.pipe()
     root = str(Path(rocketmq_spark.__file__).parent.parent)
     paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -123,7 +123,7 @@ def _spawned(wish: Wish, log: IO[str]) -> Running:
     return broker
 
 
-def stop(timeout_s: float = 40.0) -> Running:
+def stop(timeout_s: float = 40.0) -> RunningBroker:
     """End it in order and return when it is gone; what ran until now."""
     broker = running()
     if broker is None:
@@ -193,7 +193,7 @@ def _ports(wish: Wish) -> dict[str, int]:
 
 def _publish(mq: LocalBroker) -> None:
     names = [NAME_SERVER, *mq.brokers, *mq.slaves]
-    state = Running(
+    state = RunningBroker(
         pid=os.getpid(),
         name_server=mq.name_server,
         data=str(mq.data),

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.command import CliGroup
 from rocketmq_spark.cli.connection import pairs
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import LocalBrokerError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.cli.background import Running
+    from rocketmq_spark.cli.background import RunningBroker
 
 _LOG_FILES = ("out.txt", "server.1.log", "server.log")
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def broker() -> None:
     """A real RocketMQ on this machine, in the background."""
 
@@ -102,7 +102,7 @@ def logs(output: Output, name: str, lines: int) -> None:
         output.item({"server": name, "line": line}, line)
 
 
-def _document(running: Running) -> dict[str, Any]:
+def _document(running: RunningBroker) -> dict[str, Any]:
     return {
         "running": True,
         "nameServer": running.name_server,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.command import CliGroup
 from rocketmq_spark.cli.connection import GROUP, Target, connected
 from rocketmq_spark.cli.output import Output, moment
 from rocketmq_spark.errors import (
@@ -24,10 +24,10 @@ from rocketmq_spark.errors import (
 if TYPE_CHECKING:
     from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
     from rocketmq_spark.session import Client
-    from rocketmq_spark.source.checkpoint import Batch, Read
+    from rocketmq_spark.source.checkpoint import LoggedBatch, Read
     from rocketmq_spark.source.drift import Drift
     from rocketmq_spark.source.files import Folder
-    from rocketmq_spark.source.rewind import Plan
+    from rocketmq_spark.source.rewind import RewindPlan
 
 _BATCHES = {"batchId": "BATCH", "begun": "BEGUN", "done": "DONE", "offsets": "OFFSETS", "queues": "QUEUES"}
 _RANGES = {
@@ -55,7 +55,7 @@ _UNSEEN = (
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def checkpoint() -> None:
     """Look into the checkpointLocation of a query, and take it back.
 
@@ -162,11 +162,11 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     ctx.exit(1 if bad else 0)
 
 
-def differences(client: Client, batch: Batch) -> tuple[list[Drift], list[str]]:
+def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
     """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
     from rocketmq_spark.cli.positions import deadline
     from rocketmq_spark.source.drift import drift
-    from rocketmq_spark.source.recreation import Watch, share
+    from rocketmq_spark.source.recreation import RecreationWatch, share
 
     bounds: dict[MessageQueue, QueueBounds] = {}
     away: set[str] = set()
@@ -186,7 +186,7 @@ def differences(client: Client, batch: Batch) -> tuple[list[Drift], list[str]]:
         bounds |= client.brokers.bounds(known, deadline(client), note)
     remade: list[MessageQueue] = []
     for offsets in batch.sources.values():
-        found = Watch(lambda: client.brokers, GROUP).look(offsets, bounds, deadline(client))
+        found = RecreationWatch(lambda: client.brokers, GROUP).look(offsets, bounds, deadline(client))
         remade += found.made_again
         for one, error in found.unanswered.items():
             away.add(one[1])
@@ -195,7 +195,7 @@ def differences(client: Client, batch: Batch) -> tuple[list[Drift], list[str]]:
     return drift(batch.positions, bounds, remade, away, _unregistered(client, batch)), told
 
 
-def _unregistered(client: Client, batch: Batch) -> set[str]:
+def _unregistered(client: Client, batch: LoggedBatch) -> set[str]:
     """Brokers of a batch that no name server knows now; a Proxy does not say it."""
     try:
         return {queue.broker_name for queue in batch.positions} - client.routes.cluster().keys()
@@ -284,7 +284,7 @@ def rewind(
     output.note(_UNSEEN)
 
 
-def _will_be_read(planned: Plan) -> Iterator[str]:
+def _will_be_read(planned: RewindPlan) -> Iterator[str]:
     """The exact words."""
     if planned.again:
         batches = (

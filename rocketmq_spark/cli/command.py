@@ -24,7 +24,7 @@ from rocketmq_spark.errors import RocketMQError
 INTERRUPTED = 130
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command whose function gets an ``Output`` with ``click.pass_obj``."""
 
     code_without_reader = 0
@@ -57,7 +57,7 @@ class Command(click.Command):
             ctx.exit(1)
 
 
-class Sending(Command):
+class SendingCommand(CliCommand):
     """Such a command that sends while it prints, and has not sent everything when it cannot print."""
 
     code_without_reader = 1
@@ -75,10 +75,10 @@ class Suggesting(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class Group(Suggesting):
+class CliGroup(Suggesting):
     """A group of such commands."""
 
-    command_class = Command
+    command_class = CliCommand
 
 
 @contextlib.contextmanager

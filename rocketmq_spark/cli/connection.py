@@ -14,7 +14,7 @@ from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import Options
-    from rocketmq_spark.producer.producer import Producer
+    from rocketmq_spark.producer.producer import BaseProducer
     from rocketmq_spark.session import Client
 
 GROUP = "rocketmq-spark-cli"
@@ -50,16 +50,15 @@ class Target:
 
         return session.client(self.options())
 
-    def producer(self, **more: object) -> Producer:
+    def producer(self, **more: object) -> BaseProducer:
         from rocketmq_spark import options
         from rocketmq_spark.queues.environment import by_position, position_problem
-        from rocketmq_spark.session import Producer
 
         given = {"group": GROUP, **self.settings(), **more}
         parsed = options.parse(given)
         if by_position(parsed):
             raise OptionError(position_problem(parsed, "a command does not know what those counted that sent before"))
-        return Producer(**given)
+        return BaseProducer(**given)
 
     def say_environment(self, output: Output) -> None:
         """Which one the command stays in, if it does."""

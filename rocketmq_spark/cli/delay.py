@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from rocketmq_spark.cli.command import Group, on_ctrl_c
+from rocketmq_spark.cli.command import CliGroup, on_ctrl_c
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def delay() -> None:
     """Deliver messages after delays that brokers' timers do not serve."""
 
@@ -47,11 +47,11 @@ def serve(
     dead: bool,
 ) -> None:
     """Hold messages of dmq_inner_topic in DATA and send them when they are due, until Ctrl-C or SIGTERM."""
-    from rocketmq_spark.delay.node import Place, open_node
+    from rocketmq_spark.delay.node import NodeSettings, open_node
 
     over = threading.Event()
     with on_ctrl_c(over.set, (signal.SIGTERM,)):
-        place = Place(data, inner_topic, dead_topic, topics=topics, dead=dead)
+        place = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
         node = open_node(place, **{**target.settings(), "group": group})
         begun = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
         output.item(begun, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Group, Sending
+from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import document, line
@@ -17,7 +17,7 @@ from rocketmq_spark.cli.tail import document, line
 if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import Message, OffsetRange, ReceivedMessage
-    from rocketmq_spark.producer.producer import Producer
+    from rocketmq_spark.producer.producer import BaseProducer
     from rocketmq_spark.pull.verdict import Cause
 
 
@@ -28,7 +28,7 @@ _CLOCKS_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DeadLetterFilter:
     """Which dead letters: those with one of these keys or message ids, that died in this time (ms since 1970)."""
 
     keys: frozenset[str]
@@ -65,7 +65,7 @@ def _chosen(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def dlq() -> None:
     """Look into the dead letters of a consumer group, and send them to their topic again."""
 
@@ -80,7 +80,7 @@ def show(
 ) -> None:
     """The dead letters of GROUP, oldest first."""
     count = 0
-    for message in _letters(output, target, group, Wanted(frozenset(keys), since, until)):
+    for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
         output.item(
             {**document(message), "reconsumeTimes": message.reconsume_times}, f"{message.topic}  {line(message)}"
         )
@@ -88,7 +88,7 @@ def show(
     output.note(f"{count} dead letters of group {group}")
 
 
-@dlq.command(cls=Sending)
+@dlq.command(cls=SendingCommand)
 @click.argument("group")
 @_chosen
 @click.option("--send", "really", is_flag=True, help="Do send. Without it only what would be sent is said.")
@@ -122,7 +122,7 @@ def resend(
     refused: list[RocketMQError] = []
     find = _finder(output, target)
     with target.producer() as producer:
-        for message in _letters(output, target, group, Wanted(frozenset(keys), since, until)):
+        for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
             if message.decode_error is not None or message.topic.startswith(DLQ_PREFIX):
                 why = message.decode_error or "it has no topic of its own"
                 output.note(f"{message.queue} offset {message.queue_offset} is left out: {why}")
@@ -169,7 +169,7 @@ def _check_environment(target: Target, group: str) -> None:
         )
 
 
-def _sent(producer: Producer, letter: ReceivedMessage) -> str | RocketMQError:
+def _sent(producer: BaseProducer, letter: ReceivedMessage) -> str | RocketMQError:
     """Sends a letter again, to the queue of its sharding key if it has one; its new id, or why it is refused for good."""
     from rocketmq_spark.codes import Property
     from rocketmq_spark.errors import RocketMQError
@@ -215,7 +215,7 @@ def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str |
     return find
 
 
-def _letters(output: Output, target: Target, group: str, wanted: Wanted) -> Iterator[ReceivedMessage]:
+def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
     """With the topics that they came from, in the user's names."""
     from rocketmq_spark import access
     from rocketmq_spark.cli import reading

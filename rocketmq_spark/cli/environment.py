@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.command import CliGroup
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 
 if TYPE_CHECKING:
-    from rocketmq_spark.client.readers import Reader
+    from rocketmq_spark.client.readers import GroupReader
     from rocketmq_spark.model import MessageQueue
     from rocketmq_spark.options import Options
 
@@ -26,7 +26,7 @@ _HEADINGS = {
 }
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def environment() -> None:
     """See how environments share a topic."""
 
@@ -82,7 +82,7 @@ def _names(options: Options, queues: Sequence[MessageQueue]) -> Mapping[MessageQ
 
 
 def _readers(
-    options: Options, queue: MessageQueue, name: str | None, found: Sequence[Reader]
+    options: Options, queue: MessageQueue, name: str | None, found: Sequence[GroupReader]
 ) -> Iterator[dict[str, object]]:
     from rocketmq_spark.queues.environment import environment_of_group
 

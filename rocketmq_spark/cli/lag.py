@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocketmq_spark.cli.command import Command, on_ctrl_c
+from rocketmq_spark.cli.command import CliCommand, on_ctrl_c
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, one_line, safe
 from rocketmq_spark.errors import OptionError, RocketMQError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.cli.lag_view import Sight
-    from rocketmq_spark.cli.positions import Look
+    from rocketmq_spark.cli.lag_view import LagSnapshot
+    from rocketmq_spark.cli.positions import QueuePositions
 
 DEFAULT_HOST = "127.0.0.1"
 
@@ -34,7 +34,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     return host or DEFAULT_HOST, int(port)
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--group", metavar="NAME", help="A consumer group.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic (may be repeated).")
 @click.option(
@@ -67,7 +67,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     known is null: rates at the first look, the lag of a checkpoint's queue whose broker is away. Then what the others said is
     shown, and the exit code is 1; a group's offsets lie on the brokers themselves, and one that is away is an error.
     """
-    from rocketmq_spark.cli.lag_view import Sight, prometheus
+    from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus
 
     group, checkpoint, topics = what["group"], what["checkpoint"], what["topics"]
     if (group is None) == (checkpoint is None):
@@ -79,7 +79,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
         _watch(output, ask, interval_s)
     else:
         about, look = ask()
-        sight = Sight(about, look.rows, _now_ms())
+        sight = LagSnapshot(about, look.rows, _now_ms())
         if as_metrics:
             click.echo(prometheus(sight), nl=False)
         else:
@@ -88,7 +88,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
             raise look.errors[0]
 
 
-Ask = Callable[[], tuple[dict[str, object], "Look"]]
+Ask = Callable[[], tuple[dict[str, object], "QueuePositions"]]
 
 
 def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
@@ -102,7 +102,7 @@ def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
     from rocketmq_spark.cli import positions
     from rocketmq_spark.cli.lag_view import under_way
 
-    def ask() -> tuple[dict[str, object], Look]:
+    def ask() -> tuple[dict[str, object], QueuePositions]:
         reached = positions.of_checkpoint(name, topics)
         client = target.within(reached.reads).client()
         about: dict[str, object] = {"checkpoint": name, "batchId": reached.batch, "underWay": None}
@@ -114,16 +114,16 @@ def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
     return ask
 
 
-def _complete(about: dict[str, object], look: Look) -> Sight:
+def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
     """For who cannot be told a part: what a broker did not say is an error."""
-    from rocketmq_spark.cli.lag_view import Sight
+    from rocketmq_spark.cli.lag_view import LagSnapshot
 
     if look.errors:
         raise look.errors[0]
-    return Sight(about, look.rows, _now_ms())
+    return LagSnapshot(about, look.rows, _now_ms())
 
 
-def _show(output: Output, sight: Sight) -> None:
+def _show(output: Output, sight: LagSnapshot) -> None:
     from rocketmq_spark.cli.lag_view import document, screen, summary, table
     from rocketmq_spark.lag import total
 
@@ -144,10 +144,10 @@ def _show(output: Output, sight: Sight) -> None:
 
 def _watch(output: Output, ask: Ask, interval_s: float) -> None:
     """Until Ctrl-C. A broker that is away for a while does not end it; the first look must succeed."""
-    from rocketmq_spark.cli.lag_view import Sight
+    from rocketmq_spark.cli.lag_view import LagSnapshot
 
     over = threading.Event()
-    before: Sight | None = None
+    before: LagSnapshot | None = None
     taken_s = 0.0
     with on_ctrl_c(over.set, (signal.SIGTERM,)), _view(output) as show:
         while True:
@@ -156,7 +156,7 @@ def _watch(output: Output, ask: Ask, interval_s: float) -> None:
                 about, look = ask()
                 now_s = time.monotonic()
                 rows = before.rows if before is not None else ()
-                before = Sight(about, look.rows, _now_ms(), rows, now_s - taken_s)
+                before = LagSnapshot(about, look.rows, _now_ms(), rows, now_s - taken_s)
                 taken_s = now_s
                 trouble = look.errors[0] if look.errors else None
             except RocketMQError as e:
@@ -168,7 +168,7 @@ def _watch(output: Output, ask: Ask, interval_s: float) -> None:
                 return
 
 
-Show = Callable[["Sight", RocketMQError | None], None]
+Show = Callable[["LagSnapshot", RocketMQError | None], None]
 
 
 @contextlib.contextmanager
@@ -176,7 +176,7 @@ def _view(output: Output) -> Iterator[Show]:
     """A picture on a terminal, else a line a look."""
     from rocketmq_spark.cli.lag_view import document, folded, screen, summary
 
-    def tell(sight: Sight, trouble: RocketMQError | None) -> None:
+    def tell(sight: LagSnapshot, trouble: RocketMQError | None) -> None:
         output.item(document(sight), ", ".join(summary(sight)))
         if trouble is not None:
             output.failure(trouble)
@@ -190,7 +190,7 @@ def _view(output: Output) -> Iterator[Show]:
 
     console = Console(highlight=False)
 
-    def draw(sight: Sight, trouble: RocketMQError | None) -> None:
+    def draw(sight: LagSnapshot, trouble: RocketMQError | None) -> None:
         said = folded([one_line(trouble)], console.width) if trouble is not None else []
         lines = screen(sight, console.width, console.height - len(said) - 1)
         live.update(Text(safe("\n".join([*lines, *said])), no_wrap=True, overflow="crop"), refresh=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.source.checkpoint import Read
 
 
-class Sight(NamedTuple):
+class LagSnapshot(NamedTuple):
     """One look: whose (``{"group": …}`` or ``{"checkpoint": …, "batchId": …}``), the queues, when (epoch ms), and the look
     before it with the seconds since.
     """
@@ -63,7 +63,7 @@ def waiting(told: Mapping[str, Any]) -> str:
     return text + (f", waiting for {', '.join(told['waitsFor'])}" if told["waitsFor"] else "")
 
 
-def document(sight: Sight) -> dict[str, object]:
+def document(sight: LagSnapshot) -> dict[str, object]:
     """For programs. What is not known is null."""
     every = total(sight.rows, sight.now_ms)
     return {
@@ -77,7 +77,7 @@ def document(sight: Sight) -> dict[str, object]:
     }
 
 
-def _queue(row: QueueLag, sight: Sight) -> dict[str, object]:
+def _queue(row: QueueLag, sight: LagSnapshot) -> dict[str, object]:
     return {
         "topic": row.queue.topic,
         "brokerName": row.queue.broker_name,
@@ -107,7 +107,7 @@ _METRICS = {
 }
 
 
-def prometheus(sight: Sight) -> str:
+def prometheus(sight: LagSnapshot) -> str:
     """In Prometheus' text format, one sample a queue. What is not known has none."""
     whose = next(name for name in ("group", "checkpoint") if name in sight.about)
     lines = []
@@ -136,12 +136,12 @@ def _labels(values: Mapping[str, object]) -> str:
     return "{" + ",".join(f'{name}="{text}"' for name, text in escaped.items()) + "}"
 
 
-def table(sight: Sight) -> list[str]:
+def table(sight: LagSnapshot) -> list[str]:
     """Lines for a file or a pipe: a heading, then a queue on each."""
     return _aligned([_shown(row, sight) for row in sight.rows], _columns(sight))
 
 
-def screen(sight: Sight, width: int, height: int | None = None) -> list[str]:
+def screen(sight: LagSnapshot, width: int, height: int | None = None) -> list[str]:
     """Lines for a terminal: head, then queues, topic by topic. Columns are left out until all fit; with a ``height`` the queues
     that are furthest behind are shown, and how many others there are.
     """
@@ -159,7 +159,7 @@ def screen(sight: Sight, width: int, height: int | None = None) -> list[str]:
     return [*head, *body, *([_others(hidden)] if hidden else [])]
 
 
-def summary(sight: Sight) -> list[str]:
+def summary(sight: LagSnapshot) -> list[str]:
     """Parts of the sentence about all queues."""
     every, at = total(sight.rows, sight.now_ms), sight.pace
     whose = " ".join(f"{name} {sight.about[name]}" for name in ("group", "checkpoint") if name in sight.about)
@@ -175,7 +175,7 @@ def summary(sight: Sight) -> list[str]:
     return parts
 
 
-def _shown(row: QueueLag, sight: Sight) -> dict[str, str]:
+def _shown(row: QueueLag, sight: LagSnapshot) -> dict[str, str]:
     at = pace(sight.before, [row], sight.seconds)
     told = {key: str(value) if isinstance(value, str) else number(value) for key, value in _queue(row, sight).items()}
     return {
@@ -187,7 +187,7 @@ def _shown(row: QueueLag, sight: Sight) -> dict[str, str]:
     }
 
 
-def _columns(sight: Sight) -> dict[str, str]:
+def _columns(sight: LagSnapshot) -> dict[str, str]:
     return {key: heading for key, heading in _COLUMNS.items() if sight.before or key not in _OF_PACE}
 
 

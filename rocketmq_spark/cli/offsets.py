@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Group, Sending
+from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import GROUP, Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import GroupNotFound, OffsetError
@@ -39,7 +39,7 @@ Wanted = str | int | dict["MessageQueue", int]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OffsetChange:
     """Of one queue: the group's offset now, None where it has none, and the one that it gets. What is read next is there."""
 
     queue: MessageQueue
@@ -69,7 +69,7 @@ def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
         ) from e
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def offsets() -> None:
     """Where consumer groups are, as brokers keep it. A query of Spark goes by its checkpoint: see 'checkpoint'."""
 
@@ -93,7 +93,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
         raise errors[0]
 
 
-@offsets.command("set", cls=Sending)
+@offsets.command("set", cls=SendingCommand)
 @click.argument("group")
 @click.option(
     "--topic",
@@ -151,7 +151,7 @@ def set_offsets(
 
 def _changes(
     client: Client, group: str, topics: Sequence[str], wanted: Wanted, environment: Environment | None
-) -> list[Change]:
+) -> list[OffsetChange]:
     from rocketmq_spark.cli import positions
 
     if isinstance(wanted, dict):
@@ -171,7 +171,7 @@ def _changes(
     before = client.brokers.committed(group, queues, positions.deadline(client))
     bounds = client.brokers.bounds(queues, positions.deadline(client))
     after = _resolved(client, wanted, bounds)
-    return [Change(queue, before[queue], after[queue]) for queue in sorted(after)]
+    return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
 
 
 def _resolved(client: Client, wanted: Wanted, bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:

@@ -22,7 +22,7 @@ Positions = dict[MessageQueue, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class QueuePositions:
     """Queues as they were at one moment, and what brokers did not tell: an error of each that did not answer."""
 
     rows: list[QueueLag]
@@ -104,7 +104,7 @@ def of_checkpoint(name: str, topics: Sequence[str]) -> Reached:
     return Reached(done and done.number, mine, chosen.reads, under_way(opened))
 
 
-def look(client: Client, positions: Mapping[MessageQueue, int | None]) -> Look:
+def look(client: Client, positions: Mapping[MessageQueue, int | None]) -> QueuePositions:
     """What brokers have in these queues, and when the next message of each was stored."""
     bounds, errors = bounds_of(client, positions)
     within = deadline(client)
@@ -121,7 +121,7 @@ def look(client: Client, positions: Mapping[MessageQueue, int | None]) -> Look:
             except RocketMQError as e:
                 errors.append(e)
         rows.append(row)
-    return Look(rows, errors)
+    return QueuePositions(rows, errors)
 
 
 def bounds_of(

@@ -13,13 +13,13 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Sending, on_ctrl_c
+from rocketmq_spark.cli.command import SendingCommand, on_ctrl_c
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
 
 if TYPE_CHECKING:
     from rocketmq_spark.model import Message, SendResult
-    from rocketmq_spark.producer.producer import Producer
+    from rocketmq_spark.producer.producer import BaseProducer
 
 # Sends without an answer yet; more would only wait in memory.
 _UNDER_WAY = 1000
@@ -34,7 +34,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
         raise click.BadParameter(str(e)) from e
 
 
-@click.command(cls=Sending)
+@click.command(cls=SendingCommand)
 @click.argument("topic")
 @click.option("--file", "file", type=click.File("rb"), help="Read lines from this file [default: standard input].")
 @click.option("--tags", help="Tags of every message.")
@@ -143,7 +143,7 @@ class _Report:
             self._output.note(text)
 
 
-def _send(producer: Producer, messages: Iterable[Message], report: _Report) -> None:
+def _send(producer: BaseProducer, messages: Iterable[Message], report: _Report) -> None:
     """In order, many under way. What was acknowledged before a failure or Ctrl-C is said in any case."""
     under_way: deque[Future[SendResult]] = deque()
 

@@ -123,7 +123,7 @@ class TopicReader:
             part = list(group)
             told = self._puller.at_brokers(part[0].queue, self._filter)
             pulls = reading.read(self._puller, part, self._on_loss, told)
-            held = [Held(room) for _ in part]
+            held = [HeldAnswers(room) for _ in part]
             for fetched in pulls.fetch():
                 for piece in answers.usable(fetched, pulls.usable, pulls.bounded):
                     held[piece.number].take(fetched, piece)
@@ -131,7 +131,7 @@ class TopicReader:
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)
                 self._held[r.queue] = self._messages(r.queue, mine)
 
-    def _messages(self, queue: MessageQueue, held: Held) -> Iterator[ReceivedMessage]:
+    def _messages(self, queue: MessageQueue, held: HeldAnswers) -> Iterator[ReceivedMessage]:
         for piece, stored in held.answers():
             for message in placed(
                 decode_leniently(stored, queue.broker_name, queue=queue), piece, dense=not self._filter
@@ -147,7 +147,7 @@ class TopicReader:
         return self._client.retry.run(ask)
 
 
-class Held:
+class HeldAnswers:
     """Answers of one queue as they came, until there are ``room`` bytes of them: the rest is asked for again, later."""
 
     def __init__(self, room: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Group, Sending
+from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import GROUP, Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.clock import utc_text
@@ -18,7 +18,7 @@ from rocketmq_spark.errors import OptionError, SpoolError
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import Options
-    from rocketmq_spark.spool.reading import Entry, Reading
+    from rocketmq_spark.spool.reading import SpoolEntry, SpoolReading
     from rocketmq_spark.spool.records import SpoolOwner
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
@@ -33,7 +33,7 @@ _SUMMARY = {
 }
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def spool() -> None:
     """Look into the spool of a producer, or into those of a sink's workers, and send or export what is there."""
 
@@ -44,11 +44,11 @@ def spool() -> None:
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
     """How the spools of FOLDER stand. A process that uses them goes on meanwhile."""
-    from rocketmq_spark.spool.reading import Reading
+    from rocketmq_spark.spool.reading import SpoolReading
 
     rows = []
     for path in _paths(folder):
-        reading = Reading(path)
+        reading = SpoolReading(path)
         totals, first_ms = reading.totals, reading.first_due_ms
         age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
         rows.append(
@@ -75,11 +75,11 @@ def show(output: Output, folder: Path, records: bool) -> None:
 @click.pass_obj
 def export(output: Output, folder: Path) -> None:
     """Every record of FOLDER with its body (base64) and properties, one JSON object a line."""
-    from rocketmq_spark.spool.reading import Reading
+    from rocketmq_spark.spool.reading import SpoolReading
 
     count = 0
     for path in _paths(folder):
-        reading = Reading(path)
+        reading = SpoolReading(path)
         for entry in reading.entries():
             told = {**_told(path, entry), **_content(entry)}
             output.item(told, json.dumps(told, ensure_ascii=False))
@@ -88,7 +88,7 @@ def export(output: Output, folder: Path) -> None:
     output.note(f"{count} records of {folder}")
 
 
-@spool.command(cls=Sending)
+@spool.command(cls=SendingCommand)
 @_FOLDER
 @click.option("--dead", is_flag=True, help="Those that were given up, too.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds.")
@@ -153,11 +153,11 @@ def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[Spool
     """Whose the records of a folder are, and whose they are to be."""
     from rocketmq_spark.delay.node import purpose_of
     from rocketmq_spark.delay.waiting import KIND
-    from rocketmq_spark.spool.reading import Reading
+    from rocketmq_spark.spool.reading import SpoolReading
     from rocketmq_spark.spool.records import LOST_OWNER, Record
     from rocketmq_spark.spool.settings import owner_of
 
-    reading = Reading(path)
+    reading = SpoolReading(path)
     try:
         before = reading.owner
         if before != LOST_OWNER:
@@ -178,7 +178,7 @@ def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[Spool
         reading.close()
 
 
-def _close(output: Output, path: Path, reading: Reading) -> None:
+def _close(output: Output, path: Path, reading: SpoolReading) -> None:
     from rocketmq_spark.spool.database import OPEN_IT
 
     if reading.is_damaged:
@@ -195,7 +195,7 @@ def _paths(folder: Path) -> list[Path]:
     return found
 
 
-def _told(path: Path, entry: Entry) -> dict[str, object]:
+def _told(path: Path, entry: SpoolEntry) -> dict[str, object]:
     """What is known of a record, with null for what is not."""
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool import sends
@@ -226,7 +226,7 @@ def _told(path: Path, entry: Entry) -> dict[str, object]:
     return told
 
 
-def _content(entry: Entry) -> dict[str, object]:
+def _content(entry: SpoolEntry) -> dict[str, object]:
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool import sends
     from rocketmq_spark.wire.properties import decode_properties

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Command
+from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, shown
 from rocketmq_spark.clock import utc_text
@@ -50,7 +50,7 @@ def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     return value
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("topic")
 @click.option(
     "--from",

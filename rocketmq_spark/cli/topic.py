@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocketmq_spark.cli.command import Group
+from rocketmq_spark.cli.command import CliGroup
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output, moment
 from rocketmq_spark.errors import OptionError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.model import QueueData, TopicRoute
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def topic() -> None:
     """Create, list, describe, widen, shrink and delete topics."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.questions import Questions
+from rocketmq_spark.client.questions import BrokerQuestions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.closing import Closing
@@ -43,7 +43,7 @@ class Admin(Closing):
         self._calls = calls or Calls(Pool(Dialling()))
         self.name_servers = NameServers(self._calls, addresses)
         self.routes = Routes(self.name_servers)
-        self.brokers = Brokers(Questions(self._calls, self.routes))
+        self.brokers = Brokers(BrokerQuestions(self._calls, self.routes))
 
     def close(self) -> None:
         if self._owns_pool:

@@ -51,7 +51,7 @@ def _subscription(wanted: Filter) -> Subscription:
     return parse_subscription(wanted.expression) if wanted.kind == "TAG" else Subscription(wanted.expression)
 
 
-class Questions:
+class BrokerRequests:
     """The ``asked`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
 
     def __init__(self, calls: Calls, group: str, asked: Asked) -> None:

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark import codes
-from rocketmq_spark.client.questions import Question, Questions, first_of_each
+from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import (
@@ -32,7 +32,7 @@ _PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDI
 class Brokers:
     """Questions about queues, asked of the masters. Implements ``ports.OffsetReader``."""
 
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: BrokerQuestions) -> None:
         self._questions = questions
         self.calls = questions.calls
         self._stats: dict[tuple[str, str], tuple[bytes, dict[MessageQueue, QueueBounds]]] = {}

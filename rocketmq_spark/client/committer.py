@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.client.questions import Question, Questions, first_of_each
+from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import RETRY_PREFIX, Response
 from rocketmq_spark.errors import CallTimeout, RocketMQError
@@ -21,7 +21,7 @@ class Commit:
     ``grace_s`` is that of ``OffsetReader.bounds``.
     """
 
-    questions: Questions
+    questions: BrokerQuestions
     group: str
     deadline: Deadline
     grace_s: float | None = None
@@ -63,7 +63,7 @@ class Commit:
 class RemotingCommitter:
     """Implements ``ports.OffsetCommitter``."""
 
-    def __init__(self, questions: Questions, admin: Admin) -> None:
+    def __init__(self, questions: BrokerQuestions, admin: Admin) -> None:
         self._questions = questions
         self._admin = admin
 

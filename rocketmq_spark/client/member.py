@@ -14,9 +14,9 @@ from rocketmq_spark.client.committer import Commit
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.long_polls import Done, LongPolls
-from rocketmq_spark.client.questions import Question, Questions
+from rocketmq_spark.client.questions import BrokerQuestions, Question
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.client.send_back import SendBack
+from rocketmq_spark.client.send_back import RemotingSendBack
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
@@ -45,7 +45,7 @@ class RemotingMember:
 
     def __init__(
         self,
-        questions: Questions,
+        questions: BrokerQuestions,
         routes: Routes,
         instance: Instance,
         sender: RemotingSender,
@@ -57,7 +57,7 @@ class RemotingMember:
         self._routes = routes
         self._instance = instance
         self._polls = LongPolls(questions.calls, routes, kinds)
-        self._back = SendBack(questions, sender)
+        self._back = RemotingSendBack(questions, sender)
         self._rng = rng or random.Random()
         self._readable: dict[str, tuple[TopicRoute, tuple[MessageQueue, ...]]] = {}
 
@@ -70,7 +70,7 @@ class RemotingMember:
     def join(
         self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
-        answers = questions_of_brokers.Questions(self._calls, group, asked)
+        answers = questions_of_brokers.BrokerRequests(self._calls, group, asked)
         member = Member(group, heartbeat_s, answers, lambda: told(group, membership()))
         leave = functools.partial(self._instance.leave, member)  # before: nothing may fail once it is a member
         self._instance.join(member)

@@ -29,7 +29,7 @@ class Question:
     queue: MessageQueue | None = None
 
 
-class Questions:
+class BrokerQuestions:
     """Asks brokers by name, over the connections and with the routes of a client."""
 
     def __init__(self, calls: Calls, routes: Routes) -> None:

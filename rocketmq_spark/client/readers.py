@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class GroupReader:
     """A member of a group and the queues of the topic that it has; None where it did not say.
 
     A group without members is a reader without ``member``: it has the queues in which it has an offset. ``inside`` says
@@ -31,7 +31,7 @@ class Reader:
     inside: bool = True
 
 
-def readers(calls: Calls, admin: Admin, topic: str) -> list[Reader]:
+def readers(calls: Calls, admin: Admin, topic: str) -> list[GroupReader]:
     """All of a topic, by group and member."""
     masters = {data.broker_name: data.master for data in admin.route(topic).brokers.values() if data.master}
     groups: set[str] = set()
@@ -51,14 +51,14 @@ def groups(calls: Calls, admin: Admin) -> list[str]:
     return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.holds(group))
 
 
-def _of_group(calls: Calls, admin: Admin, topic: str, group: str, masters: Mapping[str, str]) -> Iterator[Reader]:
+def _of_group(calls: Calls, admin: Admin, topic: str, group: str, masters: Mapping[str, str]) -> Iterator[GroupReader]:
     plain, inside = calls.scope.plain(group), calls.scope.holds(group)
     members = _members(calls, group, masters)
     for member, address in sorted(members.items()):
-        yield Reader(plain, member, _held(calls, topic, (group, member), address), inside)
+        yield GroupReader(plain, member, _held(calls, topic, (group, member), address), inside)
     if not members:
         progress = admin.consume_stats(plain, topic)
-        yield Reader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
+        yield GroupReader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
 
 
 def _members(calls: Calls, group: str, masters: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rocketmq_spark.client.questions import Question, Questions
+from rocketmq_spark.client.questions import BrokerQuestions, Question
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import FIRST_RETRY_LEVEL, MAX_BODY_BYTES, RETRY_PREFIX, Property, SysFlag
@@ -25,10 +25,10 @@ COMPRESS_ABOVE = 4096
 _OF_THE_STORED = (Property.MIN_OFFSET, Property.MAX_OFFSET, Property.TRANSACTION_PREPARED)
 
 
-class SendBack:
+class RemotingSendBack:
     """Gives messages back over the connections of a client."""
 
-    def __init__(self, questions: Questions, sender: RemotingSender) -> None:
+    def __init__(self, questions: BrokerQuestions, sender: RemotingSender) -> None:
         self._questions = questions
         self._sender = sender
 

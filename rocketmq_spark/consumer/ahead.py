@@ -16,8 +16,8 @@ from typing import Protocol
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer import behind
-from rocketmq_spark.consumer.assigned import Ask, Bytes, Part
-from rocketmq_spark.consumer.behind import Bounds, Pace, Place, Stretch
+from rocketmq_spark.consumer.assigned import Ask, Bytes, FetchedPart
+from rocketmq_spark.consumer.behind import Bounds, ReadAheadQueue, ReadPace, Stretch
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.failures import start_thread
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
@@ -48,15 +48,15 @@ class Queues(Protocol):
     """Those of a consumer: ``Assigned``, ``Backlog``. All but ``brought`` are called with the condition held."""
 
     @property
-    def places(self) -> Mapping[MessageQueue, Place]: ...
+    def places(self) -> Mapping[MessageQueue, ReadAheadQueue]: ...
 
     def hold(self, asks: Iterable[Ask]) -> None:
         """These queues are read ahead from now on."""
 
-    def bring(self, ask: Ask, part: Part) -> bool:
+    def bring(self, ask: Ask, part: FetchedPart) -> bool:
         """Take what was read; False when nobody wants it any more."""
 
-    def brought(self, ask: Ask, part: Part) -> None:
+    def brought(self, ask: Ask, part: FetchedPart) -> None:
         """The same, once the condition is let go: for what takes long."""
 
     def reset(self, ask: Ask, offset: int) -> None:
@@ -132,7 +132,7 @@ class Ahead:
 
     def taken(self) -> None:
         """With the condition held. Something was polled, sought or paused: who waits for room may have to do something."""
-        if self._waiting and any(self._pace(reader) is not Pace.WAIT for reader in self._readers.values()):
+        if self._waiting and any(self._pace(reader) is not ReadPace.WAIT for reader in self._readers.values()):
             self._changed.notify_all()
 
     def close(self, wait_s: float) -> None:
@@ -175,15 +175,15 @@ class Ahead:
 
     def _read(self, reader: _Reader) -> None:
         assert reader.run is not None
-        calm_s, pace = 0.0, Pace.GO
+        calm_s, pace = 0.0, ReadPace.GO
         try:
             with closing(reader.run.fetch()) as answers:
                 for some in answers:
                     self._bring(reader, some)
                     pace = self._room(reader)
-                    if pace is not Pace.GO:
+                    if pace is not ReadPace.GO:
                         break
-            if not reader.run.whole or pace is Pace.WAIT:
+            if not reader.run.whole or pace is ReadPace.WAIT:
                 calm_s = CALM_S
         except RocketMQError as e:
             logger.info("reading ahead ended, long polls go on: %s", e)
@@ -197,7 +197,7 @@ class Ahead:
         """Give what was read to who consumes."""
         asks = {stretch.ask.queue: stretch.ask for stretch in reader.stretches}
         parts = [
-            (asks[queue], Part(queue, start, ends, stored, partial(self._how.messages, queue)))
+            (asks[queue], FetchedPart(queue, start, ends, stored, partial(self._how.messages, queue)))
             for queue, start, ends, stored in answers
         ]
         with self._changed:
@@ -207,20 +207,20 @@ class Ahead:
             if is_wanted:
                 self._queues.brought(ask, part)
 
-    def _room(self, reader: _Reader) -> Pace:
+    def _room(self, reader: _Reader) -> ReadPace:
         """How to go on once there is room; ``WAIT`` where there was none for too long."""
         until = self._clock.now() + self._bounds.patience_s
         with self._changed:
-            while (pace := self._pace(reader)) is Pace.WAIT and self._clock.now() < until:
+            while (pace := self._pace(reader)) is ReadPace.WAIT and self._clock.now() < until:
                 self._waiting += 1
                 self._changed.wait(self._bounds.recheck_s)
                 self._waiting -= 1
             return pace
 
-    def _pace(self, reader: _Reader) -> Pace:
+    def _pace(self, reader: _Reader) -> ReadPace:
         plain = all(reader.plain(stretch.ask.queue) for stretch in reader.stretches)
         if self._closed or reader.joined or not plain:
-            return Pace.STOP
+            return ReadPace.STOP
         return behind.pace(self._queues.places, reader.stretches, self._bounds)
 
     def _reset(self, reader: _Reader, queue: MessageQueue, offset: int) -> None:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 
 from rocketmq_spark.consumer.concurrent import Concurrent
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.orderly import Orderly
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalancing import Rebalancing
@@ -44,7 +44,7 @@ class Answers:
 
     def __init__(
         self,
-        held: Held,
+        held: MemberState,
         rebalancing: Rebalancing,
         membership: Callable[[], Membership],
         consuming: Concurrent | Orderly,

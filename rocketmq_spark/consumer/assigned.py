@@ -39,7 +39,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FetchedPart:
     """The messages of answers in a row, ``stored``, with the filter of their requests.
 
     ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` makes messages of bytes, from an offset on.
@@ -73,7 +73,7 @@ class Part:
         messages = self.decode(self.start, self.stored)
         return (m for m in messages if m.queue_offset >= self.begun) if self.begun > self.start else messages
 
-    def cut(self) -> tuple[Part, Part]:
+    def cut(self) -> tuple[FetchedPart, FetchedPart]:
         """The first answer, and the others."""
         (at, end), *rest = self.ends
         view = memoryview(self.stored)
@@ -89,13 +89,13 @@ class _Lent(NamedTuple):
     The caller has its messages before ``given_up_to``.
     """
 
-    part: Part
-    place: Place
+    part: FetchedPart
+    place: AssignedQueue
     token: int
     given_up_to: int = 0
 
 
-class Place:
+class AssignedQueue:
     """One queue. ``end`` is where it ended when a broker told last, ``calm_until`` when it may be read ahead again.
 
     ``committed`` None: the group has no offset of it yet, or may have lost it.
@@ -136,25 +136,25 @@ class Ready:
     What was taken is not given yet: ``give``, ``give_up_to`` or ``take_back`` follow.
     """
 
-    def __init__(self, places: Mapping[MessageQueue, Place]) -> None:
+    def __init__(self, places: Mapping[MessageQueue, AssignedQueue]) -> None:
         self._places = places
-        self._parts: deque[Part] = deque()
+        self._parts: deque[FetchedPart] = deque()
         self._lent: list[_Lent] = []
 
-    def add(self, part: Part) -> None:
+    def add(self, part: FetchedPart) -> None:
         place = self._places[part.queue]
         place.waiting += part.count
         place.bytes += len(part.stored)
         self._parts.append(part)
 
-    def keep(self, wanted: Callable[[Part], bool]) -> None:
+    def keep(self, wanted: Callable[[FetchedPart], bool]) -> None:
         """Forget the others."""
         self._parts = deque(part for part in self._parts if wanted(part))
 
-    def take(self, most: int = 1) -> list[Part]:
+    def take(self, most: int = 1) -> list[FetchedPart]:
         """The parts that came first, of queues that are not paused; if it is one only, no more than an answer."""
-        taken: list[Part] = []
-        left: deque[Part] = deque()
+        taken: list[FetchedPart] = []
+        left: deque[FetchedPart] = deque()
         for part in self._parts:
             if len(taken) == most or self._places[part.queue].paused:
                 left.append(part)
@@ -183,11 +183,11 @@ class Ready:
             if self._stands(lent):
                 lent.place.taken = next_offset
 
-    def lends(self, part: Part) -> bool:
+    def lends(self, part: FetchedPart) -> bool:
         """Whether ``part``, which was taken alone, may be given: it was not taken back, and its queue not sought or paused."""
         return any(lent.part is part and not lent.place.paused and self._stands(lent) for lent in self._lent)
 
-    def lends_of(self, place: Place) -> bool:
+    def lends_of(self, place: AssignedQueue) -> bool:
         """Whether something of a queue was taken and not given yet."""
         return any(lent.place is place for lent in self._lent)
 
@@ -227,7 +227,7 @@ class Assigned:
     def __init__(self, max_waiting: int, max_bytes: int = 100 << 20) -> None:
         self._max_waiting = max_waiting
         self._max_bytes = max_bytes
-        self.places: dict[MessageQueue, Place] = {}
+        self.places: dict[MessageQueue, AssignedQueue] = {}
         self.ready = Ready(self.places)
         self._tokens = 0
 
@@ -246,7 +246,7 @@ class Assigned:
         for queue, start in starts.items():
             if queue not in self.places:
                 assert start is not None, queue
-                self.places[queue] = place = Place(start)
+                self.places[queue] = place = AssignedQueue(start)
                 self._renew(place)
         return left
 
@@ -265,7 +265,7 @@ class Assigned:
         self._renew(place)
         self.ready.keep(lambda part: part.queue != queue)
 
-    def _renew(self, place: Place) -> None:
+    def _renew(self, place: AssignedQueue) -> None:
         self._tokens += 1
         place.token = self._tokens
         place.asked = False
@@ -312,7 +312,7 @@ class Assigned:
         place.pull_at, place.end = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
             ends = ((answer.next_offset, len(answer.stored)),)
-            self.ready.add(Part(ask.queue, ask.offset, ends, answer.stored, lambda *_: answer.read(), wanted))
+            self.ready.add(FetchedPart(ask.queue, ask.offset, ends, answer.stored, lambda *_: answer.read(), wanted))
         elif not place.waiting and not self.ready.lends_of(place):
             place.taken = answer.next_offset  # nothing of what was passed over is wanted, or there at all
         return True
@@ -332,7 +332,7 @@ class Assigned:
         for ask in asks:
             self.places[ask.queue].asked = True
 
-    def bring(self, ask: Ask, part: Part) -> bool:
+    def bring(self, ask: Ask, part: FetchedPart) -> bool:
         """Take what was read ahead of a queue; False when nobody wants it any more."""
         place = self._current(ask)
         if place is None:
@@ -341,7 +341,7 @@ class Assigned:
         self.ready.add(part)
         return True
 
-    def brought(self, ask: Ask, part: Part) -> None:
+    def brought(self, ask: Ask, part: FetchedPart) -> None:
         """It waits to be polled."""
 
     def reset(self, ask: Ask, offset: int) -> None:
@@ -356,7 +356,7 @@ class Assigned:
                 place.asked = False
                 place.calm_until = calm_until
 
-    def _current(self, ask: Ask) -> Place | None:
+    def _current(self, ask: Ask) -> AssignedQueue | None:
         place = self.places.get(ask.queue)
         return place if place is not None and place.token == ask.token else None
 

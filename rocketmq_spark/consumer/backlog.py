@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer.ahead import Ahead, Plain, ReadAhead
-from rocketmq_spark.consumer.assigned import Ask, Part
+from rocketmq_spark.consumer.assigned import Ask, FetchedPart
 from rocketmq_spark.consumer.behind import FAR_ANSWERS, Bounds
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError
@@ -27,8 +27,8 @@ RECHECK_S = 0.05  # as often Java looks at a queue that is full
 Submit = Callable[[ProcessQueue, Sequence[ReceivedMessage]], None]
 
 
-class Waiting:
-    """One queue (``behind.Place``): what waits of it lies in its process queue, or is on its way there."""
+class BacklogQueue:
+    """One queue (``behind.ReadAheadQueue``): what waits of it lies in its process queue, or is on its way there."""
 
     def __init__(self, held: ProcessQueue, token: int, max_span: int | None) -> None:
         self.held = held
@@ -58,7 +58,7 @@ class Waiting:
 class Backlog:
     """Of one member."""
 
-    def __init__(self, settings: ConsumerSettings, held: Held, timer: Timer, how: ReadAhead) -> None:
+    def __init__(self, settings: ConsumerSettings, held: MemberState, timer: Timer, how: ReadAhead) -> None:
         most = settings.thresholds
         self._held = held
         self._timer = timer
@@ -67,7 +67,7 @@ class Backlog:
         self._far = FAR_ANSWERS * bounds.count
         self._ahead = Ahead(held.changed, self, bounds, how, Clock())
         self._tokens = 0
-        self._places: dict[MessageQueue, Waiting] = {}
+        self._places: dict[MessageQueue, BacklogQueue] = {}
         # Set by who makes pulls: the next one of a queue, from an offset on; have messages consumed; is all of a queue wanted;
         # have a queue go on at another offset.
         self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None
@@ -93,14 +93,14 @@ class Backlog:
     # --- ``ahead.Queues``, with the lock held
 
     @property
-    def places(self) -> Mapping[MessageQueue, Waiting]:
+    def places(self) -> Mapping[MessageQueue, BacklogQueue]:
         return self._places
 
     def hold(self, asks: Iterable[Ask]) -> None:
         for ask in asks:
             self._places[ask.queue].asked = True
 
-    def bring(self, ask: Ask, part: Part) -> bool:
+    def bring(self, ask: Ask, part: FetchedPart) -> bool:
         place = self._current(ask)
         if place is None:
             return False
@@ -122,7 +122,7 @@ class Backlog:
 
     # --- without it
 
-    def brought(self, ask: Ask, part: Part) -> None:
+    def brought(self, ask: Ask, part: FetchedPart) -> None:
         """Make messages of what came, on the thread that read it."""
         messages, left = portion(part.read())
         with self._held.lock:
@@ -152,14 +152,14 @@ class Backlog:
         for place in free:
             self.pull(place.held, place.pull_at)
 
-    def _place(self, queue: ProcessQueue) -> Waiting:
+    def _place(self, queue: ProcessQueue) -> BacklogQueue:
         place = self._places.get(queue.queue)
         if place is None or place.held is not queue:
             self._tokens += 1
             self._places = {known: one for known, one in self._places.items() if not one.held.dropped}
-            place = self._places[queue.queue] = Waiting(queue, self._tokens, self._max_span)
+            place = self._places[queue.queue] = BacklogQueue(queue, self._tokens, self._max_span)
         return place
 
-    def _current(self, ask: Ask) -> Waiting | None:
+    def _current(self, ask: Ask) -> BacklogQueue | None:
         place = self._places.get(ask.queue)
         return place if place is not None and place.token == ask.token and not place.held.dropped else None

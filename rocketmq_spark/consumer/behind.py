@@ -42,8 +42,8 @@ class Bounds:
         return self.max_waiting // 2
 
 
-class Place(Protocol):
-    """One queue: ``assigned.Place``, ``backlog.Waiting``."""
+class ReadAheadQueue(Protocol):
+    """One queue: ``assigned.AssignedQueue``, ``backlog.BacklogQueue``."""
 
     token: int
     asked: bool
@@ -69,7 +69,7 @@ class Stretch:
     end: int
 
 
-class Pace(enum.Enum):
+class ReadPace(enum.Enum):
     """What a read that is under way does next."""
 
     GO = "go"
@@ -78,7 +78,7 @@ class Pace(enum.Enum):
 
 
 def far_behind(
-    places: Mapping[MessageQueue, Place], now: float, bounds: Bounds, plain: Callable[[MessageQueue], bool]
+    places: Mapping[MessageQueue, ReadAheadQueue], now: float, bounds: Bounds, plain: Callable[[MessageQueue], bool]
 ) -> dict[str, list[Stretch]]:
     """By broker, the queues to be read ahead, of those that nobody asks for. Only ``plain`` ones: of a filtered queue the
     broker itself looks through hundreds of offsets for an answer, and where the next one begins cannot be known."""
@@ -96,7 +96,7 @@ def far_behind(
     return found
 
 
-def full(place: Place, bounds: Bounds) -> bool:
+def full(place: ReadAheadQueue, bounds: Bounds) -> bool:
     """Whether there is no room for what would be on its way."""
     return place.waiting > bounds.half or place.bytes > bounds.max_bytes // 2
 
@@ -117,12 +117,12 @@ def ranges(stretches: Sequence[Stretch], size: int) -> list[OffsetRange]:
     return made
 
 
-def pace(places: Mapping[MessageQueue, Place], stretches: Sequence[Stretch], bounds: Bounds) -> Pace:
+def pace(places: Mapping[MessageQueue, ReadAheadQueue], stretches: Sequence[Stretch], bounds: Bounds) -> ReadPace:
     """Stop for a queue that was sought, paused or given up; wait while enough of one waits to be polled."""
     waits = False
     for stretch in stretches:
         place = places.get(stretch.ask.queue)
         if place is None or place.token != stretch.ask.token or place.paused:
-            return Pace.STOP
+            return ReadPace.STOP
         waits = waits or full(place, bounds)
-    return Pace.WAIT if waits else Pace.GO
+    return ReadPace.WAIT if waits else ReadPace.GO

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.consumer import expiry
 from rocketmq_spark.consumer.expiry import Call
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.result import Context, Listener, concurrent, once_more, slices
 from rocketmq_spark.consumer.send_back import DROPPED, SendBack
@@ -46,7 +46,7 @@ class Concurrent:
         self,
         listener: Listener,
         settings: ConsumerSettings,
-        held: Held,
+        held: MemberState,
         workers: Workers,
         timer: Timer,
         send_back: SendBack | None,

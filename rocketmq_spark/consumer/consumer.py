@@ -17,7 +17,7 @@ from rocketmq_spark.consumer.held import Stats
 from rocketmq_spark.consumer.pop_running import PopRunning
 from rocketmq_spark.consumer.pop_settings import PopSettings
 from rocketmq_spark.consumer.result import Listener
-from rocketmq_spark.consumer.running import Make, Running
+from rocketmq_spark.consumer.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import OptionError
@@ -27,7 +27,7 @@ from rocketmq_spark.popped import PoppedMessage
 from rocketmq_spark.ports import GroupMember, PopMember
 
 
-class Consumer(Closing):
+class BaseConsumer(Closing):
     """Consumes messages as a member of a group, which shares the queues of its topics, or gives all of them to each member.
 
     With ``PopSettings`` a Proxy hands out the messages one by one, and members have no queues.
@@ -38,19 +38,19 @@ class Consumer(Closing):
         self,
         port: GroupMember | PopMember,
         settings: ConsumerSettings | PopSettings,
-        make: Make | None = None,
+        make: ConsumerTools | None = None,
     ) -> None:
         self.settings = settings
         self.client_id = port.client_id
         self._port: Any = port  # of the kind of the settings
         self._owner = Owner("consumer")
-        self._make = make or Make()
+        self._make = make or ConsumerTools()
         self._subscriptions = Subscriptions(
             settings.group, settings.retry_topic, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
         )
         self._turn = threading.RLock()  # to start or to end; not plain, for a signal handler may come above either
         self._busy = False  # the thread that has the turn starts or ends
-        self._running: Running | PopRunning | None = None
+        self._running: RunningConsumer | PopRunning | None = None
         self._over = threading.Event()
         self._closed = self._ended = False
 
@@ -160,11 +160,11 @@ class Consumer(Closing):
         topics = {topic: asdict(figures) for topic, figures in running.figures().items()}
         return {**asdict(running.stats()), "topics": topics}
 
-    def _run_of(self, listener: Listener) -> Running | PopRunning:
+    def _run_of(self, listener: Listener) -> RunningConsumer | PopRunning:
         settings = self.settings
         if isinstance(settings, PopSettings):
             return PopRunning(self._port, settings, self._subscriptions, listener, self._make)
-        return Running(self._port, settings, self._subscriptions, listener, self._make)
+        return RunningConsumer(self._port, settings, self._subscriptions, listener, self._make)
 
     def _changed(self) -> None:
         if self._running is not None:

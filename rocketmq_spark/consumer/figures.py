@@ -25,7 +25,7 @@ class _Sums:
         self.calls = self.consumed = self.failed = self.consumed_ms = 0
 
 
-class Figures:
+class ConsumerFigures:
     """Of one member. Topics are those of queues: what came again counts for the retry topic."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
-from rocketmq_spark.consumer.figures import Figures
+from rocketmq_spark.consumer.figures import ConsumerFigures
 from rocketmq_spark.consumer.flow import Thresholds
 from rocketmq_spark.consumer.offset_table import OffsetTable
 from rocketmq_spark.consumer.process_queue import ProcessQueue
@@ -38,7 +38,7 @@ class Stats:
     rebalances: int = 0
 
 
-class Held:
+class MemberState:
     """The state of one member."""
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -50,7 +50,7 @@ class Held:
         self.thresholds: dict[str, Thresholds] = {}  # by topic, where those of a topic are divided among its queues
         self.ends: dict[MessageQueue, int] = {}
         self.counts: Counter[str] = Counter()
-        self.figures = Figures()
+        self.figures = ConsumerFigures()
         self._default = thresholds
 
     def thresholds_of(self, topic: str) -> Thresholds:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.figures import Figures
+from rocketmq_spark.consumer.figures import ConsumerFigures
 from rocketmq_spark.consumer.held import Stats
 from rocketmq_spark.membership import TopicFigures
 from rocketmq_spark.popped import PoppedMessage
@@ -41,7 +41,7 @@ class InHand:
         self._changed = threading.Condition(self._lock)
         self._lent: dict[int, Lent] = {}  # by identity, in the order in which they came
         self._counts: Counter[str] = Counter()
-        self._figures = Figures()
+        self._figures = ConsumerFigures()
 
     def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[Lent]:
         """These were handed out now."""

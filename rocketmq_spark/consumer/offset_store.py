@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.local_offsets import LocalOffsets
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
@@ -56,7 +56,7 @@ class OffsetStore(Protocol):
 class BrokerOffsets:
     """``OffsetStore`` of a group that shares its queues."""
 
-    def __init__(self, port: GroupMember, group: str, held: Held) -> None:
+    def __init__(self, port: GroupMember, group: str, held: MemberState) -> None:
         self._port = port
         self._group = group
         self._held = held
@@ -108,7 +108,7 @@ class BrokerOffsets:
 class FileOffsets:
     """``OffsetStore`` of a broadcasting member. What the file has of queues that are not here now stays in it."""
 
-    def __init__(self, file: LocalOffsets, held: Held) -> None:
+    def __init__(self, file: LocalOffsets, held: MemberState) -> None:
         self._file = file
         self._held = held
         self._failing = False

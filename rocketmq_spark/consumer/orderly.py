@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rocketmq_spark.consumer.flow import full
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.result import (
     MIN_SUSPEND_MS,
@@ -68,7 +68,7 @@ class Orderly:
         self,
         listener: Listener,
         settings: ConsumerSettings,
-        held: Held,
+        held: MemberState,
         workers: Workers,
         timer: Timer,
         send_back: SendBack | None,

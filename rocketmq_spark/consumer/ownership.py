@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.offset_store import OffsetStore
 from rocketmq_spark.consumer.orderly import Orderly
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.start_offset import Questions, Start, start_offset
+from rocketmq_spark.consumer.start_offset import Start, StartQuestions, start_offset
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
@@ -37,7 +37,7 @@ class Ownership:
         self,
         port: GroupMember,
         settings: ConsumerSettings,
-        held: Held,
+        held: MemberState,
         store: OffsetStore,
         begin: Begin,
         now_ms: Callable[[], int],
@@ -220,7 +220,7 @@ class Ownership:
 
     def _start(self, queue: MessageQueue) -> Start:
         deadline = Deadline.after(TIMEOUT_S)
-        questions = Questions(
+        questions = StartQuestions(
             lambda: self._store.read(queue, deadline),
             lambda: self._port.bounds(queue, deadline).max_offset,
             lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.ahead import Ahead, ReadAhead
-from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
+from rocketmq_spark.consumer.assigned import Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.behind import Bounds
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import Start
@@ -145,7 +145,7 @@ class Polls:
             self._woken = True
             self._changed.notify_all()
 
-    def wait(self, deadline: Deadline, most: int) -> list[Part]:
+    def wait(self, deadline: Deadline, most: int) -> list[FetchedPart]:
         """What is there, or comes before ``deadline``; nothing when it is over or somebody called ``wake`` or ``close``.
 
         Raises the error of a pull that is not to be tried again.
@@ -170,7 +170,7 @@ class Polls:
         self._pull()  # the next ones come while these are worked on
         return parts
 
-    def each(self, part: Part) -> Iterator[ReceivedMessage]:
+    def each(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
         """The messages of ``part``, which was taken alone. One that was yielded is given, and a loop that goes on after another
         poll, or after a seek, gets no more of the part.
         """

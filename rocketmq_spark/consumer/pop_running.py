@@ -12,7 +12,7 @@ from rocketmq_spark.consumer.pop_listening import InAnyOrder, InOrder, Listening
 from rocketmq_spark.consumer.pop_settings import PopSettings
 from rocketmq_spark.consumer.popping import LOOK_S, Popping
 from rocketmq_spark.consumer.result import Listener
-from rocketmq_spark.consumer.running import HANGS_S, STATS_S, TIMEOUT_S, Make
+from rocketmq_spark.consumer.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.settling import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.settling import Settling
 from rocketmq_spark.consumer.subscriptions import Subscriptions
@@ -32,7 +32,12 @@ class PopRunning:
     """One started consumer; ``listener`` is ordered where the settings are."""
 
     def __init__(
-        self, port: PopMember, settings: PopSettings, subscriptions: Subscriptions, listener: Listener, make: Make
+        self,
+        port: PopMember,
+        settings: PopSettings,
+        subscriptions: Subscriptions,
+        listener: Listener,
+        make: ConsumerTools,
     ) -> None:
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self._port = port

@@ -8,7 +8,7 @@ from numbers import Integral
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.offset_store import StoreTrouble
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import Questions, Start, start_offset
+from rocketmq_spark.consumer.start_offset import Start, StartQuestions, start_offset
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.failures import text_of
 from rocketmq_spark.model import MessageQueue, QueueBounds
@@ -48,7 +48,7 @@ class Positions:
         if self._settings.environment is not None and queue not in queues:
             name = self._settings.environment.name
             raise OptionError(f"queue {queue} does not belong to environment {name!r}; expected one of {list(queues)}")
-        ask = Questions(
+        ask = StartQuestions(
             stored=lambda: self._member.committed(self._settings.group, queue, self.soon()),
             max_offset=lambda: self.bounds(queue).max_offset,
             search=lambda epoch_ms: self.at_time(queue, epoch_ms),

@@ -13,7 +13,7 @@ from typing import Any
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.closing import Closing
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.assigned import Part
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.positions import Positions, check_offset
 from rocketmq_spark.consumer.pull_answers import PullAnswers
@@ -31,12 +31,12 @@ from rocketmq_spark.wire.messages import portion
 
 # Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. Of one part that becomes large it may be the first
 # messages: then it says from which offset on the others are to be had. (This room does not know Arrow.)
-ToArrow = Callable[[Sequence[Part]], tuple[Any, int | None]]
+ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
 ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
 
 
-class PullConsumer(Closing):
+class BasePullConsumer(Closing):
     """Gives messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
 
     Delivery is at least once: what a poll gave counts as finished when the next poll begins, or ``commit`` is called, so

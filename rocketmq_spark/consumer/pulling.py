@@ -15,7 +15,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.consumer import flow
 from rocketmq_spark.consumer.backlog import Backlog
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import TopicFilter
@@ -47,7 +47,7 @@ class Pulling:
         self,
         port: GroupMember,
         settings: ConsumerSettings,
-        held: Held,
+        held: MemberState,
         timer: Timer,
         subscribed: Callable[[str], TopicFilter | None],
         repair: Callable[[ProcessQueue, int], None],

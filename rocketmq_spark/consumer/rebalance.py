@@ -28,7 +28,7 @@ Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[Messa
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class QueueShare:
     """The queues of a topic that are this member's; None: it keeps what it has.
 
     ``problem`` is why a strategy gave none. Only then the member counts as not balanced and soon tries again.
@@ -42,11 +42,11 @@ class Share:
         return self.queues is not None
 
 
-KEPT = Share(None)
+KEPT = QueueShare(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class QueueChange:
     """What is to be done for one topic, in this order; both sorted."""
 
     drop: tuple[MessageQueue, ...] = ()
@@ -56,14 +56,14 @@ class Change:
         return bool(self.drop or self.add)
 
 
-def broadcasting_share(queues: Collection[MessageQueue] | None) -> Share:
+def broadcasting_share(queues: Collection[MessageQueue] | None) -> QueueShare:
     """Every member has all queues."""
-    return KEPT if queues is None else Share(frozenset(queues))
+    return KEPT if queues is None else QueueShare(frozenset(queues))
 
 
 def clustering_share(
     allocate: Allocate, me: str, queues: Collection[MessageQueue] | None, members: Collection[str] | None
-) -> Share:
+) -> QueueShare:
     """This member's part by the strategy.
 
     An empty list of members is ignored as none is: a broker that has just started knows nobody yet.
@@ -72,21 +72,21 @@ def clustering_share(
         return KEPT
     ordered = sorted(queues, key=queue_order), sorted(members, key=string_order)
     given = attempt(lambda: frozenset(allocate(me, *ordered)))  # a user's own code, perhaps
-    return Share(None, given) if isinstance(given, Failure) else Share(given)
+    return QueueShare(None, given) if isinstance(given, Failure) else QueueShare(given)
 
 
-def change(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: Share, now_ms: int) -> Change:
+def change(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueShare, now_ms: int) -> QueueChange:
     """What leads from the queues of ``topic`` among ``owned`` to ``share``.
 
     A queue whose pulls have stopped is dropped and added again, which heals it. So is one that was dropped and could not be
     given up yet: an orderly listener is busy with it, and as long as it is the queue is not added.
     """
     if share.queues is None:
-        return Change()
+        return QueueChange()
     mine = {queue: held for queue, held in owned.items() if queue.topic == topic}
     stale = {q for q, held in mine.items() if not held.dropped and now_ms - held.last_pull_ms > PULL_EXPIRES_MS}
     gone = {q for q, held in mine.items() if held.dropped or q not in share.queues}
-    return Change(_sorted(gone | stale), _sorted(share.queues - (mine.keys() - gone - stale)))
+    return QueueChange(_sorted(gone | stale), _sorted(share.queues - (mine.keys() - gone - stale)))
 
 
 def strangers(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
@@ -94,7 +94,7 @@ def strangers(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[M
     return _sorted(queue for queue in owned if queue.topic not in topics)
 
 
-def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: Share) -> bool:
+def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueShare) -> bool:
     """Whether the member has exactly its part now; a part that is not known counts as had."""
     if share.queues is None:
         return share.problem is None

@@ -18,7 +18,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.consumer import rebalance
 from rocketmq_spark.consumer.flow import divided
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -45,7 +45,7 @@ class Rebalancing:
         self,
         port: GroupMember,
         settings: ConsumerSettings,
-        held: Held,
+        held: MemberState,
         subscriptions: Subscriptions,
         ownership: Ownership,
         timer: Timer,
@@ -161,7 +161,7 @@ class Rebalancing:
             self._moved(topic, gone, added)
         return rebalance.is_balanced(self._known(), topic, share), bool(gone or added)
 
-    def _share(self, topic: str) -> rebalance.Share:
+    def _share(self, topic: str) -> rebalance.QueueShare:
         deadline = Deadline.after(TIMEOUT_S)
         queues = self._asked(topic, "queues", lambda: self.queues(topic, deadline))
         if not self._settings.clustering:

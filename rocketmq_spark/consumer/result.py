@@ -33,7 +33,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Redeliver:
     """Not done; ``level`` as ``Context.retry`` explains."""
 
     level: int = 0
@@ -99,12 +99,12 @@ class Context:
         _check_level(level)
         self._delay_level = level
 
-    def retry(self, level: int = 0) -> Retry:
+    def retry(self, level: int = 0) -> Redeliver:
         """To be returned: none of the messages is done.
 
         They come again at ``level`` of the broker's delay levels; 0: later each time, -1: never, they are dead letters.
         """
-        return Retry(level)
+        return Redeliver(level)
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ def concurrent(outcome: object, context: Context, size: int) -> Verdict:
     if outcome is None:
         last = size - 1 if context.ack_index is None else context.ack_index
         return Verdict(max(0, min(last + 1, size)), context.delay_level)
-    if isinstance(outcome, Retry):
+    if isinstance(outcome, Redeliver):
         return Verdict(0, outcome.level)
     return Verdict(0, context.delay_level, _complaint(outcome, "None or context.retry()"))
 

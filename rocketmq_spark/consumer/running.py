@@ -18,7 +18,7 @@ from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.answers import Answers
 from rocketmq_spark.consumer.backlog import Backlog
 from rocketmq_spark.consumer.concurrent import Concurrent
-from rocketmq_spark.consumer.held import Held, Stats
+from rocketmq_spark.consumer.held import MemberState, Stats
 from rocketmq_spark.consumer.local_offsets import LocalOffsets, file_of
 from rocketmq_spark.consumer.offset_store import BrokerOffsets, FileOffsets, OffsetStore
 from rocketmq_spark.consumer.orderly import Orderly
@@ -51,7 +51,7 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Make:
+class ConsumerTools:
     """What a consumer is given: time, threads, and how queues that are far behind are read, if that can be done."""
 
     timer: Callable[[str], Timer] = Timer
@@ -59,7 +59,7 @@ class Make:
     read_ahead: ReadAhead | None = None
 
 
-class Running:
+class RunningConsumer:
     """One started consumer; ``listener`` is ordered where the settings are."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Running:
         settings: ConsumerSettings,
         subscriptions: Subscriptions,
         listener: Listener,
-        make: Make,
+        make: ConsumerTools,
     ) -> None:
         make_timer = make.timer
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
@@ -78,7 +78,7 @@ class Running:
         self._pulls, self._upkeep = make_timer(f"{name}-pull"), make_timer(f"{name}-upkeep")
         self._locks = make_timer(f"{name}-lock")
         self._workers = make.workers(f"{name}-listener", settings.threads)
-        self.held = Held(settings.thresholds)
+        self.held = MemberState(settings.thresholds)
         self._store = self._offset_store()
         self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
         self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls.now_ms)

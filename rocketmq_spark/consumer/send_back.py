@@ -9,7 +9,7 @@ import logging
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.ports import GroupMember
@@ -26,7 +26,7 @@ DROPPED = "dropped: the group is broadcasting"  # instead of being sent back
 class SendBack:
     """Of one group; a message that came again ``max_reconsume_times`` times goes to its dead-letter topic."""
 
-    def __init__(self, port: GroupMember, group: str, max_reconsume_times: int, held: Held) -> None:
+    def __init__(self, port: GroupMember, group: str, max_reconsume_times: int, held: MemberState) -> None:
         self._port = port
         self._group = group
         self._max = max_reconsume_times

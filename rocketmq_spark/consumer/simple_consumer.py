@@ -1,4 +1,4 @@
-"""A consumer that asks for messages and acknowledges each by itself: Java's ``SimpleConsumer``, over the port ``PopMember``.
+"""A consumer that asks for messages and acknowledges each by itself: Java's ``BaseSimpleConsumer``, over the port ``PopMember``.
 
 It has no queues and needs no rebalance: whatever number of them is in a group, each message is handed to one, and to another
 one if it is not acknowledged in time.
@@ -28,7 +28,7 @@ MIN_WAIT_S = 5.0
 _START_S, _END_S = 10.0, 5.0
 
 
-class SimpleConsumer(Closing):
+class BaseSimpleConsumer(Closing):
     """Receives messages of one group. ``subscribe`` first; ``close`` it, or use it as a context manager.
 
     It may be used from several threads. A process that was forked must make its own.

@@ -46,7 +46,7 @@ class Start(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class StartQuestions:
     """What may have to be asked of the queue's broker. Each raises ``RocketMQError`` when it has no answer.
 
     ``stored`` gives None where the broker says for sure that the group has no offset.
@@ -57,7 +57,7 @@ class Questions:
     search: Callable[[int], int]
 
 
-def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: Questions) -> Start:
+def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: StartQuestions) -> Start:
     """The first offset to pull, never below zero. Raises what a question raises.
 
     A retry topic starts at 0 in every mode: all of it failed in this group, so none of it is old news. Java asks for its

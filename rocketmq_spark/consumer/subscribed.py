@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.rebalance import Share, clustering_share, wait_s
+from rocketmq_spark.consumer.rebalance import QueueShare, clustering_share, wait_s
 from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import RocketMQError
@@ -103,14 +103,14 @@ class Subscribed:
             self._due_at = min(self._due_at, self._clock.now() + wait_s(False))
         return found
 
-    def _share(self, topic: str) -> Share:
+    def _share(self, topic: str) -> QueueShare:
         try:
             queues = self._positions.queues(topic)
             members = self._member.members(self._settings.group, topic, self._positions.soon())
         except RocketMQError as e:
             logger.warning("the queues of %s stay as they are: %s", topic, e)
             self.balanced = False
-            return Share(None)
+            return QueueShare(None)
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
             self.balanced = False

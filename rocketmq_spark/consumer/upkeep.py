@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from rocketmq_spark.clock import Clock, Deadline
-from rocketmq_spark.consumer.assigned import Part
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.positions import Positions
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
@@ -71,7 +71,7 @@ class Upkeep:
                     logger.info("the route of %s cannot be refreshed: %s", topic, e)
         return deadline
 
-    def next(self, deadline: Deadline, most: int) -> list[Part]:
+    def next(self, deadline: Deadline, most: int) -> list[FetchedPart]:
         """What comes before ``deadline``, while the group's changes are followed."""
         while True:
             if not self._shared.topics:

@@ -21,7 +21,7 @@ OnHoles = Callable[[Sequence[Piece], Sequence[Hole]], int]
 OnBeyond = Callable[[Sequence[Piece]], Sequence[Piece]]
 
 
-class Look(NamedTuple):
+class AnswerCheck(NamedTuple):
     """What an answer is when it is looked at alone: whether its messages can be located, whether some may belong to
     another pull, and what it jumps over."""
 
@@ -30,7 +30,7 @@ class Look(NamedTuple):
     holes: list[Hole]
 
 
-def apart(fetched: Fetched) -> list[Look]:
+def apart(fetched: Fetched) -> list[AnswerCheck]:
     """A look at each answer."""
     looks = []
     for i, piece in enumerate(fetched.pieces):
@@ -38,12 +38,12 @@ def apart(fetched: Fetched) -> list[Look]:
         try:
             messages = stored_messages.locate(fetched.buffer, [piece])
         except Malformed:
-            looks.append(Look(False, beyond, []))
+            looks.append(AnswerCheck(False, beyond, []))
             continue
         holes = [hole._replace(piece=i) for hole in stored_messages.holes(messages)]
         # An inner batch has offsets behind the one that stands in its head.
         last = messages.any_flags & SysFlag.INNER_BATCH or (messages.part("queueOffset") >= piece.limit).any()
-        looks.append(Look(True, beyond and bool(last), holes))
+        looks.append(AnswerCheck(True, beyond and bool(last), holes))
     return looks
 
 

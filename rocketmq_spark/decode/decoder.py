@@ -46,12 +46,12 @@ class Decoder:
     on_holes: OnHoles | None = None
     on_beyond: OnBeyond | None = None
     bad: Bad = field(default_factory=Bad)
-    wanted: props.Wanted = field(init=False)
+    wanted: props.PropertySelection = field(init=False)
 
     def __post_init__(self) -> None:
         names = {column.name.lower() for column in self.columns if column.property is None}
         by_tag = bool(self.filtered) and self.filtered.kind == "TAG"
-        wanted = props.Wanted(
+        wanted = props.PropertySelection(
             "tags" in names or by_tag,
             "keys" in names,
             "msgid" in names,

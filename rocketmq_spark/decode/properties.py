@@ -124,7 +124,7 @@ def _carefully(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PropertySelection:
     """Which columns to make. ``properties``: none, user or all."""
 
     tags: bool = True
@@ -149,7 +149,7 @@ class Columns:
     property_columns: dict[str, pa.Array] = field(default_factory=dict)
 
 
-def columns(pairs: Pairs, wanted: Wanted) -> Columns:
+def columns(pairs: Pairs, wanted: PropertySelection) -> Columns:
     """Build the wanted columns."""
     layout = _common_layout(pairs)
     source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)

@@ -1,7 +1,7 @@
 """The columns of the source: one table, a row for each. Its types for Spark and for Arrow, how the fast path makes it of
 all located messages, and how the careful path takes it from one.
 
-The table imports nothing heavy: drivers read it too. What a fast builder may ask of located messages stands in ``Rows``.
+The table imports nothing heavy: drivers read it too. What a fast builder may ask of located messages stands in ``MessageRows``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYS = pa.list_(pa.string())
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
-class Rows(Protocol):
+class MessageRows(Protocol):
     """Located messages (``rows.Located``)."""
 
     def of_queue(self, field: str) -> pa.Array: ...
@@ -46,7 +46,7 @@ class Rows(Protocol):
     def null(self, kind: pa.DataType) -> pa.Array: ...
 
 
-Fast = Callable[[Rows, pa.DataType], pa.Array]
+Fast = Callable[[MessageRows, pa.DataType], pa.Array]
 # The value of one message, given its queue, the message, and option ``includeProperties``.
 Reference = Callable[[MessageQueue, ReceivedMessage, str], Any]
 

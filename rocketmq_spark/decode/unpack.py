@@ -23,7 +23,7 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 
 @dataclass(slots=True)
-class Part:
+class UnpackedPart:
     """Bodies of the rows from ``begin`` on, None where one cannot be had, with the reason by its place in the part."""
 
     begin: int
@@ -31,11 +31,11 @@ class Part:
     reasons: dict[int, str] = field(default_factory=dict)
 
 
-def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> Iterator[Part]:
+def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> Iterator[UnpackedPart]:
     """The bodies of ``rows``, in parts that are cut as soon as they have ``portion_bytes``; always one."""
     starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
     packed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
-    part, size, made = Part(rows.start), 0, False
+    part, size, made = UnpackedPart(rows.start), 0, False
     stored = slices.binary(messages.buffer, starts, ends).to_pylist()
     for body, is_packed, flag in zip(stored, packed, flags.tolist(), strict=True):
         if is_packed:
@@ -48,7 +48,7 @@ def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> I
         size += len(body or b"")
         if portion_bytes and size >= portion_bytes:
             yield part
-            part, size, made = Part(part.begin + len(part.bodies)), 0, True
+            part, size, made = UnpackedPart(part.begin + len(part.bodies)), 0, True
     if part.bodies or not made:
         yield part
 

@@ -31,7 +31,7 @@ def wall_ms() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeSettings:
     """Where a node works: its folder, the topic of envelopes, and that of what is none; ``now_ms`` is its clock.
 
     ``topics`` are patterns of where it may deliver.
@@ -50,7 +50,7 @@ def purpose_of(group: str) -> str:
     return f"the delay service, group {group!r}"
 
 
-def open_node(place: Place, **options: object) -> DelayService:
+def open_node(place: NodeSettings, **options: object) -> DelayService:
     """A node that has joined its group. ``options`` are those of a connection, and ``group``."""
     given: dict[str, Any] = {"group": GROUP, **options}
     parsed = options_table.parse(given).for_role("pull consumer")

@@ -44,7 +44,7 @@ PAUSE_S = 0.5
 CATCH_UP_S = 60.0
 
 
-class Reader(Protocol):
+class EnvelopeReader(Protocol):
     """What the node needs of a pull consumer that is subscribed to the inner topic."""
 
     def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]: ...
@@ -80,7 +80,7 @@ class DelayService:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: EnvelopeReader,
         member: GroupMember,
         names: Names,
         store: Store,

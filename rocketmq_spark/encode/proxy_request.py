@@ -17,7 +17,7 @@ from rocketmq_spark.codes import RESERVED_PROPERTIES, Property
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, Pieces
 from rocketmq_spark.grpc_proxy import outgoing
-from rocketmq_spark.grpc_proxy.outgoing import Request, RequestEncoder
+from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder
 
 Bytes = bytes | bytearray | memoryview
 # For fewer the other way is as quick.
@@ -33,7 +33,7 @@ class _Alike(NamedTuple):
     values: dict[str, pa.Array]
 
 
-def by_columns(body: Bytes, encode: RequestEncoder) -> Request | None:
+def by_columns(body: Bytes, encode: RequestEncoder) -> ProxySendRequest | None:
     """The request that ``encode`` would make of a batch body, or None where somebody has to look at each message."""
     starts = _starts(body)
     messages = None if len(starts) < MIN_ROWS else _alike(np.frombuffer(body, np.uint8), starts)
@@ -60,7 +60,7 @@ def by_columns(body: Bytes, encode: RequestEncoder) -> Request | None:
     data, ends = arrow.content(whole.joined())
     ids = values.get(Property.UNIQ_KEY, [""] * len(bodies))
     told = ",".join(ids) if isinstance(ids, list) else b",".join(ids.to_pylist()).decode()
-    return Request(bytes(data[: int(ends[-1])]), told, delayed=False)
+    return ProxySendRequest(bytes(data[: int(ends[-1])]), told, delayed=False)
 
 
 def _starts(body: Bytes) -> Ints:

@@ -37,7 +37,7 @@ class Tls(NamedTuple):
     server_name: str | None = None
 
 
-class Channel:
+class ProxyChannel:
     """One endpoint, ``host:port``. ``headers`` gives those of the next call."""
 
     def __init__(self, address: str, headers: Headers, connect_timeout_s: float = 3.0, tls: Tls | None = None) -> None:

@@ -13,7 +13,7 @@ PACKAGE = "apache.rocketmq.v2"
 SERVICE = f"{PACKAGE}.MessagingService"
 
 
-class Field(NamedTuple):
+class ProtoField(NamedTuple):
     """A field of a message. ``kind`` is a scalar's name, ``enum``, ``map`` of texts, ``time``, ``duration`` or a message."""
 
     message: str
@@ -153,9 +153,9 @@ _TABLE = """
 """
 
 
-def _field(line: str) -> Field:
+def _field(line: str) -> ProtoField:
     message, name, number, kind = line.split()
-    return Field(message, name, int(number), kind.rstrip("*"), kind.endswith("*"))
+    return ProtoField(message, name, int(number), kind.rstrip("*"), kind.endswith("*"))
 
 
 FIELDS = tuple(_field(line) for line in _TABLE.strip().splitlines())
@@ -277,7 +277,7 @@ class ClientType(enum.IntEnum):
     SIMPLE_CONSUMER = 3
 
 
-class Language(enum.IntEnum):
+class ProxyLanguage(enum.IntEnum):
     PYTHON = 6
 
 
@@ -289,5 +289,5 @@ ENUMS: tuple[type[enum.IntEnum], ...] = (
     AddressScheme,
     Encoding,
     ClientType,
-    Language,
+    ProxyLanguage,
 )

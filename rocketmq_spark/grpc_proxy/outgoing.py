@@ -35,7 +35,7 @@ TEXTS = {
 NORMAL = number("SystemProperties", "message_type", MessageType.NORMAL)
 
 
-class Part(NamedTuple):
+class RequestMessage(NamedTuple):
     """One message of a request, with its properties as they are stored."""
 
     body: bytes | memoryview
@@ -50,11 +50,11 @@ class Topic(NamedTuple):
     on_wire: str
 
 
-def chains(parts: Sequence[Part]) -> list[list[list[Part]]]:
+def chains(parts: Sequence[RequestMessage]) -> list[list[list[RequestMessage]]]:
     """The parts of each request, in chains: the requests of a chain go one after the other, chains at once."""
-    normal: list[Part] = []
-    groups: dict[str, list[list[Part]]] = {}
-    alone: list[list[list[Part]]] = []
+    normal: list[RequestMessage] = []
+    groups: dict[str, list[list[RequestMessage]]] = {}
+    alone: list[list[list[RequestMessage]]] = []
     for part in parts:
         if _TYPES.isdisjoint(part.properties):
             normal.append(part)
@@ -65,7 +65,7 @@ def chains(parts: Sequence[Part]) -> list[list[list[Part]]]:
     return [*([[normal]] if normal else []), *groups.values(), *alone]
 
 
-class Request(NamedTuple):
+class ProxySendRequest(NamedTuple):
     """A ``SendMessageRequest`` as it is sent, and what its answer is compared with: the messages' ids, joined by commas."""
 
     data: bytes
@@ -92,7 +92,7 @@ class RequestEncoder:
         )
         self._named: dict[str, bytes] = {}
 
-    def __call__(self, parts: Sequence[Part]) -> Request:
+    def __call__(self, parts: Sequence[RequestMessage]) -> ProxySendRequest:
         """Raises ``MessageRefused`` for what the Proxy has no field for."""
         pieces: list[bytes | memoryview] = []
         for part in parts:
@@ -101,9 +101,9 @@ class RequestEncoder:
             head += BODY + VARINTS[size]
             pieces += (MESSAGE + VARINTS[len(head) + size] + head, part.body)
         ids = ",".join([part.properties.get(Property.UNIQ_KEY, "") for part in parts])
-        return Request(b"".join(pieces), ids, any(name in parts[0].properties for name in _TIMING))
+        return ProxySendRequest(b"".join(pieces), ids, any(name in parts[0].properties for name in _TIMING))
 
-    def _head(self, part: Part) -> bytes:
+    def _head(self, part: RequestMessage) -> bytes:
         """All fields of a message but its body."""
         if part.flag:
             raise MessageRefused(

@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
 
-from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE, Field
+from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE, ProtoField
 
 _FILE = "rocketmq_spark/grpc_proxy.proto"
 # No clock and no lock can wait for longer than some centuries; nobody who is in his right mind asks for a year.
@@ -57,7 +57,7 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
     return file
 
 
-def _add(message: descriptor_pb2.DescriptorProto, field: Field) -> None:
+def _add(message: descriptor_pb2.DescriptorProto, field: ProtoField) -> None:
     made = message.field.add(name=field.name, number=field.number, label=_REPEATED if field.repeated else _OPTIONAL)
     if field.kind in _TYPES:
         made.type = _TYPES[field.kind]

@@ -16,9 +16,9 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import VERSION
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy.answers import refused
-from rocketmq_spark.grpc_proxy.channel import Channel, Tls
+from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
 from rocketmq_spark.grpc_proxy.endpoints import Endpoints
-from rocketmq_spark.grpc_proxy.facts import AddressScheme, Code, Language, Rpc
+from rocketmq_spark.grpc_proxy.facts import AddressScheme, Code, ProxyLanguage, Rpc
 from rocketmq_spark.grpc_proxy.metadata import Keys, metadata
 from rocketmq_spark.grpc_proxy.protos import proto
 
@@ -47,11 +47,11 @@ class Proxy:
         self.on_wire = access.on_wire
         self._endpoints = Endpoints(access.addresses)
         self._channels = {
-            address: Channel(address, self._headers, access.connect_timeout_s, access.tls)
+            address: ProxyChannel(address, self._headers, access.connect_timeout_s, access.tls)
             for address in access.addresses
         }
         self._agent = proto("UA")(
-            language=Language.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
+            language=ProxyLanguage.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
         )
 
     @property
@@ -66,11 +66,11 @@ class Proxy:
         """A topic or group."""
         return proto("Resource")(name=self.on_wire(name))
 
-    def channel(self, home: str | None = None) -> Channel:
+    def channel(self, home: str | None = None) -> ProxyChannel:
         """The one to use now: of the ``home`` endpoint if that answers."""
         return self._channels[self._endpoints.pick(home, time.monotonic())]
 
-    def at(self, address: str) -> Channel:
+    def at(self, address: str) -> ProxyChannel:
         """That of one endpoint."""
         return self._channels[address]
 

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, RouteNotFo
 from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.grpc_proxy.answers import STORED, refused
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
-from rocketmq_spark.grpc_proxy.outgoing import Part, Request, RequestEncoder, Topic, chains
+from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder, RequestMessage, Topic, chains
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
@@ -26,8 +26,8 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 logger = logging.getLogger(__name__)
 
 Done = Callable[[SendResult | RocketMQError], None]
-TakeApart = Callable[[SendRequest], list[Part]]
-ByColumns = Callable[[SendRequest, RequestEncoder], Request | None]
+TakeApart = Callable[[SendRequest], list[RequestMessage]]
+ByColumns = Callable[[SendRequest, RequestEncoder], ProxySendRequest | None]
 # Messages of one group go one request after the other: so many groups may be on their way at once, for each endpoint.
 LANES = 16
 UNKNOWN_QUEUE = -1
@@ -126,7 +126,7 @@ class ProxySender:
             return
         _Requests(self._proxy, queue, deadline, done).send(made)
 
-    def _made(self, topic: str, request: SendRequest) -> list[deque[Request]]:
+    def _made(self, topic: str, request: SendRequest) -> list[deque[ProxySendRequest]]:
         """The requests of one send, in chains."""
         names = Topic(topic, self._proxy.on_wire(topic))
         encode = RequestEncoder(names, request.born_timestamp_ms, self._proxy.host)
@@ -172,7 +172,7 @@ def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
     return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in addresses)
 
 
-def _ask(proxy: Proxy, queue: MessageQueue, request: Request, deadline: Deadline) -> SendResult:
+def _ask(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline: Deadline) -> SendResult:
     """One request on the thread that waits for it, so that no other one has to be woken for its answer."""
     channel = proxy.channel(queue.broker_name)
     try:
@@ -196,19 +196,19 @@ class _Requests:
         self._deadline = deadline
         self._done = done
         self._lock = threading.Lock()
-        self._waiting: deque[deque[Request]] = deque()
+        self._waiting: deque[deque[ProxySendRequest]] = deque()
         self._results: list[SendResult] = []
         self._error: RocketMQError | None = None
         self._left = 0
 
-    def send(self, chains: Sequence[deque[Request]]) -> None:
+    def send(self, chains: Sequence[deque[ProxySendRequest]]) -> None:
         first = chains[:_AT_ONCE]
         self._left = len(first)
         self._waiting.extend(chains[_AT_ONCE:])
         for chain in first:
             self._send(chain)
 
-    def _send(self, chain: deque[Request]) -> None:
+    def _send(self, chain: deque[ProxySendRequest]) -> None:
         """The next request of a chain."""
         request = chain.popleft()
         channel = self._proxy.channel(self._queue.broker_name)
@@ -223,7 +223,7 @@ class _Requests:
         except RocketMQError as e:
             self._landed(chain, e)
 
-    def _landed(self, chain: deque[Request], outcome: SendResult | RocketMQError) -> None:
+    def _landed(self, chain: deque[ProxySendRequest], outcome: SendResult | RocketMQError) -> None:
         with self._lock:
             if isinstance(outcome, RocketMQError):
                 self._error = self._error or outcome
@@ -239,7 +239,7 @@ class _Requests:
             self._done(self._error or _together(self._results))
 
 
-def _outcome(answer: Any, request: Request, topic: str, address: str) -> SendResult | RocketMQError:
+def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult | RocketMQError:
     """Whatever an answer holds, whoever waits for it gets one."""
     found = attempt(_result, answer, request, topic, address)
     if not isinstance(found, Failure):
@@ -249,7 +249,7 @@ def _outcome(answer: Any, request: Request, topic: str, address: str) -> SendRes
     return RemoteProtocolError(f"an answer that cannot be read: {found}", address, topic=topic)
 
 
-def _result(answer: Any, request: Request, topic: str, address: str) -> SendResult:
+def _result(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult:
     """What the Proxy says of one request: one entry for all its messages, with their ids joined, or one for each."""
     of_entries = [entry.status for entry in answer.entries]
     # With several entries it may say no more than that they differ.

@@ -16,7 +16,7 @@ from rocketmq_spark.clock import Deadline, backoff
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.failures import Failure, attempt, start_thread
 from rocketmq_spark.grpc_proxy.answers import refused
-from rocketmq_spark.grpc_proxy.channel import Channel
+from rocketmq_spark.grpc_proxy.channel import ProxyChannel
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, Code
 from rocketmq_spark.grpc_proxy.protos import proto
 
@@ -28,7 +28,7 @@ Told = Callable[[Any], None]
 class Telemetry:
     """Of one endpoint. ``settings`` makes what is told whenever a stream begins, ``told`` gets what the Proxy answers."""
 
-    def __init__(self, channel: Channel, settings: Callable[[], Any], told: Told) -> None:
+    def __init__(self, channel: ProxyChannel, settings: Callable[[], Any], told: Told) -> None:
         self._channel = channel
         self._settings = settings
         self._told = told

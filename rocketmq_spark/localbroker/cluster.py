@@ -21,7 +21,7 @@ from rocketmq_spark.closing import Closing
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import config, distro, leftovers, loopback, natives, servers
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.members import Make, Members
+from rocketmq_spark.localbroker.members import Members, ServerParts
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site
 
@@ -113,7 +113,7 @@ class LocalBroker(Closing):
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
             cache = distro.cache_folder()
             jvm = (*natives.flags(core, cache / "natives"), *self._jvm)
-            make = Make(core, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm)
+            make = ServerParts(core, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm)
             with distro.writing_to(self._given_data or cache):
                 claim = leftovers.claim(cache / "run", self._given_data, self._keep)
                 site = Site(claim, java, cache / "archives", self._ports)

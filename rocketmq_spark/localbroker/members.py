@@ -18,7 +18,7 @@ from rocketmq_spark.localbroker.site import Site
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Make:
+class ServerParts:
     """What servers are made of: the jars of all, of a proxy and its fields, lines of brokers, heap and flags of both."""
 
     jars: tuple[Path, ...]
@@ -32,7 +32,7 @@ class Make:
 class Members:
     """Servers by name on a site. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
 
-    def __init__(self, site: Site, make: Make, name_servers: Sequence[str], specs: Sequence[BrokerSpec]) -> None:
+    def __init__(self, site: Site, make: ServerParts, name_servers: Sequence[str], specs: Sequence[BrokerSpec]) -> None:
         self.site = site
         self._make = make
         self._name_servers = name_servers

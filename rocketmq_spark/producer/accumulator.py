@@ -60,7 +60,7 @@ class Key(NamedTuple):
     waits: bool
 
 
-class Entry(NamedTuple):
+class BatchEntry(NamedTuple):
     """One message: its encoded batch item and what its sender needs of the result. ``promise`` is the caller's."""
 
     item: bytes
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class MessageBatch:
     """Messages that leave together, at ``due_ms`` at the latest.
 
     ``owner`` is the producer that started the batch and sends it, whoever adds to it.
@@ -81,7 +81,7 @@ class Batch:
     owner: Any
     created_ms: int
     due_ms: int
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[BatchEntry] = field(default_factory=list)
     body_bytes: int = 0
     encoded_bytes: int = 0
     keywords: dict[str, None] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Batch:
     def __post_init__(self) -> None:
         self.keyword_bytes = len((self.key.tag or "").encode())
 
-    def add(self, entry: Entry, max_encoded_bytes: int) -> bool:
+    def add(self, entry: BatchEntry, max_encoded_bytes: int) -> bool:
         """Whether ``entry`` is in it now; not if the broker would refuse the batch then."""
         encoded_bytes = self.encoded_bytes + len(entry.item)
         if encoded_bytes > max_encoded_bytes or (entry.keys and not self._add_keywords(entry.keys)):
@@ -121,18 +121,18 @@ class Accumulator:
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
         self.held_bytes = 0
-        self._open: dict[Key, Batch] = {}
-        self._by_age: list[tuple[int, int, Batch]] = []
+        self._open: dict[Key, MessageBatch] = {}
+        self._by_age: list[tuple[int, int, MessageBatch]] = []
         self._numbers = itertools.count()
-        self._closed: list[Batch] = []
-        self._taken: set[Batch] = set()
+        self._closed: list[MessageBatch] = []
+        self._taken: set[MessageBatch] = set()
         self._started_ms = 0
 
     @property
     def open_batches(self) -> int:
         return len(self._open)
 
-    def add(self, key: Key, entry: Entry, owner: Any, now_ms: int) -> Batch | None:
+    def add(self, key: Key, entry: BatchEntry, owner: Any, now_ms: int) -> MessageBatch | None:
         """The batch that took the message; None when it must be sent alone: too much waits, or it is too large."""
         limits = self.limits
         if self.held_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
@@ -163,7 +163,7 @@ class Accumulator:
         """Whether ``take`` would give anything."""
         return bool(self._closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
-    def take(self, now_ms: int) -> list[Batch]:
+    def take(self, now_ms: int) -> list[MessageBatch]:
         """The batches that leave now, oldest first. Each must be given back with ``done``, once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             self._close(self._by_age[0][2])
@@ -176,25 +176,25 @@ class Accumulator:
         for batch in list(self._open.values()):
             self._close(batch)
 
-    def done(self, batch: Batch) -> None:
+    def done(self, batch: MessageBatch) -> None:
         """The batch has its answer, good or bad: its bytes are free again. A second call changes nothing."""
         if batch in self._taken:
             self._taken.discard(batch)
             self.held_bytes -= batch.encoded_bytes
 
-    def _start(self, key: Key, owner: Any, now_ms: int) -> Batch:
+    def _start(self, key: Key, owner: Any, now_ms: int) -> MessageBatch:
         # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.
         now_ms = self._started_ms = max(now_ms, self._started_ms)
-        batch = Batch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
+        batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open[key] = batch
         heapq.heappush(self._by_age, (batch.due_ms, next(self._numbers), batch))
         return batch
 
-    def _close(self, batch: Batch) -> None:
+    def _close(self, batch: MessageBatch) -> None:
         self._forget(batch)
         self._closed.append(batch)
 
-    def _forget(self, batch: Batch) -> None:
+    def _forget(self, batch: MessageBatch) -> None:
         batch.is_open = False
         del self._open[batch.key]
 

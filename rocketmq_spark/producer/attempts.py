@@ -73,7 +73,7 @@ class RetryPolicy:
     max_pause_s: float = 1.0
 
 
-class Again(NamedTuple):
+class RetryAttempt(NamedTuple):
     """Make another attempt after a pause; ``refresh`` asks for the route first."""
 
     pause_s: float
@@ -108,7 +108,7 @@ class Attempts:
         outcome: SendResult | RocketMQError,
         brokers: Collection[str],
         left_s: float,
-    ) -> SendResult | RocketMQError | Again:
+    ) -> SendResult | RocketMQError | RetryAttempt:
         """The final result, the final error, or another attempt. ``queue`` is None when none could be chosen.
 
         ``brokers`` are those that have queues of the topic, ``left_s`` is what is left of the deadline.
@@ -133,7 +133,7 @@ class Attempts:
         pause = self._pause(brokers)
         if not may_repeat or left_s <= pause:
             return self._over(outcome, late=may_repeat)
-        return Again(pause, refresh)
+        return RetryAttempt(pause, refresh)
 
     def _repeatable(self, error: RocketMQError) -> bool:
         if isinstance(error, _OURS):

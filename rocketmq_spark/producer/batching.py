@@ -22,7 +22,7 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.accumulator import Accumulator, Batch, Entry, Key
+from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.producer.pending import Callback, Kept, Pending, Promise
@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 _SLACK_S = 1.0
 
 
-class Owner(Protocol):
+class BatchOwner(Protocol):
     """A producer as its batches see it."""
 
-    def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
+    def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Fix the place of ``batch`` in its queue's order; quick. False when closed, else ``done`` is called once."""
 
     def pump(self) -> None:
@@ -63,7 +63,7 @@ class Batcher:
             self.members += 1
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
-    def add(self, key: Key, entry: Entry, owner: Owner) -> Batch | None:
+    def add(self, key: Key, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
         """The batch that took the message, which may be on its way already; None when it is to be sent directly.
 
         What is raised instead does not take it back; the promise of what was not taken is.
@@ -87,7 +87,7 @@ class Batcher:
 
     def flush(self) -> None:
         """Send the batches that are due."""
-        owners: dict[int, Owner] = {}
+        owners: dict[int, BatchOwner] = {}
         refused = []
         now_ms = self._timer.now_ms()
         with self._lock:  # held until each batch has its place in its queue, so that none overtakes another
@@ -102,7 +102,7 @@ class Batcher:
         for owner in owners.values():
             owner.pump()
 
-    def wait(self, batch: Batch, result: Future[SendResult], seconds: float) -> bool:
+    def wait(self, batch: MessageBatch, result: Future[SendResult], seconds: float) -> bool:
         """Whether ``result`` is there within ``seconds`` after its batch was due.
 
         A synchronous sender sends the batch itself then, when nobody else has.
@@ -160,7 +160,7 @@ class Batcher:
         self._call_ms = due_ms
         return max(0, due_ms - now_ms) / 1000
 
-    def _answered(self, batch: Batch) -> Callable[[Outcome], None]:
+    def _answered(self, batch: MessageBatch) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
             with self._lock:
                 self.accumulator.done(batch)
@@ -175,10 +175,10 @@ class Batcher:
         return done
 
 
-class Membership:
+class AccumulatorMember:
     """What one producer adds to an accumulator. ``owner`` sends the batches that it starts, whoever adds to them."""
 
-    def __init__(self, batcher: Batcher, owner: Owner, pending: Pending, send_timeout_s: float) -> None:
+    def __init__(self, batcher: Batcher, owner: BatchOwner, pending: Pending, send_timeout_s: float) -> None:
         self.batcher = batcher
         self._owner = owner
         self._pending = pending
@@ -191,16 +191,16 @@ class Membership:
 
     def add(
         self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None
-    ) -> tuple[Promise, Batch | None]:
+    ) -> tuple[Promise, MessageBatch | None]:
         """The future result and the batch that took the message; no batch when it must be sent directly."""
         message = prepared.message
         key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
         item = encoding.batch_item(prepared)
         result = self._pending.expect(callback, prepared.msg_id)
-        entry = Entry(item, len(message.body), prepared.msg_id, message.keys, result)
+        entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, result)
         return result, self.batcher.add(key, entry, self._owner)
 
-    def result(self, batch: Batch, result: Future[SendResult]) -> SendResult:
+    def result(self, batch: MessageBatch, result: Future[SendResult]) -> SendResult:
         """Wait for the result of a message that ``batch`` took."""
         if not self.batcher.wait(batch, result, self._send_timeout_s + _SLACK_S):
             raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)

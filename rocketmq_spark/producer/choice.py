@@ -22,7 +22,7 @@ from rocketmq_spark.timer import Timer
 logger = logging.getLogger(__name__)
 
 
-class Choice:
+class QueueChoice:
     """Chooses for every attempt of an engine."""
 
     def __init__(self, topics: Topics, faults: FaultTable, timer: Timer) -> None:

@@ -22,7 +22,7 @@ from rocketmq_spark.queues.selection import Select, check_arg, select
 from rocketmq_spark.timer import Timer
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a message goes: a queue, any, or what a selector, by its name and argument, chooses when there is a route."""
 
     queue: MessageQueue | None = None
@@ -34,7 +34,7 @@ class Place(NamedTuple):
         return self.selection is None
 
 
-_ANYWHERE = Place()
+_ANYWHERE = Destination()
 
 
 class Later(NamedTuple):
@@ -78,7 +78,7 @@ class Destinations:
                 raise
             return ()
 
-    def of(self, message: Message, how: How, deadline: Deadline) -> Place:
+    def of(self, message: Message, how: How, deadline: Deadline) -> Destination:
         """The place of ``message``."""
         queue, selector = how.queue, how.selector
         if queue is not None and selector is not None:
@@ -88,7 +88,7 @@ class Destinations:
         if queue is None:
             return _ANYWHERE
         self.check(message.topic, queue, deadline)
-        return Place(queue)
+        return Destination(queue)
 
     def check(self, topic: str, queue: MessageQueue | None, deadline: Deadline) -> None:
         """That ``queue``, if one is named, is of the topic and of the producer's environment."""
@@ -107,24 +107,24 @@ class Destinations:
         if environment is not None and queue not in self.queues(topic, deadline):
             raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
 
-    def _select(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> Place:
+    def _select(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> Destination:
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
-            return Place()  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
+            return Destination()  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
         later = self._later
         if later is None or not isinstance(selector, str) or not storable(selector, arg):
             if later is not None and isinstance(selector, str):
                 check_arg(selector, arg)  # as of what is kept: before anybody waits for a route
-            return Place(self._selected(message, selector, arg, deadline))
+            return Destination(self._selected(message, selector, arg, deadline))
         if later.waits(message.topic, selector, arg):
-            return Place(None, (selector, arg))
+            return Destination(None, (selector, arg))
         try:
-            return Place(self._selected(message, selector, arg, deadline))
+            return Destination(self._selected(message, selector, arg, deadline))
         except RocketMQError as e:
             if isinstance(e, SelectorError) or not later.may_pass(e):
                 raise
             check_arg(selector, arg)  # what fails whatever queues there are is not kept
-            return Place(None, (selector, arg))
+            return Destination(None, (selector, arg))
 
     def _selected(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue:
         queues = self.queues(message.topic, deadline)

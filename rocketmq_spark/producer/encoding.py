@@ -17,7 +17,7 @@ from rocketmq_spark import codes
 from rocketmq_spark.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
-from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, Batch, key_words
+from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.transport import CHOOSES, SELECTORS
@@ -45,7 +45,7 @@ class How(NamedTuple):
 ANYHOW = How()
 
 
-class Waiting(NamedTuple):
+class EnvelopedMessage(NamedTuple):
     """A message in an envelope: where and when it is to be delivered."""
 
     topic: str
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
     msg_id: str
     properties: str
     delayed: bool
-    waiting: Waiting | None = None
+    waiting: EnvelopedMessage | None = None
 
 
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
@@ -249,7 +249,7 @@ def told(request: SendRequest, prepared: Sequence[Prepared]) -> SendRequest:
     return request._replace(properties=request.properties + encode_properties(more))
 
 
-def accumulated_batch(batch: Batch, batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:
+def accumulated_batch(batch: MessageBatch, batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:
     """A batch of the accumulator. Its own tag, keys and id matter to topics that store a batch as one message."""
     properties = {Property.WAIT: str(batch.key.wait_store_ok).lower(), Property.UNIQ_KEY: batch_id}
     if batch.key.tag:

@@ -21,8 +21,8 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer.attempts import Again, Attempts, report_of
-from rocketmq_spark.producer.choice import Choice
+from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, report_of
+from rocketmq_spark.producer.choice import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.hooks import Hooks, SendContext
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
@@ -78,7 +78,7 @@ class Engine:
         self._settings = settings
         self._policy = settings.retry_policy
         self._aside = timer.beside("route")
-        self._choice = Choice(self.topics, self.faults, timer)
+        self._choice = QueueChoice(self.topics, self.faults, timer)
         self._rng = random.Random()
         self._spooling = None if spool is None else Spooling(spool, sender, timer)
         self._together = together
@@ -148,7 +148,7 @@ class Engine:
                         self._launch(sending)
             finally:
                 for sending in taken:  # what interrupts one must not cost the others their turn
-                    self._over(sending, Again(0.0, sending.refresh))
+                    self._over(sending, RetryAttempt(0.0, sending.refresh))
 
     def oneway(self, outgoing: Outgoing) -> None:
         """One attempt without an answer; only what fails before the socket is raised."""
@@ -208,7 +208,7 @@ class Engine:
             except RocketMQError as e:
                 outcome = e
             verdict = self._judge(sending, queue, outcome)
-            if not isinstance(verdict, Again):
+            if not isinstance(verdict, RetryAttempt):
                 return verdict if spooling is None else spooling.settled(sending.outgoing, verdict)
             sending.refresh = verdict.refresh
             if verdict.pause_s:
@@ -258,14 +258,14 @@ class Engine:
             self._spooling.answered(verdict)
         self._over(sending, verdict)
 
-    def _over(self, sending: Sending, verdict: Outcome | Again) -> None:
+    def _over(self, sending: Sending, verdict: Outcome | RetryAttempt) -> None:
         """An attempt is over, and so is its request unless there is another one."""
         landing = self._under_way.landed(sending, verdict)
         if landing is None:
             return
         if landing.more:  # not from here: this may be the thread that reads answers
             self.timer.later(0, self.pump)
-        if isinstance(verdict, Again):
+        if isinstance(verdict, RetryAttempt):
             self.timer.later(verdict.pause_s, self.pump)
             return
         self._end(sending, verdict)
@@ -303,7 +303,7 @@ class Engine:
         if attempt.context is not None:
             self.hooks.after(attempt.context, outcome, latency_ms)
 
-    def _judge(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome | Again:
+    def _judge(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Every attempt ends here: the final outcome, or another attempt."""
         brokers: Collection[str] = ()
         outgoing = sending.outgoing

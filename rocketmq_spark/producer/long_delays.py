@@ -15,8 +15,8 @@ from rocketmq_spark.codes import TIMER_MAX_DELAY_S, Property
 from rocketmq_spark.errors import AccessDenied, MessageRefused, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.destination import Place
-from rocketmq_spark.producer.encoding import Prepared, Waiting, single_request
+from rocketmq_spark.producer.destination import Destination
+from rocketmq_spark.producer.encoding import EnvelopedMessage, Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
@@ -63,8 +63,8 @@ class LongDelays:
         self._consumed = Deadline(0.0)
 
     def placed(
-        self, prepared: Prepared, place: Place, queues: Callable[[], Sequence[MessageQueue]], deadline: Deadline
-    ) -> tuple[Prepared, Place]:
+        self, prepared: Prepared, place: Destination, queues: Callable[[], Sequence[MessageQueue]], deadline: Deadline
+    ) -> tuple[Prepared, Destination]:
         """What is sent for a message with a timer, and where to: itself, or its envelope. ``queues`` are those of its topic."""
         known = (place.queue,) if place.queue is not None else queues()
         brokers = {queue.broker_name for queue in known}
@@ -76,9 +76,9 @@ class LongDelays:
             chosen = self._choose(
                 prepared.message.topic, place, known
             )  # the service knows no environments and no selectors
-        return self.enveloped(prepared, due_ms, chosen, deadline), Place()
+        return self.enveloped(prepared, due_ms, chosen, deadline), Destination()
 
-    def _choose(self, topic: str, place: Place, known: Sequence[MessageQueue]) -> MessageQueue:
+    def _choose(self, topic: str, place: Destination, known: Sequence[MessageQueue]) -> MessageQueue:
         if not known:
             raise MessageRefused(
                 "a message with a delay of this length is given its queue when it is sent, and no name server says now which "
@@ -124,7 +124,9 @@ class LongDelays:
             )
         msg_id = decode_properties(prepared.properties)[Property.UNIQ_KEY]
         text = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
-        return Prepared(Message(INNER_TOPIC, body), prepared.msg_id, text, True, Waiting(message.topic, due_ms))
+        return Prepared(
+            Message(INNER_TOPIC, body), prepared.msg_id, text, True, EnvelopedMessage(message.topic, due_ms)
+        )
 
     def _check(self, deadline: Deadline) -> None:
         if not self._consumed.expired:

@@ -22,9 +22,9 @@ from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.owner import Owner
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding, unclosed
-from rocketmq_spark.producer.accumulator import Batch
-from rocketmq_spark.producer.batching import Membership
-from rocketmq_spark.producer.destination import Destinations, Later, Place
+from rocketmq_spark.producer.accumulator import MessageBatch
+from rocketmq_spark.producer.batching import AccumulatorMember
+from rocketmq_spark.producer.destination import Destination, Destinations, Later
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
@@ -49,7 +49,7 @@ _numbers = itertools.count()
 _ASKING = 1 / 3
 
 
-class Producer(Closing):
+class BaseProducer(Closing):
     """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
 
     Producers with the same ``shared_as`` fill one accumulator together. Its ``spool`` is its own to close.
@@ -77,11 +77,11 @@ class Producer(Closing):
         self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
         timers = Timers(sender, {})
         self._long_delays = LongDelays(sender, timers, settings, self._engine.timer.wall_ms)
-        self._membership: Membership | None = None
+        self._membership: AccumulatorMember | None = None
         if settings.auto_batch:
             self._shared_as = shared_as or name
             batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
-            self._membership = Membership(batcher, self, self._pending, settings.send_timeout_s)
+            self._membership = AccumulatorMember(batcher, self, self._pending, settings.send_timeout_s)
         unclosed.watch(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s)
@@ -330,8 +330,8 @@ class Producer(Closing):
             self._spool.close(Deadline.after(0))
         return lost
 
-    def enqueue_batch(self, batch: Batch, done: Callable[[Outcome], None]) -> bool:
-        """``batch`` leaves the accumulator: it is this producer's to send; ``done`` gets its outcome (``batching.Owner``)."""
+    def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
+        """``batch`` leaves the accumulator: it is this producer's to send; ``done`` gets its outcome (``BatchOwner``)."""
         now_ms = self._engine.timer.wall_ms()
         batch_id = _ids.next(now_ms)
         ids = [entry.msg_id for entry in batch.entries]
@@ -347,13 +347,13 @@ class Producer(Closing):
         return self._engine.enqueue(outgoing)
 
     def pump(self) -> None:
-        """Send what is enqueued (``batching.Owner``)."""
+        """Send what is enqueued (``batching.BatchOwner``)."""
         self._engine.pump()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self.settings.send_timeout_s if timeout_s is None else timeout_s)
 
-    def _admitted(self, message: Message, how: How) -> tuple[Prepared, Place, Deadline]:
+    def _admitted(self, message: Message, how: How) -> tuple[Prepared, Destination, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
         self._owner.check(self._closing.locked())
         deadline = self._deadline(how.timeout_s)
@@ -366,7 +366,7 @@ class Producer(Closing):
         return prepared, place, deadline
 
     def _outgoing(
-        self, prepared: Prepared, place: Place, deadline: Deadline, done: Callable[[Ended], None] = nobody
+        self, prepared: Prepared, place: Destination, deadline: Deadline, done: Callable[[Ended], None] = nobody
     ) -> Outgoing:
         message, selection = prepared.message, place.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import Again, Attempts
+from rocketmq_spark.producer.attempts import Attempts, RetryAttempt
 from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.ordered_queues import OrderedQueues
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing
@@ -90,13 +90,13 @@ class UnderWay:
         with self._lock:
             return self._queues.take(self._timer.now_ms())
 
-    def landed(self, sending: Sending, verdict: Outcome | Again) -> Landing | None:
+    def landed(self, sending: Sending, verdict: Outcome | RetryAttempt) -> Landing | None:
         """It ended, or is to be sent again; None when it was given up before that."""
         with self._lock:
             if sending.finished:
                 return None
             behind: list[Sending] = []
-            if isinstance(verdict, Again):
+            if isinstance(verdict, RetryAttempt):
                 sending.refresh = verdict.refresh
                 self._queues.again(sending, self._timer.now_ms() + int(verdict.pause_s * 1000))
             else:

@@ -26,7 +26,7 @@ _DEADLINE_S = 30.0
 _NUMBER = itemgetter(0)  # of a piece: that of its range
 
 
-class Answered(NamedTuple):
+class PlainAnswers(NamedTuple):
     """The stored messages of answers in a row from ``start`` on: next offset of each, and where its bytes end."""
 
     queue: MessageQueue
@@ -61,7 +61,7 @@ class PlainRun:
         self.whole = True
         self.reset: tuple[MessageQueue, int] | None = None
 
-    def fetch(self) -> Generator[list[Answered], None, None]:
+    def fetch(self) -> Generator[list[PlainAnswers], None, None]:
         """What comes, until all is read, ``stop`` was called, or something is odd: then ``whole`` is False.
 
         Raises what a broker refuses for good, and what lasted.
@@ -81,7 +81,7 @@ class PlainRun:
         """End soon, whoever waits for a broker now."""
         self._reading.stop()
 
-    def _copies(self, fetched: Fetched) -> list[Answered]:
+    def _copies(self, fetched: Fetched) -> list[PlainAnswers]:
         """The answers up to the first odd one, on bytes that outlive the buffer."""
         found = []
         view = fetched.buffer.data
@@ -99,7 +99,7 @@ class PlainRun:
                 parts.append(view[begin:end])
             self._at[queue] = at
             if ends:
-                found.append(Answered(queue, start, ends, b"".join(parts)))
+                found.append(PlainAnswers(queue, start, ends, b"".join(parts)))
             if not self.whole:
                 break
         return found

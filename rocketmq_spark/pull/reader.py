@@ -25,13 +25,13 @@ from rocketmq_spark.pull.patience import SILENCE_S, Patience
 from rocketmq_spark.pull.requests import Requests
 from rocketmq_spark.pull.trials import Trials
 from rocketmq_spark.pull.verdict import (
-    Again,
     Cause,
     Continue,
     GroupReset,
     Lost,
     OnLoss,
     Reconnect,
+    RepeatPull,
     Reset,
     Suspect,
     judge,
@@ -245,7 +245,7 @@ class RangeReader:
                 self._progress(slot)
                 self._pacing.passed()
                 self._missing.put(slot._replace(start=at))
-            case Again(reroute):
+            case RepeatPull(reroute):
                 if reroute:
                     self._hints.moving = True
                     self._hints.doubt()

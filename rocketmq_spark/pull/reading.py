@@ -21,16 +21,16 @@ def read(
     on_loss: OnLoss,
     filtered: Filter = NO_FILTER,
     known: str | None = None,
-) -> Reading:
+) -> RangesReading:
     """A read of ``ranges``, all of one broker and in their order; ``known`` is the address that the plan knew.
 
     ``on_loss`` is told of offsets that cannot be read any more; it may raise. ``filtered`` is what brokers filter by, for all
     queues alike: ``Puller.at_brokers``. Of batch topics they filter no single messages, only batches by the batch's own tags.
     """
-    return Reading(puller, ranges, on_loss, filtered, known)
+    return RangesReading(puller, ranges, on_loss, filtered, known)
 
 
-class Reading:
+class RangesReading:
     """Ranges that are being read."""
 
     def __init__(

@@ -45,7 +45,7 @@ class Continue:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RepeatPull:
     """Ask the same once more after a pause; ``reroute`` when the address may have changed."""
 
     reroute: bool = False
@@ -79,7 +79,7 @@ class Reset:
     at: int
 
 
-Decision = Continue | Again | Reconnect | Lost | Suspect | Reset
+Decision = Continue | RepeatPull | Reconnect | Lost | Suspect | Reset
 
 # Answers that say "not now": the broker is busy, starting, or not the right one any more.
 _PASSING = frozenset(
@@ -110,9 +110,9 @@ def judge(start: int, answer: Answer) -> Decision | BrokerError:
     if code == Response.GO_AWAY:
         return Reconnect()
     if code == Response.NO_PERMISSION and answer.forbidden in UNREADABLE:
-        return Again()
+        return RepeatPull()
     if code in _PASSING:
-        return Again(reroute=code != Response.SYSTEM_BUSY)
+        return RepeatPull(reroute=code != Response.SYSTEM_BUSY)
     if code == Response.TOPIC_NOT_EXIST:
         return Suspect(Cause.TOPIC_DELETED)
     if code == Response.INVALID_PARAMETER:
@@ -132,7 +132,7 @@ def _not_found(start: int, answer: Answer) -> Decision:
 def _nothing_matched(start: int, answer: Answer) -> Decision:
     beyond = answer.next_offset
     if beyond is None or beyond <= start or answer.remark in _BOUNDS_REMARKS:
-        return Again(reroute=True)
+        return RepeatPull(reroute=True)
     if answer.remark == "MESSAGE_WAS_REMOVING":
         return Lost(beyond, Cause.TRUNCATED)
     if answer.min_offset is not None and answer.min_offset > start:
@@ -142,7 +142,7 @@ def _nothing_matched(start: int, answer: Answer) -> Decision:
 
 def _moved(start: int, answer: Answer) -> Decision:
     if answer.remark == OFFSET_RESET:
-        return Again() if answer.next_offset is None else Reset(answer.next_offset)
+        return RepeatPull() if answer.next_offset is None else Reset(answer.next_offset)
     low = answer.min_offset
     if low is None and answer.remark == "OFFSET_TOO_SMALL":
         low = answer.next_offset

@@ -178,7 +178,7 @@ class Own:
         return owned
 
 
-class Choice(Protocol):
+class EnvironmentChoice(Protocol):
     """What options say of environments."""
 
     @property
@@ -191,12 +191,12 @@ class Choice(Protocol):
     def environment_source(self) -> str: ...
 
 
-def by_position(choice: Choice) -> bool:
+def by_position(choice: EnvironmentChoice) -> bool:
     """Whether these options name an environment by a number alone, whose queues depend on which others there are."""
     return choice.environment is not None and choice.environments is None and choice.environment_mode == "queues"
 
 
-def position_problem(choice: Choice, why: str) -> str:
+def position_problem(choice: EnvironmentChoice, why: str) -> str:
     """What is wrong with a number alone where, as ``why`` says, nobody remembers what it counted."""
     sample = json.dumps({choice.environment: {"broker-a": [0]}})
     return (
@@ -206,7 +206,7 @@ def position_problem(choice: Choice, why: str) -> str:
     )
 
 
-def environment_of(choice: Choice) -> Environment | None:
+def environment_of(choice: EnvironmentChoice) -> Environment | None:
     """The environment whose queues alone are used, if these options name one. One that has topics of its own, by a suffix,
     uses all of their queues."""
     if suffix_of(choice):
@@ -221,7 +221,7 @@ def environment_of(choice: Choice) -> Environment | None:
     return mine
 
 
-def check_chosen(choice: Choice, option: str) -> None:
+def check_chosen(choice: EnvironmentChoice, option: str) -> None:
     """That ``option`` may be ``environment``. Raises ``OptionError``."""
     if choice.environment is None:
         raise OptionError(f"option {option!r} is 'environment', which needs option 'environment': which one it is")
@@ -232,7 +232,7 @@ def check_chosen(choice: Choice, option: str) -> None:
         )
 
 
-def suffix_of(choice: Choice) -> str:
+def suffix_of(choice: EnvironmentChoice) -> str:
     """What the names of topics and groups end with in the environment of these options, without the ``_``; empty for nothing."""
     if choice.environment_mode != "suffix":
         return ""

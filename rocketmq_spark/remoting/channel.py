@@ -16,7 +16,7 @@ from rocketmq_spark.clock import Deadline
 TICK_S = 0.1
 
 
-class Channel:
+class SocketChannel:
     """A connected socket, and what it is still to take, in order.
 
     One thread reads; of those that write, one at a time, which is its callers' business. The lock in here is held only

@@ -19,7 +19,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Flag
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.failures import Failure, attempt
-from rocketmq_spark.remoting.channel import TICK_S, Channel
+from rocketmq_spark.remoting.channel import TICK_S, SocketChannel
 from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
 from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of
 from rocketmq_spark.wire.header import Command
@@ -117,7 +117,7 @@ class Connection:
         max_frame: int = MAX_FRAME,
     ) -> None:
         self.address = address
-        self._channel = Channel(connect(address, deadline, tls))
+        self._channel = SocketChannel(connect(address, deadline, tls))
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()

@@ -18,14 +18,14 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.queues.selection import in_rooms
-from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows, RowSelector
+from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, RowSelector, TopicRows
 from rocketmq_spark.transport import GRPC
 
 Queues = Sequence[MessageQueue]
 Candidates = Callable[[Queues], Queues]
 
 
-class Share(NamedTuple):
+class RowRange(NamedTuple):
     """Rows ``start`` to ``end`` in the order of the plan; without a queue they may go to any."""
 
     topic: str
@@ -34,13 +34,13 @@ class Share(NamedTuple):
     end: int
 
 
-class Plan(NamedTuple):
+class RoutingPlan(NamedTuple):
     """``order`` None leaves the rows as they are."""
 
     order: npt.NDArray[np.intp] | None
-    shares: list[Share]
+    shares: list[RowRange]
 
-    def rows(self, share: Share) -> npt.NDArray[np.intp]:
+    def rows(self, share: RowRange) -> npt.NDArray[np.intp]:
         """Those of a share, as they are numbered in the Arrow batch."""
         return np.arange(share.start, share.end) if self.order is None else self.order[share.start : share.end]
 
@@ -101,12 +101,12 @@ class Router:
         """Whether rows must all be good before they are planned."""
         return self._selector is not None and self._selector.loops
 
-    def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first: int) -> list[Rows]:
+    def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first: int) -> list[TopicRows]:
         """The rows of each topic; rows without one, or with one that takes no messages, are bad."""
         if not len(batch):
             return []
         if self._topic is not None:
-            return [Rows(batch, self._topic, None, first)]
+            return [TopicRows(batch, self._topic, None, first)]
         assert self._column is not None
         column = arrow.plain(batch.column(self._column))
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
@@ -115,7 +115,7 @@ class Router:
         names = [name for name in pc.unique(column).to_pylist() if name]
         for name in names:
             here = None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name)).to_numpy().astype(np.intp)
-            rows = Rows(batch, name, here, first)
+            rows = TopicRows(batch, name, here, first)
             try:
                 check_topic(name)
             except MessageRefused as e:
@@ -124,21 +124,21 @@ class Router:
                 parts.append(rows)
         return parts
 
-    def plan(self, topics: Sequence[Rows], bad_rows: BadRows) -> Plan:
+    def plan(self, topics: Sequence[TopicRows], bad_rows: BadRows) -> RoutingPlan:
         """The shares of the rows, in which the rows of a queue keep their order."""
         if len(topics) == 1 and topics[0].which is None and self._selector is None:
-            return Plan(None, [Share(topics[0].topic, None, 0, len(topics[0].batch))])
+            return RoutingPlan(None, [RowRange(topics[0].topic, None, 0, len(topics[0].batch))])
         orders, shares = [], []
         at = 0
         for rows in topics:
             order, parts = self._of_topic(rows, bad_rows)
             orders.append(order)
-            shares += [Share(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
+            shares += [RowRange(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
             at += len(order)
-        return Plan(np.concatenate(orders) if orders else None, shares)
+        return RoutingPlan(np.concatenate(orders) if orders else None, shares)
 
     def _of_topic(
-        self, rows: Rows, bad_rows: BadRows
+        self, rows: TopicRows, bad_rows: BadRows
     ) -> tuple[npt.NDArray[np.intp], list[tuple[MessageQueue | None, int, int]]]:
         numbers = rows.numbers()
         if self._selector is None:
@@ -153,7 +153,7 @@ class Router:
         ]
         return numbers[order], parts
 
-    def _choose(self, rows: Rows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:
+    def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:
         assert self._selector is not None
         queues = self._queues.get(rows.topic)
         if queues is None:

@@ -25,7 +25,7 @@ from rocketmq_spark.queues.selection import Select, custom
 UNKNOWN, AMBIGUOUS = -1, -2
 
 
-class Rows(NamedTuple):
+class TopicRows(NamedTuple):
     """The rows of one topic in an Arrow batch; ``which`` None means all. ``first`` is the number of the batch's first row."""
 
     batch: pa.RecordBatch
@@ -46,7 +46,7 @@ class RowSelector(Protocol):
 
     loops: bool
 
-    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         """An index into ``queues`` per row."""
 
 
@@ -58,7 +58,7 @@ class ByHash:
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._column = columns["shardingkey"]
 
-    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         keys = rows.column(self._column)
         missing = arrow.nulls(keys)
         if missing is not None:
@@ -77,7 +77,7 @@ class ByColumn:
         self._id = columns["queueid"]
         self._broker = columns.get("brokername")
 
-    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         ids = pc.fill_null(rows.column(self._id).cast(pa.int64()), -1).to_numpy()
         brokers = rows.column(self._broker) if self._broker is not None else None
         chosen = self._look_up(ids, brokers, queues)
@@ -133,7 +133,7 @@ class ByCallable:
         self._columns = columns
         self._function = function
 
-    def __call__(self, rows: Rows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         places = {queue: at for at, queue in enumerate(queues)}
         chosen = np.empty(len(values["body"]), np.int64)
@@ -146,7 +146,7 @@ class ByCallable:
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return chosen
 
-    def _values(self, rows: Rows, name: str) -> list[Any]:
+    def _values(self, rows: TopicRows, name: str) -> list[Any]:
         if name not in self._columns:
             return [None] * len(rows.numbers())
         column = rows.column(self._columns[name])

@@ -26,7 +26,7 @@ from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.destination import Place
+from rocketmq_spark.producer.destination import Destination
 from rocketmq_spark.producer.encoding import Prepared
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
@@ -157,11 +157,11 @@ class TaskWriter:
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
-    def _send(self, share: routing.Share, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
+    def _send(self, share: routing.RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
         max_bytes, at = 0 if delayed else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes):
-            now_ms, place = self._engine.timer.wall_ms(), Place(share.queue)
+            now_ms, place = self._engine.timer.wall_ms(), Destination(share.queue)
             if len(chunk.body) <= max_bytes:
                 topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])
                 request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
@@ -183,7 +183,7 @@ class TaskWriter:
                 )
             )
 
-    def _long_delay(self, prepared: Prepared, place: Place) -> tuple[Prepared, Place]:
+    def _long_delay(self, prepared: Prepared, place: Destination) -> tuple[Prepared, Destination]:
         deadline = Deadline.after(self._options.send_timeout)
         queues = functools.partial(self._queues, prepared.message.topic, False)
         return self._long_delays.placed(prepared, place, queues, deadline)

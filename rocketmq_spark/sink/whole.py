@@ -18,7 +18,7 @@ from rocketmq_spark.encode.identifiers import UniqueIds
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
-from rocketmq_spark.sink.routing import Plan, Share
+from rocketmq_spark.sink.routing import RoutingPlan, RowRange
 
 # With more tags in an Arrow batch each batch would have few rows.
 MAX_TAGS = 16
@@ -34,7 +34,7 @@ class Whole:
         self._ids = UniqueIds(os.urandom(8), now_ms)
         self._about: About | None = None
 
-    def look(self, batch: pa.RecordBatch, plan: Plan) -> Plan:
+    def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
         """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
         self._about = None
         if not self._options.auto_batch or not any(
@@ -59,7 +59,7 @@ class Whole:
         return self._sender.keeps_batches(topic, Deadline.after(self._options.request_timeout))
 
 
-def together(plan: Plan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> Plan:
+def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
     """The plan with a share for each tag. ``by_tag`` is the option.
 
     Rows that name their queue keep their order there unless the option is ``true``: then those of one tag do.
@@ -72,6 +72,6 @@ def together(plan: Plan, about: About, stored_whole: Callable[[str], bool], by_t
         mixed = stored_whole(share.topic) and (share.queue is None or by_tag == "true")
         for part in about.by_tag(rows) if mixed else [rows]:
             orders.append(part)
-            shares.append(Share(share.topic, share.queue, at, at + len(part)))
+            shares.append(RowRange(share.topic, share.queue, at, at + len(part)))
             at += len(part)
-    return plan if len(shares) == len(plan.shares) else Plan(np.concatenate(orders), shares)
+    return plan if len(shares) == len(plan.shares) else RoutingPlan(np.concatenate(orders), shares)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rocketmq_spark.source.decisions import Loss, View
+from rocketmq_spark.source.decisions import Loss, QueuesView
 from rocketmq_spark.source.offsets import Bounds, Offsets
 from rocketmq_spark.source.planner import backlog
 
@@ -32,7 +32,7 @@ class Account:
             of_cause["ranges"] = (of_cause["ranges"] or 0) + 1
             of_cause["offsets"] = None if so_far is None or part.size <= 0 else so_far + part.size
 
-    def told(self, view: View, end: Offsets | None, now_ms: int) -> dict[str, Any]:
+    def told(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
         """The report: with ``end`` None, before a batch was planned, how far the run is behind is not known."""
         self._look(view.bounds, now_ms)
         away = {q for q in end.positions if q not in view.bounds and not view.lacks(q)} if end else set()

@@ -28,7 +28,7 @@ from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.retry import Retry, Trouble
 from rocketmq_spark.source import allocation, filters
-from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.decisions import QueuesView
 from rocketmq_spark.source.offsets import Offsets
 from rocketmq_spark.source.recreation import share
 from rocketmq_spark.source.starting_offsets import listed
@@ -71,7 +71,7 @@ class Catalog:
         self._swept_at = 0.0
         self._rest_s = _SHORTEST_REST_S
         self._took_s = 0.0
-        self._view = View()
+        self._view = QueuesView()
         self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
         self._left_out: frozenset[MessageQueue] | None = None
         self._had: dict[str, set[str]] = {}
@@ -132,7 +132,7 @@ class Catalog:
             self._matched = (time.monotonic(), _matching(self.routes, self._options))
         return filters.with_known(self._options, self._matched[1], self._had)
 
-    def sweep(self) -> View:
+    def sweep(self) -> QueuesView:
         """Everything now, with retries; all that is missing is an error. For starts and for batches."""
         deadline = Deadline.after(self._options.topic_wait)
         retry = Retry(self._options.num_retries, self._options.retry_interval)
@@ -152,7 +152,7 @@ class Catalog:
                 logger.info("waiting for topic %s", e.topic)
                 deadline.pause(1.0)
 
-    def _ask(self) -> View:
+    def _ask(self) -> QueuesView:
         topics = self.topics()
         if not topics:
             raise RouteNotFound(
@@ -173,7 +173,7 @@ class Catalog:
         view = self._looked(routes, planning_deadline(self._options), tolerant=False)
         return replace(view, deleted=frozenset(deleted))
 
-    def recent(self, patient: bool = False) -> View:
+    def recent(self, patient: bool = False) -> QueuesView:
         """The last view when that was a moment ago, else a new one, as far as brokers answer.
 
         One that hangs does not delay what others have, unless ``patient``.
@@ -280,7 +280,7 @@ class Catalog:
 
     def _looked(
         self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
-    ) -> View:
+    ) -> QueuesView:
         # Of topics that a pattern matched and that are gone, nothing is kept, however many come and go.
         named = self._options.subscribe_pattern is None
         kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
@@ -317,7 +317,7 @@ class Catalog:
                 logger.info("broker %s does not know topic %s, though the name server says so", broker_name, topic)
         silent = frozenset[str]() if grace_s is None else self.offsets.late
         gone = frozenset(forgotten)
-        return View(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
+        return QueuesView(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
 
     def _covered(
         self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
@@ -331,11 +331,11 @@ class Catalog:
         self._left_out = left_out
         return covered
 
-    def hidden(self, queues: Iterable[MessageQueue], view: View) -> dict[MessageQueue, int]:
+    def hidden(self, queues: Iterable[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
         """Queues that their living broker does not read any more, with the end that it still knows."""
         return self._unread.ends(queues, view, self.known_routes)
 
-    def _note(self, view: View, took_s: float = 0.0) -> View:
+    def _note(self, view: QueuesView, took_s: float = 0.0) -> QueuesView:
         quiet = view.bounds == self._view.bounds
         longest = max(_LONGEST_REST_S, min(_LONGEST_OF_ALL_S, _REST_PER_SWEEP * took_s))
         self._rest_s = min(longest, max(self._rest_s * 2, 5 * took_s)) if quiet else _SHORTEST_REST_S

@@ -19,7 +19,7 @@ VERSION = "v1"
 _HEAD = 2  # lines before the first source
 
 
-class Batch(NamedTuple):
+class LoggedBatch(NamedTuple):
     """What batch ``number`` read up to, by the place of the source in its query; other sources are left out. ``begun_ms`` is
     when Spark planned it, None where it does not say.
     """
@@ -44,7 +44,7 @@ class Read(NamedTuple):
     ``done_ms`` is when it was done, None where it is not.
     """
 
-    batch: Batch
+    batch: LoggedBatch
     ranges: list[OffsetRange]
     unknown: list[MessageQueue]
     done_ms: int | None
@@ -70,7 +70,7 @@ def numbers(folder: Folder, log: str) -> dict[int, int]:
     return {int(name): at for name, at in sorted(entries.items()) if name.isdecimal()}
 
 
-def last_batch(folder: Folder, committed: bool = True) -> Batch | None:
+def last_batch(folder: Folder, committed: bool = True) -> LoggedBatch | None:
     """The last batch that is done, or with ``committed=False`` the last that was begun; None where there is none yet.
 
     Raises ``OffsetError`` for what is no checkpoint.
@@ -101,7 +101,7 @@ def under_way(folder: Folder) -> Read | None:
     return Read(batch, *_ranges(before, batch), None)
 
 
-def read(folder: Folder, number: int) -> Batch:
+def read(folder: Folder, number: int) -> LoggedBatch:
     """One entry of the log. Raises ``OffsetError`` for one that cannot be read."""
     path = f"offsets/{number}"
     lines = folder.read(path).splitlines()
@@ -111,7 +111,9 @@ def read(folder: Folder, number: int) -> Batch:
             remedy="Set spark.sql.streaming.offsetLog.formatVersion to 1 for a new query, which is Spark's default",
         )
     found = {at: _ours(line) for at, line in enumerate(lines[_HEAD:])}
-    return Batch(number, {at: offsets for at, offsets in found.items() if offsets is not None}, _begun(lines[1:2]))
+    return LoggedBatch(
+        number, {at: offsets for at, offsets in found.items() if offsets is not None}, _begun(lines[1:2])
+    )
 
 
 def history(folder: Folder) -> list[Read]:
@@ -119,7 +121,7 @@ def history(folder: Folder) -> list[Read]:
     done = numbers(folder, "commits")
     batches = [read(folder, number) for number in sorted(begun_batches(folder))]
     found = []
-    before: Batch | None = None
+    before: LoggedBatch | None = None
     for batch in batches:
         follows = before is not None and before.number == batch.number - 1
         ranges, unknown = _ranges(before if follows else None, batch)
@@ -128,7 +130,7 @@ def history(folder: Folder) -> list[Read]:
     return found
 
 
-def _ranges(before: Batch | None, batch: Batch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+def _ranges(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
     ranges, unknown = [], []
     for at, offsets in batch.sources.items():
         old: Positions = before.sources[at].positions if before is not None and at in before.sources else {}

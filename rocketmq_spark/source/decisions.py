@@ -18,7 +18,7 @@ Loss = tuple[OffsetRange, Cause]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class QueuesView:
     """The queues of a moment, topics that are known to be deleted, and brokers that only have slaves now.
 
     ``forgotten`` are topics with the brokers that do not know them any more, although others do. ``silent`` brokers have
@@ -54,7 +54,7 @@ def subscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
     return Offsets(kept, {}, {q: mark for q, mark in begin.marks.items() if q in kept}, begin.reads)
 
 
-def trusted(begin: Offsets, view: View) -> View:
+def trusted(begin: Offsets, view: QueuesView) -> QueuesView:
     """Without queues of slaves that have not what lies at our position, or that are new: their master is waited for."""
     if not view.orphans:
         return view
@@ -77,14 +77,14 @@ def _goes_on(queue: MessageQueue, bounds: QueueBounds, begin: Offsets) -> bool:
     return position == bounds.max_offset or bounds.last_update_ms >= begin.marks.get(queue, 0)
 
 
-def heard(view: View) -> View:
+def heard(view: QueuesView) -> QueuesView:
     """Without queues of brokers that keep silent: what is planned of them would hold up the batch, and with it the others."""
     if not view.silent:
         return view
     return replace(view, bounds={q: bounds for q, bounds in view.bounds.items() if q.broker_name not in view.silent})
 
 
-def awaited(begin: Offsets, view: View, frozen: Positions | None) -> list[MessageQueue]:
+def awaited(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[MessageQueue]:
     """Queues that a run has to read further before it ends, and that give nothing now."""
     return [
         queue
@@ -93,7 +93,7 @@ def awaited(begin: Offsets, view: View, frozen: Positions | None) -> list[Messag
     ]
 
 
-def _wanting(queue: MessageQueue, end: int, begin: Offsets, view: View) -> bool:
+def _wanting(queue: MessageQueue, end: int, begin: Offsets, view: QueuesView) -> bool:
     """Whether a queue that is to be read up to ``end`` gives nothing more now, as a slave that lags behind its master."""
     bounds = view.bounds.get(queue)
     if bounds is None or queue.broker_name not in view.orphans:
@@ -103,7 +103,7 @@ def _wanting(queue: MessageQueue, end: int, begin: Offsets, view: View) -> bool:
 
 def moved(
     begin: Offsets,
-    view: View,
+    view: QueuesView,
     frozen: Positions | None,
     remade: Iterable[MessageQueue] = (),
     hidden: Mapping[MessageQueue, int] | None = None,
@@ -140,7 +140,7 @@ def _nothing_at(begin: Offsets, queue: MessageQueue) -> OffsetRange:
     return OffsetRange(queue, begin.positions[queue], begin.positions[queue])
 
 
-def shrunk(begin: Offsets, view: View, frozen: Positions | None) -> list[OffsetRange]:
+def shrunk(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[OffsetRange]:
     """What was there when the run began and is not any more: the end of a queue went back."""
     of_masters = view.of_masters() if frozen else {}
     return [
@@ -150,20 +150,20 @@ def shrunk(begin: Offsets, view: View, frozen: Positions | None) -> list[OffsetR
     ]
 
 
-def lowered(view: View, frozen: Positions) -> Positions:
+def lowered(view: QueuesView, frozen: Positions) -> Positions:
     """The ends of a run without what is not there any more, so that its loss is told once."""
     bounds = view.of_masters()
     return {queue: min(end, bounds[queue].max_offset) if queue in bounds else end for queue, end in frozen.items()}
 
 
-def ends(view: View, frozen: Positions | None) -> dict[MessageQueue, int]:
+def ends(view: QueuesView, frozen: Positions | None) -> dict[MessageQueue, int]:
     """How far may be read. Frozen ends are checked each time: a queue may have vanished or gone back since."""
     if frozen is None:
         return view.ends()
     return {q: min(end, view.bounds[q].max_offset) for q, end in frozen.items() if q in view.bounds}
 
 
-def completed(begin: Offsets, after: Offsets, end: Offsets, view: View, initial: Offsets | None) -> Offsets:
+def completed(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, initial: Offsets | None) -> Offsets:
     """``end`` with where it began and its marks. ``after`` is what ``moved`` made of ``begin``."""
     start = {**({} if after is begin else after.start), **({} if end is after else end.start)}
     whole = Offsets(end.positions, start)
@@ -172,7 +172,7 @@ def completed(begin: Offsets, after: Offsets, end: Offsets, view: View, initial:
     return replace(whole, marks=planner.marks(whole.positions, after, view.bounds))
 
 
-def readable(ranges: Sequence[OffsetRange], view: View) -> tuple[list[OffsetRange], list[Loss]]:
+def readable(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
     """The ranges of a batch without what retention has deleted, and without topics that are gone."""
     deleted = [r for r in ranges if view.lacks(r.queue)]
     truncated = planner.truncated(ranges, view.of_masters())
@@ -183,13 +183,13 @@ def readable(ranges: Sequence[OffsetRange], view: View) -> tuple[list[OffsetRang
     return planner.without(ranges, [*truncated, *deleted]), losses
 
 
-def logged(ranges: Sequence[OffsetRange], end: Offsets, view: View) -> Offsets:
+def logged(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
     """Where the ranges of a batch end that was planned in an earlier run, with the marks of its plan."""
     return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, marks=end.marks)
 
 
 def of_same_topics(
-    ranges: Sequence[OffsetRange], view: View, remade: Collection[MessageQueue]
+    ranges: Sequence[OffsetRange], view: QueuesView, remade: Collection[MessageQueue]
 ) -> tuple[list[OffsetRange], list[Loss]]:
     """Without the ranges of queues that went back while the query was down: their offsets mean other messages.
 

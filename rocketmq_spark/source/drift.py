@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rocketmq_spark.model import MessageQueue, QueueBounds
 
 
-class State(enum.Enum):
+class DriftState(enum.Enum):
     """``lossless`` states are those in which nothing is missing."""
 
     READ = "read"
@@ -24,12 +24,12 @@ class State(enum.Enum):
 
     @property
     def lossless(self) -> bool:
-        return self in (State.READ, State.BEHIND, State.NEW)
+        return self in (DriftState.READ, DriftState.BEHIND, DriftState.NEW)
 
     @property
     def waits(self) -> bool:
         """Whether its broker is waited for, and nobody knows of a loss."""
-        return self in (State.AWAY, State.UNREGISTERED)
+        return self in (DriftState.AWAY, DriftState.UNREGISTERED)
 
 
 class Drift(NamedTuple):
@@ -38,7 +38,7 @@ class Drift(NamedTuple):
     queue: MessageQueue
     position: int | None
     bounds: QueueBounds | None
-    state: State
+    state: DriftState
     offsets: int | None = None
 
 
@@ -56,22 +56,22 @@ def drift(
     for queue in sorted({*positions, *bounds}):
         position, bound = positions.get(queue), bounds.get(queue)
         if bound is None:
-            state = State.AWAY if queue.broker_name in away else State.GONE
+            state = DriftState.AWAY if queue.broker_name in away else DriftState.GONE
             found.append(
-                Drift(queue, position, None, State.UNREGISTERED if queue.broker_name in unregistered else state)
+                Drift(queue, position, None, DriftState.UNREGISTERED if queue.broker_name in unregistered else state)
             )
         else:
             found.append(Drift(queue, position, bound, *_state(position, bound, queue in made_again)))
     return found
 
 
-def _state(position: int | None, bound: QueueBounds, made_again: bool) -> tuple[State, int | None]:
+def _state(position: int | None, bound: QueueBounds, made_again: bool) -> tuple[DriftState, int | None]:
     if position is None:
-        return State.NEW, bound.max_offset - bound.min_offset
+        return DriftState.NEW, bound.max_offset - bound.min_offset
     if made_again:
-        return State.MADE_AGAIN, bound.max_offset - bound.min_offset
+        return DriftState.MADE_AGAIN, bound.max_offset - bound.min_offset
     if position > bound.max_offset:
-        return State.WENT_BACK, position - bound.max_offset
+        return DriftState.WENT_BACK, position - bound.max_offset
     if position < bound.min_offset:
-        return State.LOST, bound.min_offset - position
-    return (State.BEHIND, bound.max_offset - position) if position < bound.max_offset else (State.READ, 0)
+        return DriftState.LOST, bound.min_offset - position
+    return (DriftState.BEHIND, bound.max_offset - position) if position < bound.max_offset else (DriftState.READ, 0)

@@ -120,7 +120,7 @@ def marks(positions: Positions, before: Offsets, bounds: Bounds) -> dict[Message
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TriggerLimits:
     """Limits of one batch; None means none."""
 
     max_offsets: int | None = None
@@ -139,7 +139,7 @@ class Admission:
     def max_offsets(
         self,
         waiting: Mapping[MessageQueue, int],
-        wanted: Wanted,
+        wanted: TriggerLimits,
         sample: Callable[[MessageQueue], tuple[int, int]],
         now: float,
     ) -> int | None:

@@ -30,7 +30,7 @@ from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.source import allocation, decisions, loss, planner, pushdown, starting_offsets, tasks
 from rocketmq_spark.source.catalog import Catalog, check_filter, planning_deadline
 from rocketmq_spark.source.offsets import Bounds, Offsets, Positions
-from rocketmq_spark.source.planner import Wanted
+from rocketmq_spark.source.planner import TriggerLimits
 from rocketmq_spark.source.stream import Stream
 from rocketmq_spark.source.waiting import patiently, whole
 
@@ -159,11 +159,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark compares texts: where nothing is new the answer is what was given, to the letter.
         return start if end is begin and start is not None else end.to_json()
 
-    def _wanted(self, limit: ReadLimit | None) -> Wanted:
+    def _wanted(self, limit: ReadLimit | None) -> TriggerLimits:
         options = self._options
         if isinstance(limit, ReadAllAvailable):  # Trigger.Once says so and means it
-            return Wanted()
-        return Wanted(
+            return TriggerLimits()
+        return TriggerLimits(
             max_offsets=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
             max_bytes=int(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else options.max_bytes_per_trigger,
             min_offsets=int(limit.min_rows) if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger,

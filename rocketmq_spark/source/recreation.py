@@ -132,7 +132,7 @@ class Found(NamedTuple):
     unanswered: dict[Share, RocketMQError]
 
 
-class Watch:
+class RecreationWatch:
     """Looks for queues that were made again, plan after plan of one run. ``now_ms`` is the driver's clock."""
 
     def __init__(self, reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rocketmq_spark.clock import utc_text
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.source.checkpoint import Batch, Read, merged
+from rocketmq_spark.source.checkpoint import LoggedBatch, Read, merged
 from rocketmq_spark.source.files import Folder
 
 _LOGS = ("commits", "offsets")
@@ -24,19 +24,19 @@ _STEPS = ("commits", "made", "offsets")
 _STATE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
 
 
-class Plan(NamedTuple):
+class RewindPlan(NamedTuple):
     """``batch`` stays and is the last; ``again`` are the batches behind it that go, ``ranges`` what they read and will be read
     again. ``removed`` are files in the order in which they go, ``saved`` those that are copied before.
     """
 
-    batch: Batch
+    batch: LoggedBatch
     again: list[int]
     ranges: list[OffsetRange]
     removed: list[str]
     saved: list[str]
 
 
-def chosen(history: Sequence[Read], number: int | None, before_ms: int | None) -> Batch:
+def chosen(history: Sequence[Read], number: int | None, before_ms: int | None) -> LoggedBatch:
     """The batch to go back to: by its number, or the last one that was begun by a time, so that all that was stored after it is
     read again. Raises ``OffsetError`` for one that is not kept, or not done.
     """
@@ -59,7 +59,7 @@ def chosen(history: Sequence[Read], number: int | None, before_ms: int | None) -
     return max(early, key=lambda batch: batch.number)
 
 
-def plan(folder: Folder, history: Sequence[Read], batch: Batch) -> Plan:
+def plan(folder: Folder, history: Sequence[Read], batch: LoggedBatch) -> RewindPlan:
     """What going back to the end of ``batch`` takes. Raises ``OffsetError`` where its state is not kept any more."""
     files = folder.files(recursive=True)
     again = [read.batch.number for read in history if read.batch.number > batch.number]
@@ -68,7 +68,7 @@ def plan(folder: Folder, history: Sequence[Read], batch: Batch) -> Plan:
     _refuse_lost_state(states, batch.number + 1)
     late = {path: (version - 1, "made") for path, version in states.items() if version > batch.number + 1}
     saved = [path for path in files if path.split("/")[0] in (*_LOGS, "metadata")]
-    return Plan(batch, again, _ranges(history, batch), _backwards({**logs, **late}), sorted({*saved, *late}))
+    return RewindPlan(batch, again, _ranges(history, batch), _backwards({**logs, **late}), sorted({*saved, *late}))
 
 
 def _backwards(of_batches: Mapping[str, tuple[int, str]]) -> list[str]:
@@ -76,7 +76,7 @@ def _backwards(of_batches: Mapping[str, tuple[int, str]]) -> list[str]:
     return sorted(of_batches, key=lambda path: (-of_batches[path][0], _STEPS.index(of_batches[path][1]), path))
 
 
-def carry_out(folder: Folder, planned: Plan, at: datetime) -> Folder:
+def carry_out(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     """Do it; gives the backup, a folder beside this one. The newest entry goes first: whatever stops this on the way, the
     folder is one that Spark can go on from.
     """
@@ -96,7 +96,7 @@ def _entry(log: str, number: int) -> tuple[str, str]:
     return f"{log}/{number}", f"{log}/.{number}.crc"
 
 
-def _ranges(history: Sequence[Read], batch: Batch) -> list[OffsetRange]:
+def _ranges(history: Sequence[Read], batch: LoggedBatch) -> list[OffsetRange]:
     """From the end of ``batch`` to the end of the last one, where they are the same queues of the same topics."""
     start, ends = batch.positions, history[-1].batch.positions
     added = merged(

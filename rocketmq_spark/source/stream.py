@@ -21,10 +21,10 @@ from rocketmq_spark.source import allocation, decisions, filters, loss, planner,
 from rocketmq_spark.source.account import Account
 from rocketmq_spark.source.catalog import Catalog, check_filter, planning_deadline
 from rocketmq_spark.source.commit import GroupOffsets
-from rocketmq_spark.source.decisions import Loss, View
+from rocketmq_spark.source.decisions import Loss, QueuesView
 from rocketmq_spark.source.offsets import Offsets, Positions
-from rocketmq_spark.source.planner import Admission, Wanted
-from rocketmq_spark.source.recreation import Share, Watch, share
+from rocketmq_spark.source.planner import Admission, TriggerLimits
+from rocketmq_spark.source.recreation import RecreationWatch, Share, share
 from rocketmq_spark.source.tasks import RangePartition
 from rocketmq_spark.source.waiting import Absence, patiently, whole
 
@@ -47,7 +47,7 @@ class Stream:
         self._group_offsets = GroupOffsets(options)
         self._admission = Admission(options.max_trigger_delay, self._clock.now())
         self._absence = Absence()
-        self._looked: tuple[Offsets, View] | None = None
+        self._looked: tuple[Offsets, QueuesView] | None = None
         self._initial: Offsets | None = None
         self._unresolved: OffsetError | None = None
         self._to_freeze = False
@@ -58,12 +58,12 @@ class Stream:
         self._left: list[str] = []
         self._told: tuple[Offsets, frozenset[Loss]] | None = None
         self._given: tuple[dict[str, Any], Offsets] | None = None
-        self._idle: tuple[View, Offsets] | None = None
+        self._idle: tuple[QueuesView, Offsets] | None = None
         self._waits: Offsets | None = None
         self._account = Account()
         self._end: Offsets | None = None
         self._guessed = False
-        self._newest: tuple[View, Offsets | None, dict[str, Any]] | None = None
+        self._newest: tuple[QueuesView, Offsets | None, dict[str, Any]] | None = None
 
     def initialOffset(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
@@ -85,8 +85,8 @@ class Stream:
             self._opened = self._unresolved is None
         return self._initial
 
-    def _new_watch(self) -> Watch:
-        return Watch(lambda: self._catalog.offsets, self._options.group)
+    def _new_watch(self) -> RecreationWatch:
+        return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
 
     def parsed(self, start: dict[str, Any]) -> Offsets:
         """The offsets of Spark's log. An idle query hands the same over many times a second."""
@@ -94,12 +94,12 @@ class Stream:
             self._given = (start, Offsets.from_json(start))
         return self._given[1]
 
-    def latestOffset(self, begin: Offsets, wanted: Wanted) -> Offsets:
+    def latestOffset(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
         """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
         self._end = self._next(begin, wanted)
         return self._end
 
-    def _next(self, begin: Offsets, wanted: Wanted) -> Offsets:
+    def _next(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
         if self._unresolved is not None and not begin.positions:
             raise self._unresolved
         self._open(begin)
@@ -117,7 +117,7 @@ class Stream:
         self._clock.sleep(_PAUSE_S)
         return begin
 
-    def _planned(self, begin: Offsets, wanted: Wanted) -> Offsets:
+    def _planned(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
         if self._idle is not None and self._idle[1] is begin and self._frozen is None:
             self._catalog.rest(_LONGEST_WAIT_S)
         if self._waits is begin:
@@ -149,7 +149,7 @@ class Stream:
         end = replace(end, marks={**end.marks, **marks}) if marks else end
         return replace(end, reads=_reads(self._options, self._catalog), environment=self._catalog.environment)
 
-    def _view(self, begin: Offsets) -> View:
+    def _view(self, begin: Offsets) -> QueuesView:
         """What exists now. A run that ends with what was there at its start waits for brokers that have some of it."""
         deadline = Deadline.after(self._options.read_deadline)
         while True:
@@ -171,7 +171,7 @@ class Stream:
                 ) from cause
             self._clock.sleep(_PAUSE_S)
 
-    def _tell_absent(self, begin: Offsets, recent: View, view: View) -> None:
+    def _tell_absent(self, begin: Offsets, recent: QueuesView, view: QueuesView) -> None:
         if self._looked is not None and self._looked[0] is begin and self._looked[1] is recent:
             return
         self._looked = begin, recent
@@ -237,7 +237,7 @@ class Stream:
         self._account.lost(lost)
         return kept
 
-    def _made_again_since(self, end: Offsets, view: View, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
+    def _made_again_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
         """Queues of a logged batch whose topics were made again while the query was down."""
         logged, bounds = decisions.logged(ranges, end, view), view.of_masters()
         watch = self._new_watch()  # this looks at the queues of one batch, and the next plan begins with all
@@ -271,7 +271,7 @@ class Stream:
         if added:
             logger.warning("topics that the checkpoint does not know start at their minimum: %s", ", ".join(added))
 
-    def _moved(self, begin: Offsets, view: View) -> tuple[Offsets, View]:
+    def _moved(self, begin: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
         """``begin`` after what happened to its queues, losses that the user allows to be stepped over; and what can be read."""
         known = self._subscribed(begin)
         # A broker that hangs does not hold up what others have: it is asked no longer than for one request.
@@ -303,7 +303,7 @@ class Stream:
             self._left = left
         return known
 
-    def _answering(self, view: View, unanswered: Mapping[Share, RocketMQError]) -> View:
+    def _answering(self, view: QueuesView, unanswered: Mapping[Share, RocketMQError]) -> QueuesView:
         """Without the queues of which it is not known whether they were made again: their broker is waited for."""
         self._unproven = bool(unanswered)
         for error in unanswered.values():
@@ -334,7 +334,7 @@ def _clusters(catalog: Catalog) -> list[str]:
     return filters.clusters_of(catalog.known_routes.values())
 
 
-def _of_all(catalog: Catalog) -> View:
+def _of_all(catalog: Catalog) -> QueuesView:
     """What exists, from all brokers: what was planned before is read as it was."""
     try:
         return patiently(catalog, catalog.sweep)

@@ -12,7 +12,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, TopicRoute
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.source import filters
-from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.decisions import QueuesView
 from rocketmq_spark.source.recreation import Share, share
 
 # For how long an answer holds: a queue that is not read may be written to, or be read again.
@@ -41,7 +41,7 @@ class Unread:
         self._due: dict[str, float] = {}
 
     def ends(
-        self, queues: Iterable[MessageQueue], view: View, routes: Mapping[str, TopicRoute]
+        self, queues: Iterable[MessageQueue], view: QueuesView, routes: Mapping[str, TopicRoute]
     ) -> dict[MessageQueue, int]:
         """Those of ``queues`` that their broker does not read, with the end that it still knows.
 

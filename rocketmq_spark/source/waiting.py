@@ -17,7 +17,7 @@ from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.retry import Trouble
 from rocketmq_spark.source.catalog import Catalog
-from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.decisions import QueuesView
 from rocketmq_spark.source.offsets import Bounds
 from rocketmq_spark.source.starting_offsets import listed
 
@@ -49,7 +49,7 @@ def patiently(catalog: Catalog, ask: Callable[[], T], deadline: Deadline | None 
         catalog.reroute()
 
 
-def whole(catalog: Catalog) -> View:
+def whole(catalog: Catalog) -> QueuesView:
     """What exists now, with the bounds of masters: a slave may lack messages, so its master is waited for.
 
     Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rocketmq_spark.spool.keys import DEAD, LAST, RECORD, TOTALS, Due, marked, numbered, ordered
-from rocketmq_spark.spool.records import Record, State, Totals, decoded
+from rocketmq_spark.spool.records import Record, RecordState, Totals, decoded
 
 _NEVER = Due(LAST, LAST)
 
 
-class Change:
+class AtomicChange:
     """Steps that happen together or not at all. ``earliest`` is the first of what it lets be pending."""
 
     def __init__(self, totals: Totals) -> None:
@@ -38,7 +38,7 @@ class Change:
         """By its marks a record is found, and when it is due."""
         self.puts += [(marked(*mark), due.key) for mark in record.marks]
 
-    def pend(self, due: Due, state: State) -> None:
+    def pend(self, due: Due, state: RecordState) -> None:
         self.puts.append((due.key, state.encode()))
         self.earliest = min(self.earliest, due)
 
@@ -56,7 +56,7 @@ class Change:
         self.totals.depth -= 1
         self.totals.size -= size
 
-    def bury(self, sequence: int, size: int, state: State) -> None:
+    def bury(self, sequence: int, size: int, state: RecordState) -> None:
         """A record is given up; it stays where it is, among the dead."""
         self.puts.append((numbered(DEAD, sequence), state.encode()))
         totals = self.totals

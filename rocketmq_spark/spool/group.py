@@ -23,7 +23,7 @@ class Ticket:
         self.done = False
 
 
-class Group:
+class GroupCommit:
     """Hands tickets to ``write`` under ``lock``: one by one, or those that wait ``together``."""
 
     def __init__(

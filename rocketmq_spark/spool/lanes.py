@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.spool.changes import Change
+from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import LAST, ORDER, RECORD, Due, behind, lane_of, numbered, ordered, sequence_of
-from rocketmq_spark.spool.records import Record, State, decoded
+from rocketmq_spark.spool.records import Record, RecordState, decoded
 
 # Says of one record after the other whether it goes with the first of its lane and those that it took.
 Joins = Callable[[Record], Callable[[Record], bool]]
@@ -85,7 +85,7 @@ def followers(db: Database, sequence: int, first: Record, joins: Joins) -> tuple
     return tuple(found)
 
 
-def leave(db: Database, change: Change, lane: bytes, gone: Sequence[int], now_ms: int) -> bool:
+def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], now_ms: int) -> bool:
     """The first records of a lane leave it, and the next one is due. False when the lane is empty then."""
     if not lane or db.get(ordered(lane, gone[0])) is None:
         return True
@@ -94,6 +94,6 @@ def leave(db: Database, change: Change, lane: bytes, gone: Sequence[int], now_ms
         following = sequence_of(key)
         record = decoded(db.get(numbered(RECORD, following)))
         target = record.target if isinstance(record, Record) else ""
-        change.pend(Due(now_ms, following), State(0, now_ms, target))
+        change.pend(Due(now_ms, following), RecordState(0, now_ms, target))
         return True
     return False

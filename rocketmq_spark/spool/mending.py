@@ -10,7 +10,7 @@ import logging
 from collections.abc import Container, Iterator, Sequence
 
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.spool.changes import Change
+from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import (
     DEAD,
@@ -28,7 +28,7 @@ from rocketmq_spark.spool.keys import (
     ordered,
 )
 from rocketmq_spark.spool.keys import sequence_of as number
-from rocketmq_spark.spool.records import LOST_OWNER, Record, SpoolOwner, State, Totals, decoded
+from rocketmq_spark.spool.records import LOST_OWNER, Record, RecordState, SpoolOwner, Totals, decoded
 from rocketmq_spark.spool.salvage import Salvaged
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def mend(db: Database, salvaged: Salvaged | None = None) -> None:
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
     pending, doubled = _places(db, dead)
     lanes = {number(key): lane_of(key) for key, _ in db.scan(ORDER, behind(ORDER))}
-    change = Change(Totals(give_ups=before.give_ups, last_ms=before.last_ms, next_sequence=before.next_sequence))
+    change = AtomicChange(Totals(give_ups=before.give_ups, last_ms=before.last_ms, next_sequence=before.next_sequence))
     totals, kept, busy = change.totals, set(), set()
     for key, data in db.scan(RECORD, behind(RECORD)):
         sequence, record = number(key), decoded(data)
@@ -66,7 +66,7 @@ def mend(db: Database, salvaged: Salvaged | None = None) -> None:
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
         if sequence not in pending and (not lane or lane not in busy):
-            change.pend(due, State(0, totals.last_ms, getattr(record, "first_target", "")))
+            change.pend(due, RecordState(0, totals.last_ms, getattr(record, "first_target", "")))
         elif sequence in pending and lane in busy:
             change.deletes.append(pending[sequence].key)  # an earlier one of its lane came back
         if lane:

@@ -10,20 +10,20 @@ from typing import NamedTuple
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import DEAD, PENDING, RECORD, TOTALS, Due, behind, numbered, sequence_of
-from rocketmq_spark.spool.records import Record, SpoolOwner, State, Totals, decoded
+from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals, decoded
 
 
-class Entry(NamedTuple):
+class SpoolEntry(NamedTuple):
     """A record: ``pending`` with its due time (ms since 1970), ``behind`` another one of its lane, or ``dead``."""
 
     sequence: int
     standing: str
     due_ms: int | None
-    state: State | None
+    state: RecordState | None
     record: Record | DecodeError
 
 
-class Reading:
+class SpoolReading:
     """A spool as it was when it was opened."""
 
     def __init__(self, path: Path) -> None:
@@ -53,20 +53,20 @@ class Reading:
         first = next(self._db.scan(PENDING, behind(PENDING)), None)
         return None if first is None else Due.parse(first[0]).due_ms
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[SpoolEntry]:
         """All records: pending ones as they are due, then those behind them, then the dead, each as they were stored."""
         for key, value in self._db.scan(PENDING, behind(PENDING)):
             due = Due.parse(key)
-            yield Entry(due.sequence, "pending", due.due_ms, _state(value), self._record(due.sequence))
+            yield SpoolEntry(due.sequence, "pending", due.due_ms, _state(value), self._record(due.sequence))
         pending = {sequence_of(key) for key, _ in self._db.scan(PENDING, behind(PENDING))}
         dead = {sequence_of(key) for key, _ in self._db.scan(DEAD, behind(DEAD))}
         for key, data in self._db.scan(RECORD, behind(RECORD)):
             sequence = sequence_of(key)
             if sequence not in pending and sequence not in dead:
-                yield Entry(sequence, "behind", None, None, decoded(data))
+                yield SpoolEntry(sequence, "behind", None, None, decoded(data))
         for sequence in sorted(dead):
             value = self._db.get(numbered(DEAD, sequence)) or b""
-            yield Entry(sequence, "dead", None, _state(value), self._record(sequence))
+            yield SpoolEntry(sequence, "dead", None, _state(value), self._record(sequence))
 
     def close(self) -> None:
         self._db.close()
@@ -75,7 +75,7 @@ class Reading:
         return decoded(self._db.get(numbered(RECORD, sequence)))
 
 
-def _state(data: bytes) -> State | None:
+def _state(data: bytes) -> RecordState | None:
     with contextlib.suppress(DecodeError):
-        return State.decode(data)
+        return RecordState.decode(data)
     return None

@@ -1,7 +1,7 @@
 """What the store's values look like: versioned binary envelopes. Pure; ``DecodeError`` says what cannot be read.
 
 A ``Record`` is what was stored and never changes; it carries a checksum of its own, so that one that was damaged is found
-and named. A ``State`` is how it fared. ``Totals`` are counted in every write, so that nobody counts at a start.
+and named. A ``RecordState`` is how it fared. ``Totals`` are counted in every write, so that nobody counts at a start.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Record:
             raise DecodeError(f"a record of {len(data)} bytes cannot be read: {e}") from e
 
 
-class State(NamedTuple):
+class RecordState(NamedTuple):
     """How a record fared: how often it failed, since when this holds (ms since 1970), what it waits for, and why."""
 
     tries: int
@@ -112,7 +112,7 @@ class State(NamedTuple):
         )
 
     @classmethod
-    def decode(cls, data: bytes) -> State:
+    def decode(cls, data: bytes) -> RecordState:
         try:
             version, tries, since_ms, length = _STATE.unpack_from(data)
             if version != VERSION:

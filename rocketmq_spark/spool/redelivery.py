@@ -21,7 +21,7 @@ from rocketmq_spark.spool.lanes import Runs
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.schedule import Schedule
 from rocketmq_spark.spool.silence import Silences
-from rocketmq_spark.spool.store import Again, Dead, Done, Store, Verdict, Work
+from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict, Work
 from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
@@ -250,10 +250,10 @@ class Redelivery:
             logger.warning(
                 "%d messages that went together are tried one by one: %s", 1 + len(work.behind), handled.reason
             )
-            return Again(now_ms, handled.reason)
+            return RetryLater(now_ms, handled.reason)
         due_ms = None if handled.final else self._schedule.due_ms(work.state.tries + 1, now_ms)
         if due_ms is not None:
-            return Again(due_ms, handled.reason)
+            return RetryLater(due_ms, handled.reason)
         logger.error(
             "record %d of the spool in %s is given up: %s", work.due.sequence, self._store.path, handled.reason
         )

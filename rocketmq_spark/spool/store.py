@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.spool import mending
-from rocketmq_spark.spool.changes import Change
+from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Damaged, Database
-from rocketmq_spark.spool.group import Group, Ticket
+from rocketmq_spark.spool.group import GroupCommit, Ticket
 from rocketmq_spark.spool.keys import NOTE, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered
 from rocketmq_spark.spool.lanes import Behind, Joins, followers, lane_with, lanes, leave
 from rocketmq_spark.spool.marks import Marks
-from rocketmq_spark.spool.records import Record, SpoolOwner, State, Totals, decoded
+from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals, decoded
 from rocketmq_spark.spool.salvage import Salvaged, finish, salvage
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Work(NamedTuple):
     """A record that was taken, with those of its lane that go with it; ``size`` is what it counts against the bound."""
 
     due: Due
-    state: State
+    state: RecordState
     record: Record
     size: int
     behind: tuple[Behind, ...] = ()
@@ -46,7 +46,7 @@ class Done(NamedTuple):
     """It is over."""
 
 
-class Again(NamedTuple):
+class RetryLater(NamedTuple):
     """It failed, and is due once more."""
 
     due_ms: int
@@ -59,7 +59,7 @@ class Dead(NamedTuple):
     reason: str
 
 
-Verdict = Done | Again | Dead
+Verdict = Done | RetryLater | Dead
 
 
 class Store:
@@ -74,7 +74,7 @@ class Store:
         self._sync = sync != "never"
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
-        self._group = Group(self._lock, self._add, together=sync == "batch")
+        self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
         self._floor = Due(0, 0)
         self._owner: SpoolOwner | None = None
@@ -118,7 +118,7 @@ class Store:
         Of a whole ``space`` only the marks go: its records stay, and are found by their others.
         """
         with self._ready:
-            change, gone = Change(self.totals), set()
+            change, gone = AtomicChange(self.totals), set()
             if space is not None:
                 change.deletes += self._marks.keys(space)
             for mark in marks:
@@ -168,20 +168,23 @@ class Store:
         they wait in their lane as before.
         """
         with self._ready:
-            change = Change(self.totals)
+            change = AtomicChange(self.totals)
             change.totals.last_ms = max(now_ms, self.totals.last_ms)
             left = []
             for work, verdict in outcomes:
                 sequence, tries = work.due.sequence, work.state.tries + 1
                 change.deletes.append(work.due.key)
-                if isinstance(verdict, Again):
-                    state, due = State(tries, now_ms, work.record.target, verdict.reason), Due(verdict.due_ms, sequence)
+                if isinstance(verdict, RetryLater):
+                    state, due = (
+                        RecordState(tries, now_ms, work.record.target, verdict.reason),
+                        Due(verdict.due_ms, sequence),
+                    )
                     change.pend(due, state)
                     change.mark(work.record, due)
                     continue
                 change.unmark(work.record)
                 if isinstance(verdict, Dead):
-                    change.bury(sequence, work.size, State(tries, now_ms, "", verdict.reason))
+                    change.bury(sequence, work.size, RecordState(tries, now_ms, "", verdict.reason))
                 else:
                     change.finish(sequence, work.size)
                 gone = [sequence]
@@ -202,14 +205,14 @@ class Store:
         Gives where to go on, None when it has seen all.
         """
         with self._ready:
-            change, goes_on = Change(self.totals), None
+            change, goes_on = AtomicChange(self.totals), None
             first = start or Due(now_ms + 1, 0)
             for seen, (key, value) in enumerate(self._db.scan(first.key, behind(PENDING))):
                 due = Due.parse(key)
                 if seen >= limit:
                     goes_on = due
                     break
-                state = State.decode(value)
+                state = RecordState.decode(value)
                 if (targets is None or state.target in targets) and due.sequence not in self._leased:
                     change.deletes.append(key)
                     change.pend(Due(now_ms, due.sequence), state)
@@ -231,14 +234,14 @@ class Store:
     def revive(self, now_ms: int) -> int:
         """Let dead records that can be read be pending again, from their first try on and in no order; how many."""
         with self._ready:
-            before, change = len(self), Change(self.totals)
+            before, change = len(self), AtomicChange(self.totals)
             for sequence, record, size in mending.dead_ones(self._db):
                 if isinstance(record, Record):
                     change.revive(sequence, size)
-                    change.pend(Due(now_ms, sequence), State(0, now_ms, record.target))
+                    change.pend(Due(now_ms, sequence), RecordState(0, now_ms, record.target))
                 if len(change.puts) >= REVIVED_AT_ONCE:  # there may be millions
                     self._write(change)
-                    change = Change(self.totals)
+                    change = AtomicChange(self.totals)
             self._write(change)
             return len(self) - before
 
@@ -298,7 +301,10 @@ class Store:
     def _add(self, tickets: Sequence[Ticket]) -> None:
         try:
             with self._ready:
-                change, lanes = Change(self.totals), set(self._lanes) if any(t.laned for t in tickets) else self._lanes
+                change, lanes = (
+                    AtomicChange(self.totals),
+                    set(self._lanes) if any(t.laned for t in tickets) else self._lanes,
+                )
                 marks: set[tuple[bytes, bytes]] = set()
                 for ticket in tickets:
                     held = change.totals.all_bytes
@@ -311,7 +317,7 @@ class Store:
                             continue
                         sequence = change.add(record, data)
                         if not record.lane or record.lane not in lanes:
-                            change.pend(Due(due_ms, sequence), State(0, record.stored_ms, record.first_target))
+                            change.pend(Due(due_ms, sequence), RecordState(0, record.stored_ms, record.first_target))
                         if record.lane:
                             lanes.add(record.lane)
                         if record.marks:
@@ -328,12 +334,12 @@ class Store:
     def _read(self, due: Due, value: bytes, now_ms: int) -> Work | None:
         data = self._db.get(numbered(RECORD, due.sequence)) or b""
         try:
-            return Work(due, State.decode(value), Record.decode(data), len(data))
+            return Work(due, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s goes to its dead: %s", due.sequence, self.path, e)
-            change = Change(self.totals)
+            change = AtomicChange(self.totals)
             change.deletes.append(due.key)
-            change.bury(due.sequence, len(data), State(0, now_ms, "", f"it cannot be read: {e.message}"))
+            change.bury(due.sequence, len(data), RecordState(0, now_ms, "", f"it cannot be read: {e.message}"))
             change.deletes += mending.marks_with(self._db, due.sequence) if self._marks.used else ()
             lane = lane_with(self._db, due.sequence) if self._lanes else None
             if lane is not None and not leave(self._db, change, lane, [due.sequence], now_ms):
@@ -341,7 +347,7 @@ class Store:
             self._write(change)
             return None
 
-    def _write(self, change: Change, sync: bool = False) -> None:
+    def _write(self, change: AtomicChange, sync: bool = False) -> None:
         try:
             self._db.write(change.all_puts, change.deletes, sync)
         except RocketMQError:

@@ -9,11 +9,11 @@ import signal
 import pytest
 
 from rocketmq_spark.cli import background
-from rocketmq_spark.cli.background import Running, Wish
+from rocketmq_spark.cli.background import RunningBroker, Wish
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.servers import NAME_SERVER
 
-STATE = Running(1, "127.0.0.1:9876", "/data", 5, {NAME_SERVER: ("127.0.0.1:1", 2)})
+STATE = RunningBroker(1, "127.0.0.1:9876", "/data", 5, {NAME_SERVER: ("127.0.0.1:1", 2)})
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rocketmq_spark.cli.command import Command
+from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.errors import OptionError
 from tests.cli.conftest import COMMAND
 
@@ -13,7 +13,7 @@ NOWHERE = ("topic", "list", "--name-server", "127.0.0.1:1", "-o", "numRetries=0"
 
 
 def command(body):
-    @click.command(cls=Command)
+    @click.command(cls=CliCommand)
     @click.pass_obj
     def one(output):
         output.item({"ok": True}, "fine")

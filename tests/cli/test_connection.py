@@ -44,7 +44,7 @@ def test_without_a_name_server_the_error_says_how(no_broker):
 
 
 def test_a_local_broker_is_the_default(no_broker, monkeypatch):
-    found = background.Running(1, "127.0.0.1:9876", "/data", 0, {})
+    found = background.RunningBroker(1, "127.0.0.1:9876", "/data", 0, {})
     monkeypatch.setattr(background, "running", lambda: found)
     assert "(('127.0.0.1:9876',)" in shown()
 

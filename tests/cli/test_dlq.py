@@ -14,7 +14,7 @@ from click.testing import Result
 
 from rocketmq_spark import session
 from rocketmq_spark.cli import dlq
-from rocketmq_spark.cli.dlq import Wanted, _copy
+from rocketmq_spark.cli.dlq import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import AccessDenied
@@ -188,6 +188,6 @@ def test_a_misspelt_group_is_told_with_the_nearest(run: Run, dead: str) -> None:
 def test_times_begin_with_the_first_and_end_before_the_last() -> None:
     died = replace(MESSAGE, store_timestamp=100)
     for since, until, wanted in ((100, None, True), (101, None, False), (None, 100, False), (None, 101, True)):
-        assert Wanted(frozenset(), since, until)(died) == wanted
-    assert Wanted(frozenset({"k2"}), None, None)(died)
-    assert not Wanted(frozenset({"k3"}), None, None)(died)
+        assert DeadLetterFilter(frozenset(), since, until)(died) == wanted
+    assert DeadLetterFilter(frozenset({"k2"}), None, None)(died)
+    assert not DeadLetterFilter(frozenset({"k3"}), None, None)(died)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.cli.lag_view import (
-    Sight,
+    LagSnapshot,
     document,
     duration,
     folded,
@@ -19,7 +19,7 @@ from rocketmq_spark.cli.lag_view import (
 )
 from rocketmq_spark.lag import QueueLag
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.checkpoint import Batch, Read
+from rocketmq_spark.source.checkpoint import LoggedBatch, Read
 
 NOW_MS = 1_800_000_000_000
 LARGE = 9_876_543_210
@@ -29,8 +29,8 @@ def queue(number: int, topic: str = "orders", broker: str = "broker-a") -> Messa
     return MessageQueue(topic, broker, number)
 
 
-def sight(*rows: QueueLag, before: tuple[QueueLag, ...] = (), **about: object) -> Sight:
-    return Sight(about or {"group": "billing"}, rows, NOW_MS, before, 2.0 if before else 0.0)
+def sight(*rows: QueueLag, before: tuple[QueueLag, ...] = (), **about: object) -> LagSnapshot:
+    return LagSnapshot(about or {"group": "billing"}, rows, NOW_MS, before, 2.0 if before else 0.0)
 
 
 ROW = QueueLag(queue(1), 0, 4, 10, NOW_MS - 192_000)
@@ -51,12 +51,12 @@ def test_what_programs_get() -> None:
 
 
 def test_a_batch_that_is_not_done() -> None:
-    read = Read(Batch(7, {}, NOW_MS - 65_000), [OffsetRange(queue(1, broker="broker-b"), 3, 9)], [], None)
+    read = Read(LoggedBatch(7, {}, NOW_MS - 65_000), [OffsetRange(queue(1, broker="broker-b"), 3, 9)], [], None)
     told = under_way(read, {"broker-b"}, NOW_MS)
     assert told == {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
     assert waiting(told) == "batch 7 under way for 1 m 5 s, waiting for broker-b"
     assert waiting(under_way(read, (), NOW_MS)) == "batch 7 under way for 1 m 5 s"
-    assert waiting(under_way(read._replace(batch=Batch(7, {})), (), NOW_MS)) == "batch 7 under way"
+    assert waiting(under_way(read._replace(batch=LoggedBatch(7, {})), (), NOW_MS)) == "batch 7 under way"
     found = sight(ROW, checkpoint="/c", batchId=6, underWay=told)
     assert summary(found)[:3] == ["checkpoint /c", "6 messages behind in 1 queues", waiting(told)]
     assert document(found)["underWay"] == told

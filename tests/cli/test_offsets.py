@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
-from rocketmq_spark.cli.offsets import Change
+from rocketmq_spark.cli.offsets import OffsetChange
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.session import Consumer, Producer, PullConsumer
@@ -154,4 +154,4 @@ def test_while_members_live_they_would_overwrite_it(group: Group, run: Run) -> N
     [(6, 2, "reads 4 again"), (2, 6, "skips 4"), (2, 2, "stays"), (None, 2, "begins there")],
 )
 def test_what_a_change_does(before: int | None, after: int, effect: str) -> None:
-    assert Change(MessageQueue("t", "a", 0), before, after).effect == effect
+    assert OffsetChange(MessageQueue("t", "a", 0), before, after).effect == effect

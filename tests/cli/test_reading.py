@@ -67,7 +67,7 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
             decoded.append(message.queue_offset)
             yield message
 
-    class Watched(reading.Held):
+    class Watched(reading.HeldAnswers):
         def take(self, fetched, piece):
             super().take(fetched, piece)
             held.append((self._bytes, len(self._answers)))
@@ -103,7 +103,7 @@ def test_a_look_that_was_broken_off_goes_on_with_what_was_held(producer, reader,
     ],
 )
 def test_how_far_the_next_look_goes(pieces, went):
-    held = reading.Held(1000)
+    held = reading.HeldAnswers(1000)
     for start, end, size in pieces:
         held.take(Fetched(np.zeros(size, np.uint8), []), Piece(0, start, end, end, 0, size))
     assert held.went(OffsetRange(MessageQueue("t", "b", 0), 0, 100), 256) == went

@@ -15,7 +15,7 @@ from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
-from rocketmq_spark.client.questions import Questions
+from rocketmq_spark.client.questions import BrokerQuestions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
@@ -36,7 +36,7 @@ class Parts:
         self.calls = Calls(self.pool, **how)
         self.name_servers = NameServers(self.calls, name_server.split(";"))
         self.routes = Routes(self.name_servers)
-        self.questions = Questions(self.calls, self.routes)
+        self.questions = BrokerQuestions(self.calls, self.routes)
         self.brokers = Brokers(self.questions)
         self.instance = Instance(self.groups, self.calls, self.routes)
         self.kinds = Kinds(self.calls, self.routes)

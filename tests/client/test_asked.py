@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.client.asked import Questions, own, told
+from rocketmq_spark.client.asked import BrokerRequests, own, told
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import RemoteProtocolError
@@ -47,7 +47,9 @@ def ask(code: Request, answer: Answer | None, body: bytes = b"", **ext: Any) -> 
         return answer
 
     with_names = {"topic": "ns%t", "group": "ns%g", "consumerGroup": "ns%g", "clientId": "me", **ext}
-    reply = Questions(Calls(Pool(Dialling()), scope=Scope("ns")), "g", worker)("a:1", Command(code, with_names, body))
+    reply = BrokerRequests(Calls(Pool(Dialling()), scope=Scope("ns")), "g", worker)(
+        "a:1", Command(code, with_names, body)
+    )
     ((address, question),) = asked
     assert address == "a:1"
     return question, reply
@@ -105,7 +107,7 @@ def test_a_question_without_its_message_is_an_error() -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    questions = Questions(Calls(Pool(Dialling())), "g", lambda address, question: pytest.fail("asked"))
+    questions = BrokerRequests(Calls(Pool(Dialling())), "g", lambda address, question: pytest.fail("asked"))
     assert questions("a:1", Command(Request.PULL_MESSAGE)) is None
 
 

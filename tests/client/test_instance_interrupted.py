@@ -14,10 +14,10 @@ from rocketmq_spark.client import instance, member
 from rocketmq_spark.client.instance import Member
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import consumer, pull_consumer, running, subscribed, upkeep
-from rocketmq_spark.consumer.consumer import Consumer
-from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.consumer import BaseConsumer
+from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.running import Make
+from rocketmq_spark.consumer.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.wire.bodies import GroupMembership
 from tests.client.conftest import Parts
@@ -112,7 +112,7 @@ def test_a_member_that_ctrl_c_kept_from_leaving_leaves_again(parts: Parts, monke
 
 def test_a_start_that_ctrl_c_interrupts_leaves_the_group(parts: Parts) -> None:
     for at in itertools.count():
-        one = Consumer(parts.member, ConsumerSettings(group="g"), Make(lambda name: ManualTimer(Time())))
+        one = BaseConsumer(parts.member, ConsumerSettings(group="g"), ConsumerTools(lambda name: ManualTimer(Time())))
         one.subscribe("t")
         interrupts = Interrupts(at)
         interrupted = interrupts.call(one.start, print)
@@ -125,8 +125,8 @@ def test_a_start_that_ctrl_c_interrupts_leaves_the_group(parts: Parts) -> None:
 
 @pytest.mark.parametrize("verb", ["subscribe", "close"])
 def test_a_pull_consumer_that_ctrl_c_interrupts_leaves_the_group_when_it_is_closed(parts: Parts, verb: str) -> None:
-    def made() -> PullConsumer:
-        one = PullConsumer(
+    def made() -> BasePullConsumer:
+        one = BasePullConsumer(
             parts.member, PullConsumerSettings(group="g"), print, make_timer=lambda name: ManualTimer(Time())
         )
         if verb == "close":

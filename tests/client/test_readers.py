@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.client.readers import Reader, groups, readers, wanted
+from rocketmq_spark.client.readers import GroupReader, groups, readers, wanted
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
@@ -58,10 +58,10 @@ def test_members_say_what_they_have_and_groups_without_them_have_offsets(
     parts = Parts(asked.address, scope=Scope(suffix="dev"))
     one = (MessageQueue("t", "broker-a", 1),)
     assert readers(parts.calls, parts.admin, "t") == [
-        Reader("away", None, one),
-        Reader("g", "m1", one),
-        Reader("g", "m2", None),
-        Reader("other", "m3", one, inside=False),
+        GroupReader("away", None, one),
+        GroupReader("g", "m1", one),
+        GroupReader("g", "m2", None),
+        GroupReader("other", "m3", one, inside=False),
     ]
     parts.close()
     (line,) = caplog.messages

@@ -9,8 +9,8 @@ import pytest
 
 from rocketmq_spark.clock import Clock, Deadline
 from rocketmq_spark.codes import Response
-from rocketmq_spark.consumer.assigned import Part
-from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import (
@@ -169,7 +169,7 @@ class Rows:
         self.num_rows = len(messages)
 
 
-def as_rows(parts: Sequence[Part]) -> tuple[Rows, int | None]:
+def as_rows(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
     """As ``decode.polled.batch_of`` does."""
     found, left = portion(one for part in parts for one in part.read())
     return Rows(found), None if left is None else found[-1].queue_offset + 1
@@ -187,11 +187,11 @@ class Hand:
         return Clock(lambda: self.now)
 
 
-def made(fake: FakeMember, hand: Hand | None = None, **settings: Any) -> PullConsumer:
+def made(fake: FakeMember, hand: Hand | None = None, **settings: Any) -> BasePullConsumer:
     settings = {"consume_from": ConsumeFrom(Where.EARLIEST), **settings}
     wanted = PullConsumerSettings(group="g", **settings)
     hand = hand or Hand()
-    return PullConsumer(fake, wanted, as_rows, hand.clock, make_timer=lambda _: ManualTimer(hand.time))  # type: ignore[arg-type]
+    return BasePullConsumer(fake, wanted, as_rows, hand.clock, make_timer=lambda _: ManualTimer(hand.time))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -205,6 +205,6 @@ def fake() -> FakeMember:
 
 
 @pytest.fixture
-def consumer(fake: FakeMember, hand: Hand) -> Iterator[PullConsumer]:
+def consumer(fake: FakeMember, hand: Hand) -> Iterator[BasePullConsumer]:
     with made(fake, hand) as one:
         yield one

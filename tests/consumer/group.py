@@ -20,8 +20,8 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import RETRY_PREFIX, Response
-from rocketmq_spark.consumer.consumer import Consumer
-from rocketmq_spark.consumer.running import Make
+from rocketmq_spark.consumer.consumer import BaseConsumer
+from rocketmq_spark.consumer.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Work, Workers
 from rocketmq_spark.errors import (
@@ -344,11 +344,11 @@ class GroupBench:
         self.workers: list[ManualWorkers] = []
         self.counts: list[int] = []  # how many threads each wanted
         self.got: list[tuple[str, bytes, int]] = []  # who, what, how often it had come before
-        self.consumers: list[Consumer] = []
+        self.consumers: list[BaseConsumer] = []
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 
-    def consumer(self, name: str | None = None, **settings: Any) -> tuple[Consumer, FakeMember]:
+    def consumer(self, name: str | None = None, **settings: Any) -> tuple[BaseConsumer, FakeMember]:
         port = FakeMember(self.brokers, name or f"m{next(self.numbers)}")
         timers = self.timers[port.client_id] = []
 
@@ -361,12 +361,12 @@ class GroupBench:
             timers.append(one.timer)
             return one
 
-        make = Make(timer, workers)
-        made = Consumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
+        make = ConsumerTools(timer, workers)
+        made = BaseConsumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
         self.consumers.append(made)
         return made, port
 
-    def start(self, listener: Callable[..., Any] | None = None, **how: Any) -> tuple[Consumer, FakeMember]:
+    def start(self, listener: Callable[..., Any] | None = None, **how: Any) -> tuple[BaseConsumer, FakeMember]:
         """A consumer of T that runs; its listener notes what it gets and then does what ``listener`` does."""
         made, port = self.consumer(**how)
         made.subscribe("T")
@@ -379,7 +379,7 @@ class GroupBench:
         self.time.run_due()
         return made, port
 
-    def die(self, consumer: Consumer, port: FakeMember) -> None:
+    def die(self, consumer: BaseConsumer, port: FakeMember) -> None:
         """Without a word; the broker notices that the connection is gone, and keeps the locks."""
         for timer in self.timers[port.client_id]:
             timer.close()
@@ -391,7 +391,7 @@ class GroupBench:
     def bodies(self) -> list[bytes]:
         return [body for _, body, _ in self.got]
 
-    def owned(self, consumer: Consumer, topic: str = "T") -> list[MessageQueue]:
+    def owned(self, consumer: BaseConsumer, topic: str = "T") -> list[MessageQueue]:
         assert consumer._running is not None
         return sorted(h.queue for h in consumer._running.held.owned() if h.queue.topic == topic)
 

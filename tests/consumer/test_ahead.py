@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import ConnectionLost
@@ -33,29 +33,31 @@ def fake() -> FakeMember:
 
 
 @pytest.fixture
-def consumer(fake: FakeMember, reads: Reads) -> Iterator[PullConsumer]:
+def consumer(fake: FakeMember, reads: Reads) -> Iterator[BasePullConsumer]:
     with made(fake, reads) as one:
         yield one
 
 
-def made(fake: FakeMember, reads: Reads, **settings: Any) -> PullConsumer:
+def made(fake: FakeMember, reads: Reads, **settings: Any) -> BasePullConsumer:
     wanted = PullConsumerSettings(
         group="g",
         consume_from=ConsumeFrom(Where.EARLIEST),
         **{"pull_batch_size": COUNT, "max_waiting": 40, **settings},
     )
     how = ReadAhead(reads.begin, lambda queue, start, stored: [message(queue, start + i) for i in range(len(stored))])
-    return PullConsumer(fake, wanted, as_rows, Clock(), how)  # type: ignore[arg-type]
+    return BasePullConsumer(fake, wanted, as_rows, Clock(), how)  # type: ignore[arg-type]
 
 
-def all_of(consumer: PullConsumer, count: int) -> list[int]:
+def all_of(consumer: BasePullConsumer, count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count and (some := consumer.poll(WAIT_S)):
         found += bodies(some)
     return found
 
 
-def test_a_backlog_is_read_ahead_and_the_rest_is_polled(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+def test_a_backlog_is_read_ahead_and_the_rest_is_polled(
+    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
+) -> None:
     fake.add(A, 1000)
     consumer.assign([A])
     assert all_of(consumer, 1000) == list(range(1000))
@@ -66,13 +68,13 @@ def test_a_backlog_is_read_ahead_and_the_rest_is_polled(fake: FakeMember, reads:
     assert all(run.closed for run in reads.runs)
 
 
-def test_a_poll_is_never_more_than_an_answer(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_poll_is_never_more_than_an_answer(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 500)
     consumer.assign([A])
     assert {len(consumer.poll(WAIT_S)) for _ in range(100)} <= {COUNT, COUNT // 2}
 
 
-def test_rows_are_of_everything_that_has_come(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+def test_rows_are_of_everything_that_has_come(fake: FakeMember, reads: Reads, consumer: BasePullConsumer) -> None:
     fake.add(A, 1000)
     consumer.assign([A])
     eventually(lambda: reads.given >= 5)
@@ -98,7 +100,7 @@ def test_no_more_is_read_than_may_wait(fake: FakeMember, reads: Reads) -> None:
         assert reads.bounds[0] == (20, 50 << 20)
 
 
-def test_a_seek_drops_what_was_read_ahead(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+def test_a_seek_drops_what_was_read_ahead(fake: FakeMember, reads: Reads, consumer: BasePullConsumer) -> None:
     fake.add(A, 2000)
     consumer.assign([A])
     eventually(lambda: reads.given >= 3)
@@ -109,7 +111,7 @@ def test_a_seek_drops_what_was_read_ahead(fake: FakeMember, reads: Reads, consum
 
 
 def test_a_reset_that_a_read_ahead_is_told_of_is_followed(
-    fake: FakeMember, reads: Reads, consumer: PullConsumer, caplog: pytest.LogCaptureFixture
+    fake: FakeMember, reads: Reads, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.add(A, 2000)
     reads.reset, reads.reset_from = 1990, 20
@@ -123,7 +125,7 @@ def test_a_reset_that_a_read_ahead_is_told_of_is_followed(
 
 
 def test_a_read_ends_when_only_some_of_the_topic_is_wanted(
-    fake: FakeMember, reads: Reads, consumer: PullConsumer
+    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     fake.add(A, 1000)
     consumer.subscribe("t")
@@ -138,7 +140,7 @@ def test_a_read_ends_when_only_some_of_the_topic_is_wanted(
     assert fake.pulls[-1].filter.expression == "x"
 
 
-def test_a_paused_queue_holds_up_no_other(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+def test_a_paused_queue_holds_up_no_other(fake: FakeMember, reads: Reads, consumer: BasePullConsumer) -> None:
     fake.add(A, 1000)
     fake.add(B, 1000)
     consumer.assign([A, B])
@@ -154,7 +156,7 @@ def test_a_paused_queue_holds_up_no_other(fake: FakeMember, reads: Reads, consum
 
 
 def test_queues_that_come_later_are_read_with_the_others(
-    fake: FakeMember, reads: Reads, consumer: PullConsumer
+    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
 ) -> None:
     fake.add(A, 1000)
     fake.add(B, 1000)
@@ -169,7 +171,7 @@ def test_queues_that_come_later_are_read_with_the_others(
     assert any({r.queue for r in run.ranges} == {A, B} for run in reads.runs)
 
 
-def test_what_is_odd_is_left_to_long_polls(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+def test_what_is_odd_is_left_to_long_polls(fake: FakeMember, reads: Reads, consumer: BasePullConsumer) -> None:
     """The queue is polled for a while then."""
     reads.odd = 300
     fake.add(A, 1000)
@@ -179,7 +181,9 @@ def test_what_is_odd_is_left_to_long_polls(fake: FakeMember, reads: Reads, consu
     assert len(fake.pulls) >= 170
 
 
-def test_an_illegal_offset_is_repaired_by_long_polls(fake: FakeMember, reads: Reads, consumer: PullConsumer) -> None:
+def test_an_illegal_offset_is_repaired_by_long_polls(
+    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
+) -> None:
     reads.odd = 100
     fake.add(A, 1000)
     consumer.assign([A])
@@ -193,7 +197,7 @@ def test_an_illegal_offset_is_repaired_by_long_polls(fake: FakeMember, reads: Re
 
 
 def test_a_read_that_fails_is_no_end(
-    fake: FakeMember, reads: Reads, consumer: PullConsumer, caplog: pytest.LogCaptureFixture
+    fake: FakeMember, reads: Reads, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     reads.error = ConnectionLost("gone")

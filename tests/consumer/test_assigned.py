@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketmq_spark.consumer.assigned import Ask, Assigned, Part
+from rocketmq_spark.consumer.assigned import Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
@@ -19,8 +19,8 @@ def found(ask: Ask, count: int) -> PullAnswer:
     return PullAnswer(PullStatus.FOUND, ask.offset + count, 0, 99, broker_id=1)
 
 
-def part(queue: MessageQueue, start: int, end: int) -> Part:
-    return Part(queue, start, [(end, 2)], b"12", lambda start, stored: [])
+def part(queue: MessageQueue, start: int, end: int) -> FetchedPart:
+    return FetchedPart(queue, start, [(end, 2)], b"12", lambda start, stored: [])
 
 
 def assigned() -> Assigned:
@@ -360,7 +360,7 @@ class Machine(RuleBasedStateMachine):
                 assert self.one.ready.lends(part)
                 self.one.ready.give()
 
-    def messages(self, part: Part) -> list[int]:
+    def messages(self, part: FetchedPart) -> list[int]:
         return [offset for offset in range(part.first, part.next_offset) if offset not in self.passed[part.queue]]
 
     @rule(queue=QUEUES, paused=st.booleans())
@@ -413,7 +413,7 @@ def test_one_part_is_no_more_than_an_answer() -> None:
         decoded.append((start, bytes(stored)))
         return []
 
-    one.bring(ask, Part(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
+    one.bring(ask, FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
     assert (one.places[A].waiting, one.places[A].bytes) == (6, 6)
     for expected in (1, 2, 3):
         (part,) = one.ready.take()
@@ -426,5 +426,5 @@ def test_one_part_is_no_more_than_an_answer() -> None:
         one.ready.give()
     assert decoded == [(5, b"aa"), (7, b"bbb"), (8, b"c")]
     assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
-    one.bring(ask, Part(A, 11, [(12, 1), (13, 2)], b"xy", decode))
+    one.bring(ask, FetchedPart(A, 11, [(12, 1), (13, 2)], b"xy", decode))
     assert [part.next_offset for part in one.ready.take(2)] == [13]

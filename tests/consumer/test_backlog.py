@@ -13,9 +13,9 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import ahead, backlog
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.consumer import BaseConsumer
 from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.running import Make
+from rocketmq_spark.consumer.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import messages
@@ -38,18 +38,18 @@ class Bench:
         self.reads = Reads()
         self.got: dict[MessageQueue, Counter[int]] = {A: Counter(), B: Counter()}
         self.port = FakeMember(self.brokers, "me")
-        self.consumer: Consumer | None = None
+        self.consumer: BaseConsumer | None = None
 
     def fill(self, queue: MessageQueue, count: int) -> None:
         self.brokers.send(queue, *(b"x",) * count)
 
     def start(
         self, listener: Callable[..., Any] = lambda message: None, tags: str | None = None, **how: Any
-    ) -> Consumer:
+    ) -> BaseConsumer:
         settings: dict[str, Any] = {"thresholds": Thresholds(40, 1 << 20, 400), "pull_batch_size": COUNT, "threads": 4}
         how_to = ReadAhead(self.reads.begin, lambda *given: self.messages(*given))
-        made = Make(read_ahead=how_to)
-        self.consumer = consumer = Consumer(self.port, ConsumerSettings(group="g", **settings | how), made)
+        made = ConsumerTools(read_ahead=how_to)
+        self.consumer = consumer = BaseConsumer(self.port, ConsumerSettings(group="g", **settings | how), made)
         consumer.subscribe("T", tags=tags)
 
         def noting(messages: Sequence[ReceivedMessage], context: Any) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from rocketmq_spark.consumer.assigned import Ask, Place
-from rocketmq_spark.consumer.behind import MAX_RANGES, Bounds, Pace, Stretch, far_behind, pace, ranges
+from rocketmq_spark.consumer.assigned import Ask, AssignedQueue
+from rocketmq_spark.consumer.behind import MAX_RANGES, Bounds, ReadPace, Stretch, far_behind, pace, ranges
 from rocketmq_spark.consumer.start_offset import Start
 from rocketmq_spark.model import MessageQueue, OffsetRange
 
@@ -15,15 +15,17 @@ A, B, C = (MessageQueue("t", broker, i) for broker, i in (("a", 0), ("a", 1), ("
 BOUNDS = Bounds(count=32, max_waiting=1000, max_bytes=1 << 20)
 
 
-def place(at: int = 0, end: int | None = 5000, **changed: object) -> Place:
-    made = Place(Start(at))
+def place(at: int = 0, end: int | None = 5000, **changed: object) -> AssignedQueue:
+    made = AssignedQueue(Start(at))
     made.end = end
     for name, value in changed.items():
         setattr(made, name, value)
     return made
 
 
-def far(places: Mapping[MessageQueue, Place], bounds: Bounds = BOUNDS, plain: bool = True) -> list[MessageQueue]:
+def far(
+    places: Mapping[MessageQueue, AssignedQueue], bounds: Bounds = BOUNDS, plain: bool = True
+) -> list[MessageQueue]:
     found = far_behind(places, 10.0, bounds, lambda queue: plain)
     return [stretch.ask.queue for stretches in found.values() for stretch in stretches]
 
@@ -75,20 +77,20 @@ def test_a_read_has_an_end() -> None:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, Pace.GO),
-        ({"waiting": 500, "bytes": 1 << 19}, Pace.GO),
-        ({"waiting": 501}, Pace.WAIT),
-        ({"bytes": (1 << 19) + 1}, Pace.WAIT),
-        ({"waiting": 501, "paused": True}, Pace.STOP),
-        ({"token": 4}, Pace.STOP),
+        ({}, ReadPace.GO),
+        ({"waiting": 500, "bytes": 1 << 19}, ReadPace.GO),
+        ({"waiting": 501}, ReadPace.WAIT),
+        ({"bytes": (1 << 19) + 1}, ReadPace.WAIT),
+        ({"waiting": 501, "paused": True}, ReadPace.STOP),
+        ({"token": 4}, ReadPace.STOP),
     ],
 )
 def test_a_read_waits_for_room_and_stops_for_queues_that_were_sought_or_paused(
-    changed: dict[str, int], expected: Pace
+    changed: dict[str, int], expected: ReadPace
 ) -> None:
     stretches = [Stretch(Ask(A, 0, 0, 0), 9), Stretch(Ask(B, 0, 0, 0), 9)]
     assert pace({A: place(), B: place(**changed)}, stretches, BOUNDS) is expected
 
 
 def test_a_read_stops_for_a_queue_that_was_given_up() -> None:
-    assert pace({A: place()}, [Stretch(Ask(B, 0, 0, 0), 9)], BOUNDS) is Pace.STOP
+    assert pace({A: place()}, [Stretch(Ask(B, 0, 0, 0), 9)], BOUNDS) is ReadPace.STOP

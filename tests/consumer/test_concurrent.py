@@ -13,7 +13,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.concurrent import Concurrent
 from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.workers import Workers
@@ -151,7 +151,7 @@ def test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic(group: 
 
 @pytest.mark.parametrize("error", [*RAISED, Textless()], ids=lambda error: type(error).__name__)
 def test_1_20_whatever_a_listener_raises_is_a_failed_message(error: BaseException) -> None:
-    held, queue, workers = Held(Thresholds()), ProcessQueue(QUEUE), Workers("w", 4)
+    held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), Workers("w", 4)
     held.queues[QUEUE] = queue
     back: list[int] = []
     send_back: Any = lambda message, level: not back.append(message.queue_offset)  # noqa: E731 - it is to be true
@@ -319,7 +319,7 @@ def test_4_17_results_of_a_queue_that_is_gone_mean_nothing(group: GroupBench, la
 
 
 def test_what_many_threads_finish_at_once_is_noted_to_the_last_message() -> None:
-    held, queue, workers = Held(Thresholds()), ProcessQueue(QUEUE), Workers("w", 8)
+    held, queue, workers = MemberState(Thresholds()), ProcessQueue(QUEUE), Workers("w", 8)
     held.queues[QUEUE] = queue
     called, all_called = itertools.count(1), threading.Event()
 

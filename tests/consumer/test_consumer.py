@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.consumer import Consumer
-from rocketmq_spark.consumer.running import HANGS_S, TIMEOUT_S, Make
+from rocketmq_spark.consumer.consumer import BaseConsumer
+from rocketmq_spark.consumer.running import HANGS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import CallTimeout, ClosedError, LocalProtocolError, OptionError
 from rocketmq_spark.membership import ResetOffsets
@@ -202,7 +202,7 @@ def test_two_broadcasting_members_of_a_group_do_not_share_a_file(group: GroupBen
 
 def test_4_31_a_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
     consumer, port = group.start()
-    second = Consumer(port, consumer.settings, Make(lambda _: ManualTimer(group.time)))
+    second = BaseConsumer(port, consumer.settings, ConsumerTools(lambda _: ManualTimer(group.time)))
     second.subscribe("T")
     with pytest.raises(LocalProtocolError, match="has a member in this process"):
         second.start(print)
@@ -272,7 +272,7 @@ def test_stop_does_not_wait_for_a_rebalance_that_hangs_and_it_adds_nothing_after
 
     waits: list[tuple[str, float]] = []
     port.committed = hangs  # type: ignore[method-assign]
-    consumer = Consumer(port, ConsumerSettings(group="g"), Make(Noting))
+    consumer = BaseConsumer(port, ConsumerSettings(group="g"), ConsumerTools(Noting))
     consumer.subscribe("T")
     consumer.start(print)
     assert asked.wait(60)
@@ -343,7 +343,7 @@ def test_stop_calls_no_listener_again_and_gives_back_what_there_is(ordered: bool
     brokers.offsets[q("a:0")] = 0
     brokers.send(q("a:0"), *(b"%d" % i for i in range(30)))
     port = FakeMember(brokers, "me")
-    consumer = Consumer(port, ConsumerSettings(group="g", ordered=ordered, threads=1))
+    consumer = BaseConsumer(port, ConsumerSettings(group="g", ordered=ordered, threads=1))
     consumer.subscribe("T")
     inside, go_on, calls = threading.Event(), threading.Event(), []
 
@@ -391,7 +391,7 @@ def test_a_listener_may_stop_its_consumer_and_run_returns_when_the_group_is_left
     brokers.offsets[q("a:0")] = 0
     brokers.send(q("a:0"), b"1")
     port = FakeMember(brokers, "me")
-    consumer = Consumer(port, ConsumerSettings(group="g"))
+    consumer = BaseConsumer(port, ConsumerSettings(group="g"))
     consumer.subscribe("T")
     consumer.run(lambda messages, context: consumer.stop(5))
     assert port.seen("leave") == ["g"]

@@ -1,4 +1,4 @@
-"""Starts and stops of a ``Consumer`` that are interrupted, and stops in signal handlers that come above either."""
+"""Starts and stops of a ``BaseConsumer`` that are interrupted, and stops in signal handlers that come above either."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.consumer import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
@@ -71,7 +71,7 @@ def test_a_stop_with_a_timeout_that_is_none_changes_nothing(group: GroupBench, t
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e300, -1])
 def test_a_stop_may_wait_for_ever_or_not_at_all(timeout_s: float) -> None:
     port = FakeMember(FakeBrokers(Time(), {"T": "a:0"}), "me")
-    consumer = Consumer(port, ConsumerSettings(group="g"))
+    consumer = BaseConsumer(port, ConsumerSettings(group="g"))
     consumer.subscribe("T")
     consumer.start(print)
     running: Any = consumer._running

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.consumer.figures import HOUR_MS, MINUTE_MS, Figures
+from rocketmq_spark.consumer.figures import HOUR_MS, MINUTE_MS, ConsumerFigures
 from rocketmq_spark.membership import InfoAsked, TopicFigures
 from tests.consumer.group import GroupBench
 from tests.queues import q
@@ -14,12 +14,12 @@ START = 5_003_000  # in the midst of ten seconds
 
 
 def test_nothing_is_known_of_a_topic_without_messages() -> None:
-    assert Figures().all(["T"], START) == {"T": TopicFigures()}
+    assert ConsumerFigures().all(["T"], START) == {"T": TopicFigures()}
     assert TopicFigures().consume_ms is None
 
 
 def test_means_and_rates_are_those_of_the_last_minute() -> None:
-    one = Figures()
+    one = ConsumerFigures()
     one.pulled("T", 30, 4, START)
     one.pulled("T", 10, 8, START + 9_000)
     one.consumed("T", 20, 0, 3, START + 9_000)
@@ -33,7 +33,7 @@ def test_means_and_rates_are_those_of_the_last_minute() -> None:
 
 
 def test_topics_are_told_apart() -> None:
-    one = Figures()
+    one = ConsumerFigures()
     one.consumed("T", 1, 0, 0, START)
     one.consumed("U", 0, 2, 0, START)
     found = one.all(["V"], START)
@@ -42,7 +42,7 @@ def test_topics_are_told_apart() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 5), st.integers(0, 5)), max_size=60))
 def test_failures_of_an_hour_are_those_that_were_told(calls: list[tuple[int, int, int]]) -> None:
-    one, now_ms, told = Figures(), START, []
+    one, now_ms, told = ConsumerFigures(), START, []
     for gap_ms, done, failed in calls:
         now_ms += gap_ms
         one.consumed("T", done, failed, 1, now_ms)

@@ -4,14 +4,14 @@ import random
 import threading
 
 from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import Held, Stats
+from rocketmq_spark.consumer.held import MemberState, Stats
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from tests.consumer.messages import messages
 from tests.queues import q, qs
 
 
-def holding(*names: str) -> Held:
-    held = Held(Thresholds())
+def holding(*names: str) -> MemberState:
+    held = MemberState(Thresholds())
     held.queues = {queue: ProcessQueue(queue) for name in names for queue in qs(name)}
     return held
 
@@ -53,7 +53,7 @@ def test_bounds_are_those_of_the_topic_where_it_has_some() -> None:
 
 
 def test_1_25_results_of_many_threads_only_raise_an_offset() -> None:
-    held, queue, seen = Held(Thresholds()), ProcessQueue(q("a:0")), list[int]()
+    held, queue, seen = MemberState(Thresholds()), ProcessQueue(q("a:0")), list[int]()
     held.queues[queue.queue] = queue
 
     def results(offsets: list[int]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.local_offsets import LocalOffsets
 from rocketmq_spark.consumer.offset_store import BrokerOffsets, FileOffsets
 from rocketmq_spark.errors import CallTimeout
@@ -21,11 +21,13 @@ A, B, SOON = q("a:0"), q("b:0"), Deadline(1e9)
 
 
 @pytest.fixture
-def held() -> Held:
-    return Held(Thresholds())
+def held() -> MemberState:
+    return MemberState(Thresholds())
 
 
-def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(group: GroupBench, held: Held, caplog) -> None:
+def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(
+    group: GroupBench, held: MemberState, caplog
+) -> None:
     port = FakeMember(group.brokers, "me")
     group.brokers.groups.add("g")
     store = BrokerOffsets(port, "g", held)
@@ -53,7 +55,7 @@ def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(group: Gro
 class Hanging:
     """A store whose first commit, of these offsets, is under way until ``go_on``."""
 
-    def __init__(self, group: GroupBench, held: Held, offsets: dict[MessageQueue, int]) -> None:
+    def __init__(self, group: GroupBench, held: MemberState, offsets: dict[MessageQueue, int]) -> None:
         self.port = FakeMember(group.brokers, "me")
         group.brokers.groups.add("g")
         self.store, self._real = BrokerOffsets(self.port, "g", held), self.port.commit
@@ -84,7 +86,7 @@ class Hanging:
         self._first.join(60)
 
 
-def test_a_reset_waits_for_the_commit_of_its_queue_that_is_under_way(group: GroupBench, held: Held) -> None:
+def test_a_reset_waits_for_the_commit_of_its_queue_that_is_under_way(group: GroupBench, held: MemberState) -> None:
     """An offset from before it must not come after it."""
     hanging = Hanging(group, held, {A: 50})
     held.offsets.put(A, 0)
@@ -98,7 +100,7 @@ def test_a_reset_waits_for_the_commit_of_its_queue_that_is_under_way(group: Grou
 
 
 def test_a_commit_that_hangs_for_longer_than_a_reset_waits_is_overtaken_by_nothing(
-    group: GroupBench, held: Held
+    group: GroupBench, held: MemberState
 ) -> None:
     hanging = Hanging(group, held, {A: 50})
     held.offsets.put(A, 0)
@@ -111,7 +113,7 @@ def test_a_commit_that_hangs_for_longer_than_a_reset_waits_is_overtaken_by_nothi
     assert (group.brokers.offsets, held.offsets.untold()) == ({A: 0}, {})
 
 
-def test_a_broker_that_hangs_does_not_keep_others_from_the_last_offsets(group: GroupBench, held: Held) -> None:
+def test_a_broker_that_hangs_does_not_keep_others_from_the_last_offsets(group: GroupBench, held: MemberState) -> None:
     hanging = Hanging(group, held, {B: 1})
     held.offsets.put(A, 7)
     held.offsets.put(B, 2)
@@ -123,7 +125,7 @@ def test_a_broker_that_hangs_does_not_keep_others_from_the_last_offsets(group: G
     assert hanging.port.seen("commit") == [{A: 7}, {B: 1}, {B: 2}]
 
 
-def test_a_commit_that_raises_does_not_keep_its_queue(group: GroupBench, held: Held, monkeypatch) -> None:
+def test_a_commit_that_raises_does_not_keep_its_queue(group: GroupBench, held: MemberState, monkeypatch) -> None:
     port = FakeMember(group.brokers, "me")
     group.brokers.groups.add("g")
     store = BrokerOffsets(port, "g", held)
@@ -136,7 +138,7 @@ def test_a_commit_that_raises_does_not_keep_its_queue(group: GroupBench, held: H
     assert group.brokers.offsets == {A: 1}
 
 
-def test_a_file_keeps_what_is_not_here_now(held: Held, tmp_path: Path) -> None:
+def test_a_file_keeps_what_is_not_here_now(held: MemberState, tmp_path: Path) -> None:
     file = LocalOffsets(tmp_path / "g" / "offsets.json")
     file.store({B: 7})
     store = FileOffsets(file, held)
@@ -147,7 +149,7 @@ def test_a_file_keeps_what_is_not_here_now(held: Held, tmp_path: Path) -> None:
     assert (store.read(B, SOON), store.read(q("c:0"), SOON)) == (7, None)
 
 
-def test_a_file_that_cannot_be_written_is_told_and_tried_again(held: Held, tmp_path: Path, caplog) -> None:
+def test_a_file_that_cannot_be_written_is_told_and_tried_again(held: MemberState, tmp_path: Path, caplog) -> None:
     (tmp_path / "g").write_text("a file where a folder should be")
     store = FileOffsets(LocalOffsets(tmp_path / "g" / "offsets.json"), held)
     held.offsets.put(A, 1)

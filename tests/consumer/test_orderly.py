@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.consumer import orderly
-from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.consumer import BaseConsumer
 from rocketmq_spark.consumer.flow import Thresholds
 from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
 from tests.consumer.group import GroupBench
@@ -27,7 +27,7 @@ def started(group: GroupBench, listener: Any = None, **how: Any) -> Any:
 
 
 @contextmanager
-def hanging(group: GroupBench, *bodies: bytes) -> Iterator[tuple[Consumer, Callable[[], None]]]:
+def hanging(group: GroupBench, *bodies: bytes) -> Iterator[tuple[BaseConsumer, Callable[[], None]]]:
     """A member whose listener has the first message of b:0 and does not come back, and what lets it come back."""
     inside, free = threading.Event(), threading.Event()
 

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import ownership
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.local_offsets import LocalOffsets
 from rocketmq_spark.consumer.offset_store import BrokerOffsets
 from rocketmq_spark.consumer.ownership import Ownership
@@ -103,7 +103,7 @@ class Owner:
         self.port = FakeMember(group.brokers, "me")
         group.brokers.groups.add(GROUP)
         settings = ConsumerSettings(group=GROUP, ordered=ordered)
-        self.held = Held(settings.thresholds)
+        self.held = MemberState(settings.thresholds)
         self.store = BrokerOffsets(self.port, GROUP, self.held)
         self.begun: list[tuple[MessageQueue, int]] = []
         self.owns = Ownership(

@@ -1,4 +1,4 @@
-"""A whole ``Consumer`` on a Proxy in memory; its threads are real, its timers move by hand."""
+"""A whole ``BaseConsumer`` on a Proxy in memory; its threads are real, its timers move by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.consumer import Consumer
-from rocketmq_spark.consumer.running import Make
+from rocketmq_spark.consumer.consumer import BaseConsumer
+from rocketmq_spark.consumer.running import ConsumerTools
 from rocketmq_spark.errors import ConnectionLost, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.popped import GroupPolicy
@@ -26,8 +26,8 @@ class Member:
     def __init__(self, **settings: Any) -> None:
         self.time = Time()
         self.proxy = FakeProxy(self.time.monotonic, t=1)
-        self.consumer = Consumer(
-            self.proxy, replace(SETTINGS, **settings), Make(timer=lambda _: ManualTimer(self.time))
+        self.consumer = BaseConsumer(
+            self.proxy, replace(SETTINGS, **settings), ConsumerTools(timer=lambda _: ManualTimer(self.time))
         )
         self.got: list[str] = []
         self.does: Callable[[Any], object] = lambda message: None

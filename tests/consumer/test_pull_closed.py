@@ -1,4 +1,4 @@
-"""Closes of a ``PullConsumer`` that are interrupted, or come while something else is under way."""
+"""Closes of a ``BasePullConsumer`` that are interrupted, or come while something else is under way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
 from rocketmq_spark.errors import ClosedError
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once
@@ -16,7 +16,7 @@ from tests.consumer.test_consumer_interrupted import in_time, interrupted_once
 @pytest.mark.parametrize("exits", [False, True])
 @pytest.mark.parametrize("how", ["commit", "poll", "offsets"])
 def test_a_signal_handler_may_close_while_a_commit_is_under_way(
-    fake: FakeMember, consumer: PullConsumer, hand: Hand, how: str, exits: bool, monkeypatch: pytest.MonkeyPatch
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str, exits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.add(A, 40)
     consumer.subscribe("t")
@@ -52,7 +52,7 @@ def test_a_signal_handler_may_close_while_a_commit_is_under_way(
 
 
 def test_a_signal_handler_may_close_a_consumer_that_closes(
-    fake: FakeMember, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.subscribe("t")
     real: Any = consumer._shared._leave
@@ -64,7 +64,7 @@ def test_a_signal_handler_may_close_a_consumer_that_closes(
 
 @pytest.mark.parametrize("where", ["polls", "timer", "commit", "leave"])
 def test_a_close_that_is_interrupted_is_continued_by_the_next(
-    fake: FakeMember, consumer: PullConsumer, where: str, monkeypatch: pytest.MonkeyPatch
+    fake: FakeMember, consumer: BasePullConsumer, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.add(A, 40)
     consumer.subscribe("t")
@@ -85,7 +85,7 @@ def test_a_close_that_is_interrupted_is_continued_by_the_next(
 
 
 def test_a_close_while_the_group_is_looked_at_is_no_error_of_the_poll(
-    fake: FakeMember, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.assigned import Part
-from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import (
@@ -34,7 +34,7 @@ from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, as
 from tests.mockbroker import WAIT_S, eventually
 
 
-def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 40)
     consumer.assign([A])
     assert bodies(consumer.poll(AT_ONCE)) == list(range(32))
@@ -42,7 +42,7 @@ def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: P
     assert consumer.poll(AT_ONCE) == []
 
 
-def test_a_poll_waits_for_messages(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_poll_waits_for_messages(fake: FakeMember, consumer: BasePullConsumer) -> None:
     consumer.assign([A])
     comes = threading.Timer(0.05, fake.add, (A,))
     comes.start()
@@ -68,7 +68,7 @@ def test_4_20_4_28_a_queue_begins_at_the_groups_offset_or_where_the_option_says(
         assert found[:1] == ([expected] if expected < 10 else [])
 
 
-def test_4_22_a_question_that_fails_assigns_nothing(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_4_22_a_question_that_fails_assigns_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.unknown[B] = ServerFault("ill")
     with pytest.raises(ServerFault, match="ill"):
         consumer.assign([A, B])
@@ -76,7 +76,7 @@ def test_4_22_a_question_that_fails_assigns_nothing(fake: FakeMember, consumer: 
     assert fake.pulls == []
 
 
-def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.add(A, 40)
     consumer.assign([A])
     consumer.poll(AT_ONCE)
@@ -91,7 +91,7 @@ def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer
 
 
 def test_what_becomes_large_comes_in_several_polls_and_is_committed_as_far_as_it_was_given(
-    fake: FakeMember, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     fake.add(A, 4)
@@ -112,7 +112,7 @@ def test_what_becomes_large_comes_in_several_polls_and_is_committed_as_far_as_it
     assert bodies(consumer.poll(AT_ONCE)) == [3]
 
 
-def test_a_poll_that_nothing_follows_is_not_committed(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_poll_that_nothing_follows_is_not_committed(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 3)
     consumer.assign([A])
     assert bodies(consumer.poll(AT_ONCE)) == [0, 1, 2]
@@ -139,7 +139,7 @@ def test_without_auto_commit_nothing_is_committed_but_by_hand(fake: FakeMember, 
 
 
 def test_a_commit_that_fails_is_raised_and_tried_again(
-    fake: FakeMember, consumer: PullConsumer, caplog: pytest.LogCaptureFixture
+    fake: FakeMember, consumer: BasePullConsumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.add(A, 3)
     consumer.assign([A])
@@ -153,7 +153,7 @@ def test_a_commit_that_fails_is_raised_and_tried_again(
     assert fake.stored == {A: 3}
 
 
-def test_seeking(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_seeking(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 10)
     fake.add(B, 4)
     fake.low[A] = 2
@@ -175,7 +175,7 @@ def test_seeking(fake: FakeMember, consumer: PullConsumer) -> None:
 
 
 @pytest.mark.parametrize("offset", [-5, 2**63, 1.5, "7", None, True])
-def test_an_offset_that_is_none_is_refused_by_name(fake: FakeMember, consumer: PullConsumer, offset: Any) -> None:
+def test_an_offset_that_is_none_is_refused_by_name(fake: FakeMember, consumer: BasePullConsumer, offset: Any) -> None:
     fake.add(A, 9)
     consumer.assign([A])
     for use in (lambda: consumer.commit({B: 3, A: offset}), lambda: consumer.seek(A, offset)):
@@ -186,7 +186,9 @@ def test_an_offset_that_is_none_is_refused_by_name(fake: FakeMember, consumer: P
 
 
 @pytest.mark.parametrize("timeout_s", [math.nan, math.inf, 1e300, "5s", None, True])
-def test_a_timeout_that_is_none_is_refused_by_name(fake: FakeMember, consumer: PullConsumer, timeout_s: Any) -> None:
+def test_a_timeout_that_is_none_is_refused_by_name(
+    fake: FakeMember, consumer: BasePullConsumer, timeout_s: Any
+) -> None:
     fake.add(A, 1)
     consumer.assign([A])
     for poll in (consumer.poll, consumer.poll_arrow):
@@ -195,7 +197,7 @@ def test_a_timeout_that_is_none_is_refused_by_name(fake: FakeMember, consumer: P
     assert bodies(consumer.poll(-1)) == [0]
 
 
-def test_pausing(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_pausing(fake: FakeMember, consumer: BasePullConsumer) -> None:
     consumer.assign([A, B])
     consumer.pause(A)
     fake.add(A, 2)
@@ -215,7 +217,7 @@ def test_a_queue_is_pulled_ahead_as_far_as_the_threshold(fake: FakeMember) -> No
 
 
 def test_what_may_pass_is_tried_again_and_the_rest_is_raised(
-    fake: FakeMember, consumer: PullConsumer, hand: Hand
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     fake.add(A, 2)
     fake.errors = [BrokerBusy("busy"), AccessDenied("no")]
@@ -228,7 +230,7 @@ def test_what_may_pass_is_tried_again_and_the_rest_is_raised(
     assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
 
 
-def test_the_messages_of_all_queues_as_rows(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_the_messages_of_all_queues_as_rows(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     fake.add(B, 3)
     consumer.assign([A, B])
@@ -245,7 +247,7 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
             raise DecodeError("bad")
         return as_rows(parts)
 
-    with PullConsumer(
+    with BasePullConsumer(
         fake,
         PullConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST)),
         rows,
@@ -261,14 +263,14 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
 def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMember) -> None:
     fake.add(A, 40)
 
-    def rows(parts: Sequence[Part]) -> tuple[Rows, int | None]:
+    def rows(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
         made, left = as_rows(parts)
         if 33 in bodies(made.messages):
             raise DecodeError("bad")
         return made, left
 
     settings = PullConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=4)
-    with PullConsumer(fake, settings, rows, Hand().clock) as consumer:  # type: ignore[arg-type]
+    with BasePullConsumer(fake, settings, rows, Hand().clock) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
         found: list[int] = []
         with pytest.raises(DecodeError):  # noqa: PT012 - how many polls it takes means nothing
@@ -280,7 +282,7 @@ def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMemb
 
 
 def test_rows_that_become_many_come_in_several_polls(
-    fake: FakeMember, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1000)  # a message counts as an object, too
     fake.add(A, 5)
@@ -293,7 +295,7 @@ def test_rows_that_become_many_come_in_several_polls(
     assert (consumer.committed(A), consumer.committed(B)) == (5, 2)
 
 
-def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 40)
     consumer.assign([A])
     assert bodies(itertools.islice(consumer, 35)) == list(range(35))
@@ -304,7 +306,7 @@ def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer:
         consumer.poll()
 
 
-def test_who_waits_when_the_consumer_is_closed_gets_nothing(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_who_waits_when_the_consumer_is_closed_gets_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
     consumer.assign([A])
     with ThreadPoolExecutor(1) as beside:
         polled = beside.submit(consumer.poll, 3 * WAIT_S)
@@ -317,7 +319,7 @@ def test_who_waits_when_the_consumer_is_closed_gets_nothing(fake: FakeMember, co
 # --- with others
 
 
-def test_4_11_a_subscriber_has_its_share(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+def test_4_11_a_subscriber_has_its_share(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.ids = ["me", "other"]
     fake.add(A, 2)
     fake.add(B, 2)
@@ -336,7 +338,7 @@ def test_4_11_a_subscriber_has_its_share(fake: FakeMember, consumer: PullConsume
     assert consumer.assignment() == [A, B]
 
 
-def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(B, 1)
     fake.ids = ["me", "other"]
     consumer.subscribe("t")
@@ -352,7 +354,7 @@ def test_4_32_a_change_that_brokers_tell_is_followed_at_once(fake: FakeMember, c
     assert fake.asked("b:1", OffsetsAsked("t")) == {B: 1}
 
 
-def test_4_32_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+def test_4_32_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     fake.add(A, 2)
     fake.add(B, 2)
     consumer.subscribe("t")
@@ -386,7 +388,7 @@ def test_the_strategy_of_the_settings_shares_the_queues(fake: FakeMember) -> Non
         assert consumer.assignment() == [B]
 
 
-def test_offsets_that_are_reset_are_followed_and_stored(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_offsets_that_are_reset_are_followed_and_stored(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 9)
     consumer.subscribe("t")
     assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
@@ -396,7 +398,7 @@ def test_offsets_that_are_reset_are_followed_and_stored(fake: FakeMember, consum
     assert bodies(consumer.poll(AT_ONCE)) == [4, 5, 6, 7, 8]
 
 
-def test_the_member_tells_what_it_has(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_the_member_tells_what_it_has(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 40)
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
@@ -412,7 +414,7 @@ def test_the_member_tells_what_it_has(fake: FakeMember, consumer: PullConsumer) 
     assert "MainThread" in told.stacks
 
 
-def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -423,7 +425,7 @@ def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer
     assert (consumer.assignment(), fake.stored) == ([B], {A: 2})
 
 
-def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
     fake.ids = []
@@ -433,7 +435,7 @@ def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: PullConsum
 
 
 def test_4_22_a_queue_without_a_start_is_left_for_a_second(
-    fake: FakeMember, consumer: PullConsumer, hand: Hand
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
     fake.unknown[B] = ServerFault("ill")
     consumer.subscribe("t")
@@ -445,7 +447,7 @@ def test_4_22_a_queue_without_a_start_is_left_for_a_second(
     assert consumer.assignment() == [A, B]
 
 
-def test_4_6_unsubscribing_gives_queues_up(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_4_6_unsubscribing_gives_queues_up(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 2)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -458,7 +460,7 @@ def test_4_6_unsubscribing_gives_queues_up(fake: FakeMember, consumer: PullConsu
     assert not fake.joined
 
 
-def test_what_does_not_go_together(consumer: PullConsumer) -> None:
+def test_what_does_not_go_together(consumer: BasePullConsumer) -> None:
     with pytest.raises(OptionError, match="at most one"):
         consumer.subscribe("t", tags="a", sql="a > 1")
     with pytest.raises(OptionError, match="one or several"):

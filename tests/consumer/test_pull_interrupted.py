@@ -14,8 +14,8 @@ import pytest
 
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.assigned import Part
-from rocketmq_spark.consumer.pull_consumer import PullConsumer
+from rocketmq_spark.consumer.assigned import FetchedPart
+from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
@@ -30,7 +30,7 @@ from tests.mockbroker import eventually
 ENDS = ["break", "islice", "exception"]
 
 
-def some(consumer: PullConsumer, count: int, how: str) -> list[int]:
+def some(consumer: BasePullConsumer, count: int, how: str) -> list[int]:
     """So many messages of a loop that is left then."""
     found: list[int] = []
     if how == "islice":
@@ -49,7 +49,7 @@ def some(consumer: PullConsumer, count: int, how: str) -> list[int]:
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_loop_that_is_left_goes_on_behind_its_last_message(
-    fake: FakeMember, consumer: PullConsumer, hand: Hand, how: str
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str
 ) -> None:
     fake.add(A, 96)
     consumer.assign([A])
@@ -75,7 +75,7 @@ def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
     settings = PullConsumerSettings(
         group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=COUNT, max_waiting=40
     )
-    with PullConsumer(fake, settings, as_rows, Clock(), ahead) as consumer:  # type: ignore[arg-type]
+    with BasePullConsumer(fake, settings, as_rows, Clock(), ahead) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
         eventually(lambda: reads.given > 2)
         found: list[int] = []
@@ -86,7 +86,7 @@ def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
         assert fake.stored == {A: 999}
 
 
-def test_a_commit_in_a_loop_is_of_what_was_yielded(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_commit_in_a_loop_is_of_what_was_yielded(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 5)
     consumer.assign([A])
     for one in consumer:
@@ -96,7 +96,7 @@ def test_a_commit_in_a_loop_is_of_what_was_yielded(fake: FakeMember, consumer: P
             break
 
 
-def test_a_loop_goes_on_beside_polls_and_gives_nothing_twice(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_loop_goes_on_beside_polls_and_gives_nothing_twice(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 64)
     consumer.assign([A])
     loop = iter(consumer)
@@ -108,7 +108,7 @@ def test_a_loop_goes_on_beside_polls_and_gives_nothing_twice(fake: FakeMember, c
     assert bodies(itertools.islice(loop, 2)) == [36, 37]
 
 
-def test_a_loop_follows_a_seek_and_a_pause(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_loop_follows_a_seek_and_a_pause(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 40)
     fake.add(B, 2)
     consumer.assign([A, B])
@@ -123,7 +123,7 @@ def test_a_loop_follows_a_seek_and_a_pause(fake: FakeMember, consumer: PullConsu
     assert next(loop).queue_offset == 31
 
 
-def test_a_loop_that_is_left_at_a_queues_end_has_finished_it(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_loop_that_is_left_at_a_queues_end_has_finished_it(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 4)
     consumer.assign([A])
     assert some(consumer, 4, "break") == [0, 1, 2, 3]
@@ -134,7 +134,7 @@ def test_a_loop_that_is_left_at_a_queues_end_has_finished_it(fake: FakeMember, c
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("how", ["poll", "poll_arrow", "loop"])
 def test_what_was_taken_by_a_poll_that_did_not_end_comes_again(
-    fake: FakeMember, consumer: PullConsumer, how: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    fake: FakeMember, consumer: BasePullConsumer, how: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.add(A, 100)
     consumer.assign([A])
@@ -143,14 +143,14 @@ def test_what_was_taken_by_a_poll_that_did_not_end_comes_again(
         "poll_arrow": lambda: consumer.poll_arrow(AT_ONCE).messages,
         "loop": lambda: list(itertools.islice(consumer, 32)),
     }
-    read, fails = Part.read, [1]
+    read, fails = FetchedPart.read, [1]
 
-    def interrupted(part: Part) -> Any:
+    def interrupted(part: FetchedPart) -> Any:
         if fails:
             raise fails.pop() and error
         return read(part)
 
-    monkeypatch.setattr(Part, "read", interrupted)
+    monkeypatch.setattr(FetchedPart, "read", interrupted)
     with pytest.raises(type(error)):
         ask[how]()
     consumer.commit()
@@ -166,7 +166,7 @@ class Interrupted:
     at the end of a block of ``with``, whose line is seen once more then, and between a store and a ``return`` or ``yield``.
     """
 
-    def __init__(self, consumer: PullConsumer, at: int) -> None:
+    def __init__(self, consumer: BasePullConsumer, at: int) -> None:
         self.consumer, self.left = consumer, at
 
     def __call__(self, frame: Any, event: str, arg: Any) -> Any:
@@ -218,7 +218,7 @@ def test_ctrl_c_at_any_line_loses_nothing(how: str) -> None:
             return
 
 
-def places(consumer: PullConsumer, how: str) -> list[tuple[MessageQueue, int]]:
+def places(consumer: BasePullConsumer, how: str) -> list[tuple[MessageQueue, int]]:
     found = consumer.poll(AT_ONCE) if how == "poll" else consumer.poll_arrow(AT_ONCE).messages
     return [(one.queue, one.queue_offset) for one in found]
 
@@ -226,7 +226,7 @@ def places(consumer: PullConsumer, how: str) -> list[tuple[MessageQueue, int]]:
 # --- what is subscribed to is said once
 
 
-def test_a_poll_without_queues_is_an_error(consumer: PullConsumer) -> None:
+def test_a_poll_without_queues_is_an_error(consumer: BasePullConsumer) -> None:
     for ask in (consumer.poll, consumer.poll_arrow, lambda: next(iter(consumer))):
         with pytest.raises(OptionError, match=r"expected subscribe\(\) or assign\(\) before a poll"):
             ask()
@@ -240,7 +240,7 @@ def test_a_poll_without_queues_is_an_error(consumer: PullConsumer) -> None:
 
 
 def test_queues_that_are_assigned_have_no_filter_of_a_subscription_before(
-    fake: FakeMember, consumer: PullConsumer
+    fake: FakeMember, consumer: BasePullConsumer
 ) -> None:
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
@@ -251,7 +251,7 @@ def test_queues_that_are_assigned_have_no_filter_of_a_subscription_before(
     assert [request.filter for request in fake.pulls] == [NO_FILTER]
 
 
-def test_a_subscription_that_fails_changes_nothing(fake: FakeMember, consumer: PullConsumer, hand: Hand) -> None:
+def test_a_subscription_that_fails_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
     with pytest.MonkeyPatch.context() as patch:
@@ -266,9 +266,9 @@ def test_a_subscription_that_fails_changes_nothing(fake: FakeMember, consumer: P
     assert fake.memberships[-1].subscriptions == {"t": Filter("a")}
 
 
-def test_what_came_by_one_filter_is_given_by_it(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_what_came_by_one_filter_is_given_by_it(fake: FakeMember, consumer: BasePullConsumer) -> None:
     """As with Java's: messages and rows alike, whatever is subscribed to when they are polled."""
-    parts: list[Part] = []
+    parts: list[FetchedPart] = []
     consumer._to_arrow = lambda found: parts.extend(found) or as_rows(found)
     consumer.subscribe("t", tags="a")
     consumer.poll(AT_ONCE)
@@ -281,7 +281,7 @@ def test_what_came_by_one_filter_is_given_by_it(fake: FakeMember, consumer: Pull
 
 
 def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
-    fake: FakeMember, consumer: PullConsumer
+    fake: FakeMember, consumer: BasePullConsumer
 ) -> None:
     """The answer by the one before passes over what is wanted now."""
     consumer.subscribe("t", tags="rare")
@@ -296,7 +296,7 @@ def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
 # --- resets, forks
 
 
-def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 50)
     consumer.subscribe("t")
     consumer.poll(AT_ONCE)
@@ -323,7 +323,9 @@ def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, 
     assert fake.stored[A] == 0
 
 
-def test_a_reset_of_a_queue_that_is_being_given_up_is_the_last_word(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_a_reset_of_a_queue_that_is_being_given_up_is_the_last_word(
+    fake: FakeMember, consumer: BasePullConsumer
+) -> None:
     """A commit that takes long holds up the one of what is given up, and the reset comes between."""
     fake.add(A, 50)
     consumer.subscribe("t")
@@ -363,7 +365,7 @@ def test_a_reset_of_a_queue_that_is_being_given_up_is_the_last_word(fake: FakeMe
 
 
 def test_a_fork_is_told_whose_the_consumer_is(
-    fake: FakeMember, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.assign([A])
     monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -428,7 +430,7 @@ def test_a_pull_that_was_interrupted_is_made_again(fake: FakeMember, raised: Bas
             raise raised
         pull(*how)
 
-    with PullConsumer(fake, PullConsumerSettings(group="g", max_waiting=32), as_rows) as consumer:  # type: ignore[arg-type]
+    with BasePullConsumer(fake, PullConsumerSettings(group="g", max_waiting=32), as_rows) as consumer:  # type: ignore[arg-type]
         consumer.assign([A, B])
         fake.pull = once  # type: ignore[method-assign]
         got: list[MessageQueue] = []
@@ -448,7 +450,7 @@ def test_a_reset_that_comes_while_a_consumer_ends_is_the_last_word(fake: FakeMem
             fake.asked("a:1", ResetOffsets("t", {A: 3}))
             super().close(wait_s)
 
-    consumer = PullConsumer(fake, PullConsumerSettings(group="g"), as_rows, make_timer=Late)  # type: ignore[arg-type]
+    consumer = BasePullConsumer(fake, PullConsumerSettings(group="g"), as_rows, make_timer=Late)  # type: ignore[arg-type]
     consumer.subscribe("t")
     while bodies(consumer.poll(0.05)):  # all of it is finished when the last one begins
         pass
@@ -456,10 +458,10 @@ def test_a_reset_that_comes_while_a_consumer_ends_is_the_last_word(fake: FakeMem
     assert fake.stored[A] == 3
 
 
-def test_who_cannot_join_has_no_subscription(fake: FakeMember, consumer: PullConsumer) -> None:
+def test_who_cannot_join_has_no_subscription(fake: FakeMember, consumer: BasePullConsumer) -> None:
     """It would have the queues of the member that is there: both are one client."""
     consumer.subscribe("t")
-    with PullConsumer(fake, PullConsumerSettings(group="g"), as_rows) as second:  # type: ignore[arg-type]
+    with BasePullConsumer(fake, PullConsumerSettings(group="g"), as_rows) as second:  # type: ignore[arg-type]
         with pytest.raises(LocalProtocolError):
             second.subscribe("t")
         with pytest.raises(OptionError, match="no queues"):

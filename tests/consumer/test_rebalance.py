@@ -11,8 +11,8 @@ from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalance import (
     KEPT,
     PULL_EXPIRES_MS,
-    Change,
-    Share,
+    QueueChange,
+    QueueShare,
     broadcasting_share,
     change,
     clustering_share,
@@ -60,7 +60,7 @@ def test_4_9_every_queue_has_one_owner(strategy: str, members: int) -> None:
 def test_4_8_what_is_not_known_changes_nothing_and_is_no_trouble(queues, members) -> None:
     share = clustering_share(averagely, "me", queues, members)
     assert share == KEPT
-    assert change(owning(*EIGHT), "T", share, 0) == Change()
+    assert change(owning(*EIGHT), "T", share, 0) == QueueChange()
     assert is_balanced(owning(*EIGHT), "T", share)
     assert broadcasting_share(None) == KEPT
 
@@ -72,7 +72,7 @@ def test_4_10_a_strategy_that_raises_keeps_the_queues_and_is_asked_again_soon() 
     owned = owning(q("a:0"))
     share = clustering_share(broken, "me", EIGHT, ["me"])
     assert str(share.problem) == "ZeroDivisionError: mine"
-    assert change(owned, "T", share, 0) == Change()
+    assert change(owned, "T", share, 0) == QueueChange()
     assert not is_balanced(owned, "T", share)
 
 
@@ -83,29 +83,29 @@ def test_4_8_a_topic_without_queues_is_such_a_case() -> None:
 
 
 def test_1_12_queues_of_others_go_and_new_ones_come() -> None:
-    found = change(owning(*qs("a:0-1"), q("x:0", "U")), "T", Share(frozenset(qs("a:1-2"))), 0)
-    assert found == Change(drop=(q("a:0"),), add=(q("a:2"),))
+    found = change(owning(*qs("a:0-1"), q("x:0", "U")), "T", QueueShare(frozenset(qs("a:1-2"))), 0)
+    assert found == QueueChange(drop=(q("a:0"),), add=(q("a:2"),))
     assert found
-    assert not Change()
+    assert not QueueChange()
 
 
 def test_a_queue_whose_pulls_stopped_is_dropped_and_added_again() -> None:
     owned = owning(q("a:0")) | owning(q("a:1"), now_ms=1)
-    assert not change(owned, "T", Share(frozenset(owned)), PULL_EXPIRES_MS)
-    found = change(owned, "T", Share(frozenset(owned)), PULL_EXPIRES_MS + 1)
-    assert found == Change((q("a:0"),), (q("a:0"),))
+    assert not change(owned, "T", QueueShare(frozenset(owned)), PULL_EXPIRES_MS)
+    found = change(owned, "T", QueueShare(frozenset(owned)), PULL_EXPIRES_MS + 1)
+    assert found == QueueChange((q("a:0"),), (q("a:0"),))
 
 
 def test_a_dropped_queue_that_may_still_be_busy_is_to_go_and_to_come_back() -> None:
     owned = owning(*qs("a:0-1"))
     owned[q("a:0")].dropped = True
-    share = Share(frozenset(owned))
-    assert change(owned, "T", share, 0) == Change(
+    share = QueueShare(frozenset(owned))
+    assert change(owned, "T", share, 0) == QueueChange(
         drop=(q("a:0"),), add=(q("a:0"),)
     )  # who adds it looks whether it is gone
     assert not is_balanced(owned, "T", share)
     del owned[q("a:0")]
-    assert change(owned, "T", share, 0) == Change(add=(q("a:0"),))
+    assert change(owned, "T", share, 0) == QueueChange(add=(q("a:0"),))
 
 
 def test_4_6_queues_of_topics_that_are_not_subscribed_to_go() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import Held
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from tests.consumer.group import FakeMember, GroupBench
@@ -20,7 +20,7 @@ def port(group: GroupBench) -> FakeMember:
 
 
 def test_1_21_what_brokers_do_not_take_back_goes_as_a_copy(port: FakeMember, caplog) -> None:
-    held = Held(Thresholds())
+    held = MemberState(Thresholds())
     send_back = SendBack(port, "g", 16, held)
     assert send_back(message(1, b"1"), 5)
     assert port.calls == [("send_back", (b"1", 5, 16))]
@@ -35,7 +35,7 @@ def test_1_21_what_brokers_do_not_take_back_goes_as_a_copy(port: FakeMember, cap
 
 def test_a_message_of_an_inner_batch_goes_as_a_copy_at_once(port: FakeMember, caplog) -> None:
     """A broker could take back its whole batch only, and refuses."""
-    send_back = SendBack(port, "g", 16, Held(Thresholds()))
+    send_back = SendBack(port, "g", 16, MemberState(Thresholds()))
     assert send_back(replace(message(1, b"1"), sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP), 5)
     assert port.calls == [("send_to_retry", b"1")]
     assert not caplog.records
@@ -45,7 +45,7 @@ def test_a_copy_that_is_not_to_come_again_has_no_tries_left(port: FakeMember, mo
     tries = []
     monkeypatch.setattr(port, "send_to_retry", lambda group, message, most, deadline: tries.append(most))
     port.brokers.failing["send_back"] = CallTimeout("late")
-    send_back = SendBack(port, "g", 16, Held(Thresholds()))
+    send_back = SendBack(port, "g", 16, MemberState(Thresholds()))
     for level in (0, 5, -1):
         assert send_back(message(1), level)
     assert tries == [16, 16, 0]

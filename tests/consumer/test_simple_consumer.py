@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.simple_consumer import MIN_WAIT_S, SimpleConsumer
+from rocketmq_spark.consumer.simple_consumer import MIN_WAIT_S, BaseSimpleConsumer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.popped import GroupPolicy, PoppedMessage
@@ -67,7 +67,7 @@ class Scripted:
 
 def test_places_are_asked_in_turn_until_one_has_something_or_the_time_is_over():
     member = Scripted(t=2, u=1)
-    consumer = SimpleConsumer(member, "g")
+    consumer = BaseSimpleConsumer(member, "g")
     consumer.subscribe("t")
     consumer.subscribe("u", tags="a || b")
     assert member.told[-1] == {"t": NO_FILTER, "u": Filter("a || b")}
@@ -81,7 +81,7 @@ def test_places_are_asked_in_turn_until_one_has_something_or_the_time_is_over():
 
 def test_what_is_not_wanted_any_more_is_not_asked_for():
     member = Scripted(t=1, u=1)
-    consumer = SimpleConsumer(member, "g")
+    consumer = BaseSimpleConsumer(member, "g")
     for topic in "tu":
         consumer.subscribe(topic, sql="a > 1")
     consumer.unsubscribe("t")
@@ -93,7 +93,7 @@ def test_what_is_not_wanted_any_more_is_not_asked_for():
 def test_a_subscription_that_no_proxy_heard_of_is_none():
     member = Scripted(t=1)
     member.error = ConnectionLost("away")
-    consumer = SimpleConsumer(member, "g")
+    consumer = BaseSimpleConsumer(member, "g")
     with pytest.raises(ConnectionLost):
         consumer.subscribe("t")
     with pytest.raises(OptionError, match=r"expected subscribe\(\)"):
@@ -102,7 +102,7 @@ def test_a_subscription_that_no_proxy_heard_of_is_none():
 
 def test_what_becomes_of_a_message():
     member = Scripted(t=1)
-    consumer = SimpleConsumer(member, "g")
+    consumer = BaseSimpleConsumer(member, "g")
     consumer.ack(popped(msg_id="A"))
     consumer.change_invisible(kept := popped(msg_id="B"), "1m")
     assert kept.receipt == "receipt'"  # with which it is acknowledged then
@@ -125,7 +125,7 @@ def test_what_becomes_of_a_message():
     ],
 )
 def test_arguments_are_checked(given, said):
-    consumer = SimpleConsumer(Scripted(t=1), "g")
+    consumer = BaseSimpleConsumer(Scripted(t=1), "g")
     consumer.subscribe("t")
     with pytest.raises(OptionError, match=said):
         consumer.receive(**given)
@@ -134,14 +134,14 @@ def test_arguments_are_checked(given, said):
 @pytest.mark.parametrize("topic", ["", "a b"])
 def test_names_are_checked(topic):
     with pytest.raises(OptionError, match="topic is"):
-        SimpleConsumer(Scripted(), "g").subscribe(topic)
+        BaseSimpleConsumer(Scripted(), "g").subscribe(topic)
     with pytest.raises(OptionError, match="option 'group'"):
-        SimpleConsumer(Scripted(), topic)
+        BaseSimpleConsumer(Scripted(), topic)
 
 
 def test_it_is_closed_once_and_says_so():
     member = Scripted(t=1)
-    with SimpleConsumer(member, "g") as consumer:
+    with BaseSimpleConsumer(member, "g") as consumer:
         pass
     consumer.close()
     assert member.closed == 1
@@ -152,7 +152,7 @@ def test_it_is_closed_once_and_says_so():
 
 def test_a_fork_must_make_its_own():
     member = Scripted(t=1)
-    consumer = SimpleConsumer(member, "g")
+    consumer = BaseSimpleConsumer(member, "g")
 
     def forked() -> None:
         with pytest.raises(ClosedError, match="forked"):
@@ -168,7 +168,7 @@ def test_a_fork_must_make_its_own():
 
 def test_a_close_that_is_interrupted_is_repeated_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     member = Scripted(t=1)
-    consumer = SimpleConsumer(member, "g")
+    consumer = BaseSimpleConsumer(member, "g")
     with monkeypatch.context() as patch:
         patch.setattr(member, "close", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Questions, Start, Where, start_offset
+from rocketmq_spark.consumer.start_offset import ConsumeFrom, Start, StartQuestions, Where, start_offset
 from rocketmq_spark.errors import CallTimeout, OffsetError, RocketMQError, ServerFault
 from tests.queues import q
 
@@ -32,7 +32,7 @@ class Broker:
         return answer
 
     @property
-    def questions(self) -> Questions:
+    def questions(self) -> StartQuestions:
         def number(what: str) -> int:
             found = self.ask(what)
             assert found is not None
@@ -42,7 +42,7 @@ class Broker:
             assert epoch_ms == 77
             return number("search")
 
-        return Questions(lambda: self.ask("stored"), lambda: number("max"), search)
+        return StartQuestions(lambda: self.ask("stored"), lambda: number("max"), search)
 
 
 @pytest.mark.parametrize("mode", MODES)

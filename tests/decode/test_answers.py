@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.decode import answers
-from rocketmq_spark.decode.answers import Look
+from rocketmq_spark.decode.answers import AnswerCheck
 from rocketmq_spark.decode.decoder import Decoder
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.pull.fetched import Hole, Piece
@@ -44,9 +44,9 @@ def inner(base, **asked):
 )
 def test_a_look_at_an_answer(answer, whole, beyond, holes):
     first, found = answers.apart(fetch(numbered(7), answer))
-    assert first == Look(True, False, [])
+    assert first == AnswerCheck(True, False, [])
 
-    assert found == Look(whole, beyond, [Hole(1, start, end) for start, end in holes])
+    assert found == AnswerCheck(whole, beyond, [Hole(1, start, end) for start, end in holes])
 
 
 def placed(fetched, pieces):

@@ -27,7 +27,7 @@ def test_both_ways_give_the_same(column, include):
     made = props.Columns()
     if found:
         pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
-        made = props.columns(pairs, props.Wanted(properties=include))
+        made = props.columns(pairs, props.PropertySelection(properties=include))
     pairs_of_objects = zip((QUEUES[0], QUEUES[2]), map(one_message, MESSAGES), strict=True)
     wanted = pa.array([column.reference(queue, m, include) for queue, m in pairs_of_objects], column.arrow)
     if column.fast is None:

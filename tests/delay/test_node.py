@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.delay import node as nodes
-from rocketmq_spark.delay.node import Place, open_node
+from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.session import drainer
@@ -19,7 +19,7 @@ from tests.live.writes import sink_options
 
 
 def test_topics_are_made_and_the_folder_is_the_services_own(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
-    place = Place(tmp_path / "not" / "yet", f"{topic}-inner", f"{topic}-dead")
+    place = NodeSettings(tmp_path / "not" / "yet", f"{topic}-inner", f"{topic}-dead")
     node = open_node(place, name_server=rocketmq.name_server, group=f"g_{topic}")
     assert {place.topic, place.dead_topic} <= set(rocketmq.admin.topics())
     with pytest.raises(SpoolError, match="in use"):
@@ -42,7 +42,7 @@ def test_a_node_that_cannot_begin_holds_nothing(
     rocketmq: LocalBroker, tmp_path: Path, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        open_node(Place(tmp_path / "d"), **{"name_server": rocketmq.name_server, **options})
+        open_node(NodeSettings(tmp_path / "d"), **{"name_server": rocketmq.name_server, **options})
     assert not in_use(tmp_path / "d")
 
 
@@ -51,10 +51,10 @@ def test_a_node_is_no_environments(rocketmq: LocalBroker, tmp_path: Path, monkey
     with pytest.raises(
         OptionError, match="variable ROCKETMQ_ENVIRONMENT is 'dev', but a node of the delay service holds"
     ):
-        open_node(Place(tmp_path / "d"), name_server=rocketmq.name_server)
-    node = open_node(Place(tmp_path / "d"), name_server=rocketmq.name_server, environment_mode="suffix")
+        open_node(NodeSettings(tmp_path / "d"), name_server=rocketmq.name_server)
+    node = open_node(NodeSettings(tmp_path / "d"), name_server=rocketmq.name_server, environment_mode="suffix")
     node.close()
-    assert f"{Place(tmp_path).topic}_dev" in rocketmq.admin.topics()
+    assert f"{NodeSettings(tmp_path).topic}_dev" in rocketmq.admin.topics()
 
 
 def test_the_spools_command_leaves_its_folder_alone(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:

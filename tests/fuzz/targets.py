@@ -18,14 +18,14 @@ from rocketmq_spark.delay.release import released
 from rocketmq_spark.delay.waiting import arrival
 from rocketmq_spark.errors import DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
-from rocketmq_spark.grpc_proxy.outgoing import Request
+from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
 from rocketmq_spark.grpc_proxy.received import policy, popped
 from rocketmq_spark.grpc_proxy.sender import _outcome
 from rocketmq_spark.model import NO_FILTER, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.proxied import unpack
 from rocketmq_spark.pull.fetched import Fetched, Piece
-from rocketmq_spark.spool.records import Record, SpoolOwner, State, Totals
+from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
 from rocketmq_spark.spool.sends import record_of, send_of
 from rocketmq_spark.wire import envelope, identifiers, messages
 from rocketmq_spark.wire.compression import compress
@@ -120,7 +120,7 @@ TARGETS: dict[str, Target] = {
     "arrival": Target(lambda data: arrival(QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
     "released": Target(released, [_ENVELOPE, _CANCEL], ()),
     "record": Target(Record.decode, [_RECORD.encode(), record_of(_SEND, 1).encode()]),
-    "state": Target(State.decode, [State(3, 5, "broker b", "why").encode()]),
+    "state": Target(RecordState.decode, [RecordState(3, 5, "broker b", "why").encode()]),
     "totals": Target(Totals.decode, [Totals(1, 2, 3).encode()]),
     "owner": Target(SpoolOwner.decode, [SpoolOwner().encode()]),
     "send": Target(lambda data: send_of(Record("send", data, 1)), [record_of(_SEND, 1).payload]),
@@ -139,7 +139,7 @@ TARGETS: dict[str, Target] = {
     "popped": Target(_of_proto("Message", lambda made: popped(made, "t", ("b", "h:1"), unpack)), [_message()], _PROTO),
     "settings": Target(_of_proto("Settings", policy), [_settings()], _PROTO),
     "acknowledged": Target(
-        _of_proto("SendMessageResponse", lambda made: _outcome(made, Request(b"", "A,B", False), "t", "h:1")),
+        _of_proto("SendMessageResponse", lambda made: _outcome(made, ProxySendRequest(b"", "A,B", False), "t", "h:1")),
         [_acknowledged()],
         _PROTO,
     ),

@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.grpc_proxy.channel import Channel, Tls
+from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, Code
 from rocketmq_spark.grpc_proxy.protos import proto
 from tests.fix_clusters import Certificates
@@ -25,7 +25,7 @@ def headers() -> list[tuple[str, str]]:
 
 
 def ask(address: str, seconds: float = 10.0, tls: Tls | None = None) -> Any:
-    channel = Channel(address, headers, 1.0, tls)
+    channel = ProxyChannel(address, headers, 1.0, tls)
     try:
         return channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(seconds))
     finally:
@@ -94,11 +94,11 @@ def test_answers_that_come_later(nobody):
     request = proto("SendMessageRequest")()
     request.messages.add().system_properties.message_id = "ID"
     with serving({"SendMessage": acknowledge}) as address:
-        channel = Channel(address, headers)
+        channel = ProxyChannel(address, headers)
         channel.ask_async(SEND_MESSAGE, request, Deadline.after(10), outcomes.put)
         assert outcomes.get(timeout=60).entries[0].message_id == "ID"
         channel.close()
-    channel = Channel(nobody, headers, 1.0)
+    channel = ProxyChannel(nobody, headers, 1.0)
     channel.ask_async(SEND_MESSAGE, request, Deadline.after(10), outcomes.put)
     assert isinstance(outcomes.get(timeout=60), errors.ConnectionLost)
     channel.close()
@@ -106,7 +106,7 @@ def test_answers_that_come_later(nobody):
 
 def test_a_close_ends_what_is_under_way(black_hole):
     outcomes: SimpleQueue[Any] = SimpleQueue()
-    channel = Channel(black_hole, headers, 30.0)
+    channel = ProxyChannel(black_hole, headers, 30.0)
     channel.ask_async(QUERY_ROUTE, REQUEST, Deadline.after(60), outcomes.put)
     channel.close()
     assert isinstance(outcomes.get(timeout=60), errors.ConnectionLost)
@@ -118,7 +118,7 @@ def test_a_stream_gives_what_came_before_it_broke():
         context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
     with serving({"ReceiveMessage": answer}) as address:
-        channel = Channel(address, headers)
+        channel = ProxyChannel(address, headers)
         answers = channel.answers(channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10)))
         assert next(answers).status.code == Code.OK
         with pytest.raises(errors.ConnectionLost, match="gone"):
@@ -130,7 +130,7 @@ def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     ca.write_bytes(Path(certs.cert("stranger")).read_bytes())
     with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
-        channel = Channel(address, headers, 1.0, Tls(str(ca)))
+        channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
         with pytest.raises(errors.CertificateRefused):
             channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
         ca.unlink()  # for the moment in which it is written anew

@@ -7,21 +7,21 @@ import pytest
 from rocketmq_spark.codes import Property
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.facts import MessageType
-from rocketmq_spark.grpc_proxy.outgoing import Part, RequestEncoder, Topic, chains
+from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, RequestMessage, Topic, chains
 from rocketmq_spark.grpc_proxy.protos import get_ms, proto
 
 TOPIC = Topic("t", "ns%t")
 BORN = 1_767_225_600_123
 
 
-def read(*parts: Part):
+def read(*parts: RequestMessage):
     """The messages of a request of these parts, as protobuf itself reads them."""
     request = RequestEncoder(TOPIC, BORN, "host")(parts)
     return proto("SendMessageRequest").FromString(request.data).messages
 
 
 def made(flag: int = 0, **properties: str):
-    (message,) = read(Part(b"body", properties, flag))
+    (message,) = read(RequestMessage(b"body", properties, flag))
     return message
 
 
@@ -38,7 +38,9 @@ def test_what_has_a_field_goes_there_and_the_users_own_stay():
 def test_several_messages_of_any_size_make_one_request():
     """What protobuf itself would write, but for the order of fields; lengths of one, two and three bytes."""
     bodies = [b"", b"x" * 127, memoryview(b"y" * 128), b"z" * (1 << 14), b"w" * ((1 << 21) + 3)]
-    parts = [Part(body, {"UNIQ_KEY": f"ID{n}", "größe": "ß" * 130 * n or "0"}) for n, body in enumerate(bodies)]
+    parts = [
+        RequestMessage(body, {"UNIQ_KEY": f"ID{n}", "größe": "ß" * 130 * n or "0"}) for n, body in enumerate(bodies)
+    ]
     found = read(*parts)
     assert [message.body for message in found] == bodies
     assert [dict(message.user_properties) for message in found] == [
@@ -96,6 +98,8 @@ def test_what_grpc_cannot_carry_is_refused(flag, properties, said):
 def test_a_message_of_a_group_a_delayed_one_and_one_with_a_priority_travel_alone_the_group_one_after_the_other():
     """A real Proxy spreads requests of several messages over queues, though they are of one group."""
     groups = {Property.SHARDING_KEY: "g"}, {Property.SHARDING_KEY: "h"}, {Property.DELAY: "1"}, {}
-    parts = [Part(bytes([n]), groups[n % 4]) for n in range(8)] + [Part(b"\x08", {Property.PRIORITY: "1"})]
+    parts = [RequestMessage(bytes([n]), groups[n % 4]) for n in range(8)] + [
+        RequestMessage(b"\x08", {Property.PRIORITY: "1"})
+    ]
     found = [[[part.body[0] for part in request] for request in chain] for chain in chains(parts)]
     assert sorted(found) == [[[0], [4]], [[1], [5]], [[2]], [[3, 7]], [[6]], [[8]]]

@@ -16,7 +16,7 @@ from rocketmq_spark import errors
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Property, Response
 from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
-from rocketmq_spark.grpc_proxy.outgoing import Part
+from rocketmq_spark.grpc_proxy.outgoing import RequestMessage
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
@@ -26,7 +26,7 @@ REQUEST = SendRequest("g", b"", born_timestamp_ms=5)
 
 
 @contextmanager
-def sending(*parts: Part, **answers: Any) -> Iterator[tuple[ProxySender, MessageQueue]]:
+def sending(*parts: RequestMessage, **answers: Any) -> Iterator[tuple[ProxySender, MessageQueue]]:
     """A sender of requests of these parts."""
     with serving({"QueryRoute": route(MessageType.NORMAL), "SendMessage": acknowledge, **answers}) as address:
         proxy = client(address)
@@ -34,8 +34,8 @@ def sending(*parts: Part, **answers: Any) -> Iterator[tuple[ProxySender, Message
         proxy.close()
 
 
-def part(msg_id: str, **properties: str) -> Part:
-    return Part(b"x", {Property.UNIQ_KEY: msg_id, **properties})
+def part(msg_id: str, **properties: str) -> RequestMessage:
+    return RequestMessage(b"x", {Property.UNIQ_KEY: msg_id, **properties})
 
 
 def soon() -> Deadline:
@@ -170,7 +170,7 @@ def test_after_a_failure_nothing_more_of_its_group_is_sent():
 
 def test_what_cannot_be_sent_is_an_outcome_too():
     outcomes: SimpleQueue[Any] = SimpleQueue()
-    with sending(Part(b"x", {}, flag=1)) as (sender, queue):
+    with sending(RequestMessage(b"x", {}, flag=1)) as (sender, queue):
         sender.send_async(queue, REQUEST, soon(), outcomes.put)
     assert isinstance(outcomes.get(timeout=60), errors.MessageRefused)
 

@@ -16,7 +16,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import decode_batch
@@ -248,11 +248,11 @@ class Bench:
         monkeypatch.setattr("rocketmq_spark.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
         self.sender = ScriptedSender(self.time)
         self.timers: dict[str, ManualTimer] = {}
-        self.producers: list[Producer] = []
+        self.producers: list[BaseProducer] = []
 
-    def producer(self, shared_as: str | None = None, **settings: Any) -> Producer:
+    def producer(self, shared_as: str | None = None, **settings: Any) -> BaseProducer:
         chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
-        producer = Producer(self.sender, ProducerSettings(**chosen), shared_as, self.timer)
+        producer = BaseProducer(self.sender, ProducerSettings(**chosen), shared_as, self.timer)
         self.producers.append(producer)
         return producer
 

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, Accumulator, Batch, BatchLimits, Entry, Key
+from rocketmq_spark.producer.accumulator import (
+    MAX_KEYWORD_BYTES,
+    Accumulator,
+    BatchEntry,
+    BatchLimits,
+    Key,
+    MessageBatch,
+)
 from tests.queues import q
 
 
@@ -16,11 +23,11 @@ def key(topic: str = "T", queue: Any = None, wait: bool = True, tag: str | None 
     return Key(topic, queue, wait, tag, waits)
 
 
-def entry(body: int = 5, name: str = "m", keys: tuple[str, ...] = (), overhead: int = 0) -> Entry:
-    return Entry(b"x" * (body + overhead), body, name, keys, name)
+def entry(body: int = 5, name: str = "m", keys: tuple[str, ...] = (), overhead: int = 0) -> BatchEntry:
+    return BatchEntry(b"x" * (body + overhead), body, name, keys, name)
 
 
-def ids(batches: list[Batch]) -> list[list[str]]:
+def ids(batches: list[MessageBatch]) -> list[list[str]]:
     return [[e.msg_id for e in batch.entries] for batch in batches]
 
 
@@ -195,7 +202,7 @@ class AccumulatorModel(RuleBasedStateMachine):
         self.now = 0
         self.number = 0
         self.open: dict[Key, tuple[int, list[tuple[int, int, str]]]] = {}
-        self.out: list[Batch] = []
+        self.out: list[MessageBatch] = []
         self.left: dict[Key, list[str]] = {}
         self.sent: dict[Key, list[str]] = {}
 

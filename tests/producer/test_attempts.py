@@ -19,7 +19,7 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import SendResult, SendStatus
-from rocketmq_spark.producer.attempts import RETRY_CODES, Again, Attempts, OutOfTime, RetryPolicy, report_of
+from rocketmq_spark.producer.attempts import RETRY_CODES, Attempts, OutOfTime, RetryAttempt, RetryPolicy, report_of
 from tests.queues import q
 
 OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)
@@ -47,8 +47,8 @@ def test_success_and_other_stored_states_are_results() -> None:
 
 def test_a_state_other_than_ok_is_retried_when_asked_for_and_kept_for_the_end() -> None:
     tries = attempts(store_must_be_ok=True)
-    assert tries.judge(q("a:0"), SLAVE, AB, 3.0) == Again(0.0, False)
-    assert tries.judge(q("b:0"), LOST, AB, 3.0).__class__ is Again
+    assert tries.judge(q("a:0"), SLAVE, AB, 3.0) == RetryAttempt(0.0, False)
+    assert tries.judge(q("b:0"), LOST, AB, 3.0).__class__ is RetryAttempt
     assert tries.judge(q("a:0"), LOST, AB, 3.0) is SLAVE
     late = attempts(store_must_be_ok=True)
     assert late.judge(q("a:0"), SLAVE, AB, 0.0) is SLAVE
@@ -60,7 +60,7 @@ def test_a_state_other_than_ok_is_retried_when_asked_for_and_kept_for_the_end() 
 @pytest.mark.parametrize("number", sorted(RETRY_CODES))
 def test_each_code_of_the_list_is_retried_at_once_on_another_broker(number: Response) -> None:
     verdict = attempts().judge(q("a:0"), code(number), AB, 3.0)
-    assert isinstance(verdict, Again)
+    assert isinstance(verdict, RetryAttempt)
     assert verdict.pause_s == 0.0
 
 
@@ -73,8 +73,8 @@ def test_other_codes_are_final(number: Response) -> None:
 def test_11_17_a_name_server_that_does_not_answer_costs_no_retry_and_the_first_cause_is_named() -> None:
     tries = attempts(retries=1)
     for _ in range(9):
-        assert tries.judge(None, ConnectionLost("no name server answers: refused"), (), 3.0).__class__ is Again
-    assert tries.judge(q("a:0"), CallTimeout("late"), AB, 3.0).__class__ is Again
+        assert tries.judge(None, ConnectionLost("no name server answers: refused"), (), 3.0).__class__ is RetryAttempt
+    assert tries.judge(q("a:0"), CallTimeout("late"), AB, 3.0).__class__ is RetryAttempt
     failed = tries.judge(None, OutOfTime("the send timeout is over"), AB, 0.0)
     assert isinstance(failed, SendFailed)
     assert "the send timeout is over after 1 attempt; brokers tried: a; the last one: no name" in failed.message
@@ -86,29 +86,29 @@ def test_11_17_a_name_server_that_does_not_answer_costs_no_retry_and_the_first_c
 
 
 def test_11_17_a_time_out_asks_for_the_route() -> None:
-    assert attempts().judge(q("a:0"), CallTimeout("late"), AB, 3.0) == Again(0.0, True)
+    assert attempts().judge(q("a:0"), CallTimeout("late"), AB, 3.0) == RetryAttempt(0.0, True)
 
 
 def test_11_23_a_queue_that_is_not_there_moves_what_may_go_anywhere() -> None:
     error = code(Response.INVALID_PARAMETER)
     for retries in (2, None):
-        assert attempts(retries=retries).judge(q("a:9"), error, AB, 3.0) == Again(0.0, True)
+        assert attempts(retries=retries).judge(q("a:9"), error, AB, 3.0) == RetryAttempt(0.0, True)
     assert attempts(pinned=True, pinned_retries=None).judge(q("a:9"), error, AB, 3.0) is error
     tries = attempts(retries=None)
     verdicts = [tries.judge(q("a:9"), error, ("a",), 3.0) for _ in range(3)]
-    assert [verdict.__class__ is Again for verdict in verdicts] == [True, True, False], "it may be for good"
+    assert [verdict.__class__ is RetryAttempt for verdict in verdicts] == [True, True, False], "it may be for good"
 
 
 def test_a_user_may_add_codes() -> None:
     tries = attempts(codes=frozenset({Response.MESSAGE_ILLEGAL}))
-    assert isinstance(tries.judge(q("a:0"), code(Response.MESSAGE_ILLEGAL), AB, 3.0), Again)
+    assert isinstance(tries.judge(q("a:0"), code(Response.MESSAGE_ILLEGAL), AB, 3.0), RetryAttempt)
 
 
 @pytest.mark.parametrize(
     "error", [LOST, CallTimeout("late"), BrokerNotFound("gone"), code(Response.FLOW_CONTROL), RocketMQError("odd")]
 )
 def test_transport_errors_are_retried(error: RocketMQError) -> None:
-    assert isinstance(attempts().judge(q("a:0"), error, AB, 3.0), Again)
+    assert isinstance(attempts().judge(q("a:0"), error, AB, 3.0), RetryAttempt)
 
 
 @pytest.mark.parametrize("error", [MessageRefused("x"), LocalProtocolError("x"), ClosedError("x"), RouteNotFound("x")])
@@ -118,8 +118,8 @@ def test_what_would_be_the_same_next_time_is_final(error: RocketMQError) -> None
 
 def test_three_attempts_then_an_error_with_everything_known() -> None:
     tries = attempts()
-    assert isinstance(tries.judge(q("a:0"), LOST, AB, 3.0), Again)
-    assert isinstance(tries.judge(q("b:0"), LOST, AB, 3.0), Again)
+    assert isinstance(tries.judge(q("a:0"), LOST, AB, 3.0), RetryAttempt)
+    assert isinstance(tries.judge(q("b:0"), LOST, AB, 3.0), RetryAttempt)
     busy = code(Response.SYSTEM_BUSY)
     failed = tries.judge(q("a:1"), busy, AB, 3.0)
     assert isinstance(failed, SendFailed)
@@ -146,7 +146,7 @@ def test_the_end_of_time_names_the_real_cause() -> None:
 def test_a_broker_that_failed_in_this_call_is_asked_again_only_after_a_pause() -> None:
     tries = attempts(retries=None, first_pause_s=0.1, max_pause_s=1.0)
     verdicts = [tries.judge(q(name), LOST, AB, 30.0) for name in ("a:0", "b:0", "a:0", "b:0")]
-    pauses = [verdict.pause_s for verdict in verdicts if isinstance(verdict, Again)]
+    pauses = [verdict.pause_s for verdict in verdicts if isinstance(verdict, RetryAttempt)]
     assert pauses[0] == 0.0
     assert 0.05 <= pauses[1] <= 0.1
     assert 0.1 <= pauses[2] <= 0.2
@@ -161,16 +161,16 @@ def test_a_pause_that_outlasts_the_deadline_is_not_made() -> None:
 def test_without_a_number_only_passing_errors_are_retried_for_ever() -> None:
     tries = attempts(retries=None)
     for _ in range(50):
-        assert isinstance(tries.judge(q("a:0"), code(Response.SYSTEM_BUSY), AB, 9.0), Again)
+        assert isinstance(tries.judge(q("a:0"), code(Response.SYSTEM_BUSY), AB, 9.0), RetryAttempt)
     doubtful = [tries.judge(q("a:0"), code(Response.SYSTEM_ERROR), AB, 9.0) for _ in range(3)]
-    assert [isinstance(verdict, Again) for verdict in doubtful] == [True, True, False]
-    assert isinstance(attempts(retries=None).judge(None, RouteNotFound("x"), (), 9.0), Again)
+    assert [isinstance(verdict, RetryAttempt) for verdict in doubtful] == [True, True, False]
+    assert isinstance(attempts(retries=None).judge(None, RouteNotFound("x"), (), 9.0), RetryAttempt)
 
 
 def test_a_pinned_send_has_its_own_number_and_takes_no_for_an_answer() -> None:
     tries = attempts(pinned=True, pinned_retries=1)
     verdict = tries.judge(q("a:0"), LOST, AB, 3.0)
-    assert isinstance(verdict, Again)
+    assert isinstance(verdict, RetryAttempt)
     assert verdict.pause_s > 0
     assert isinstance(tries.judge(q("a:0"), LOST, AB, 3.0), SendFailed)
     denied = code(Response.NO_PERMISSION)
@@ -178,8 +178,8 @@ def test_a_pinned_send_has_its_own_number_and_takes_no_for_an_answer() -> None:
 
 
 def test_errors_that_say_so_ask_for_the_route() -> None:
-    assert attempts().judge(q("a:0"), code(Response.TOPIC_NOT_EXIST), AB, 3.0) == Again(0.0, True)
-    assert attempts().judge(q("a:0"), code(Response.SYSTEM_BUSY), AB, 3.0) == Again(0.0, False)
+    assert attempts().judge(q("a:0"), code(Response.TOPIC_NOT_EXIST), AB, 3.0) == RetryAttempt(0.0, True)
+    assert attempts().judge(q("a:0"), code(Response.SYSTEM_BUSY), AB, 3.0) == RetryAttempt(0.0, False)
 
 
 @pytest.mark.parametrize(

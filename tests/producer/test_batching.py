@@ -14,7 +14,7 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, Mess
 from rocketmq_spark.model import Message, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer import batching
 from rocketmq_spark.producer.encoding import prepare
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
@@ -32,7 +32,7 @@ def bodies(request: SendRequest) -> list[str]:
     return [bytes(item.body).decode() for item in decode_batch(bytes(request.body))]
 
 
-def batcher_of(producer: Producer) -> batching.Batcher:
+def batcher_of(producer: BaseProducer) -> batching.Batcher:
     assert producer._membership is not None
     return producer._membership.batcher
 
@@ -63,7 +63,7 @@ def test_2_1_many_single_sends_become_one_batch_with_a_result_each(bench: Bench)
 def test_2_1_fifty_threads_that_wait_share_batches() -> None:
     sender = ScriptedSender(Time())
     settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0, auto_batch=True, batch_max_delay_ms=100)
-    with Producer(sender, settings) as producer, ThreadPoolExecutor(50) as pool:
+    with BaseProducer(sender, settings) as producer, ThreadPoolExecutor(50) as pool:
         start = threading.Barrier(50)
 
         def work(i: int) -> SendResult:

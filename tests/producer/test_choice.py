@@ -12,7 +12,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.producer.attempts import Attempts, OutOfTime, RetryPolicy
-from rocketmq_spark.producer.choice import Choice
+from rocketmq_spark.producer.choice import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -27,7 +27,7 @@ class Chooser:
     def __init__(self, bench: Bench, **faults: Any) -> None:
         topics = Topics(bench.sender, ProducerSettings(group="g", auto_create_topics=False))
         self.faults = FaultTable(**faults)
-        self.choice = Choice(topics, self.faults, ManualTimer(bench.time))
+        self.choice = QueueChoice(topics, self.faults, ManualTimer(bench.time))
 
     def __call__(self, topic: str = "T", timeout: float = 3.0, refresh: bool = False, **how: Any) -> MessageQueue:
         attempts = Attempts(RetryPolicy(), pinned=False)

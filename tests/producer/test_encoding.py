@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
-from rocketmq_spark.producer.accumulator import Batch, Entry, Key
+from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import (
     How,
     accumulated_batch,
@@ -233,10 +233,10 @@ def test_2_25_what_an_explicit_batch_may_not_be() -> None:
 
 
 def test_2_15_an_accumulated_batch_has_one_tag_one_id_and_all_keys() -> None:
-    batch = Batch(Key("T", None, False, "vip", True), None, 0, 10)
+    batch = MessageBatch(Key("T", None, False, "vip", True), None, 0, 10)
     for name, keys in (("A", ("k1", "k2")), ("B", ("k2", "k3"))):
         prepared = prepare(Message("T", b"x", keys=keys), name, SETTINGS)
-        assert batch.add(Entry(batch_item(prepared), 1, name, keys, None), 1 << 20)
+        assert batch.add(BatchEntry(batch_item(prepared), 1, name, keys, None), 1 << 20)
     request = accumulated_batch(batch, "BATCH", SETTINGS, 5)
     assert decode_properties(request.properties) == {
         "WAIT": "false", "UNIQ_KEY": "BATCH", "TAGS": "vip", "KEYS": "k1 k2 k3",

@@ -20,7 +20,7 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import RELEASE_4, FaultTable, tables
 from rocketmq_spark.producer.in_flight import START
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.mockbroker import eventually
 from tests.producer.scripted import Bench, ManualTimer, refused
@@ -118,7 +118,7 @@ def test_0_17_and_0_27_sixteen_threads_report_and_pick_without_loss(bench: Bench
     producer = bench.producer(send_latency_fault=True)
     start, errors = threading.Barrier(16), []
 
-    def work(producer: Producer) -> None:
+    def work(producer: BaseProducer) -> None:
         try:
             start.wait(60)
             for i in range(50):

@@ -217,9 +217,9 @@ def test_brokers_are_asked_seldom(bench: Bench) -> None:
 
 def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
     from rocketmq_spark.model import SendResult
-    from rocketmq_spark.producer.encoding import Prepared, Waiting
+    from rocketmq_spark.producer.encoding import EnvelopedMessage, Prepared
     from rocketmq_spark.producer.long_delays import with_handle
 
-    prepared = Prepared(M, "ID", "", True, Waiting("T", 5))
+    prepared = Prepared(M, "ID", "", True, EnvelopedMessage("T", 5))
     spooled = SendResult(SendStatus.SPOOLED, "ID", None, None)
     assert with_handle(spooled, prepared) is spooled

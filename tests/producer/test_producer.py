@@ -19,7 +19,7 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.identifiers import RecallHandle
 from rocketmq_spark.wire.messages import decode_batch
@@ -460,5 +460,5 @@ def test_a_forked_process_must_make_its_own(bench: Bench, monkeypatch: pytest.Mo
 
 def test_the_client_id_is_that_of_the_process(bench: Bench) -> None:
     assert bench.producer().client_id == bench.producer().client_id == bench.sender.client_id
-    assert isinstance(bench.producers[0], Producer)
+    assert isinstance(bench.producers[0], BaseProducer)
     assert names(bench.producer().queues("T")) == "a:0 a:1 b:0 b:1"

@@ -35,7 +35,7 @@ from rocketmq_spark.model import (
     SpooledSend,
     SpoolMetrics,
 )
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import chooser, passing, storable
@@ -99,9 +99,9 @@ def spool(bench: Bench) -> FakeSpool:
     return FakeSpool()
 
 
-def producer(bench: Bench, spool: FakeSpool, **settings: Any) -> Producer:
+def producer(bench: Bench, spool: FakeSpool, **settings: Any) -> BaseProducer:
     chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
-    made = Producer(bench.sender, ProducerSettings(**chosen), None, bench.timer, spool)
+    made = BaseProducer(bench.sender, ProducerSettings(**chosen), None, bench.timer, spool)
     bench.producers.append(made)
     return made
 

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import Again, Attempts, RetryPolicy
+from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, RetryPolicy
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.under_way import Landing, Sending, UnderWay
@@ -53,7 +53,7 @@ def test_one_that_is_to_be_sent_again_mutes_its_queue_and_stays_first(bench: Ben
     for each in (first, second):
         found.put(each, 1)
     found.take()
-    assert found.landed(first, Again(0.5, refresh=True)) == Landing([], False)
+    assert found.landed(first, RetryAttempt(0.5, refresh=True)) == Landing([], False)
     assert (first.refresh, first.finished, found.in_flight.requests) == (True, False, 2)
     assert found.take() == []
     bench.time.advance(0.5)

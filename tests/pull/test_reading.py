@@ -9,7 +9,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.fetched import Hole, Piece, first_offset
 from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.reading import Reading, read
+from rocketmq_spark.pull.reading import RangesReading, read
 from rocketmq_spark.pull.verdict import Cause, OnLoss
 from tests.pull.pull_model import Model, Queue, holes
 
@@ -36,7 +36,7 @@ class Puller:
         return self.model.reader(ranges, PullSettings(filtered=bool(filtered)), on_loss)
 
 
-def reading(puller: Puller, end: int, filtered: Filter = NO_FILTER) -> tuple[Reading, list[Any]]:
+def reading(puller: Puller, end: int, filtered: Filter = NO_FILTER) -> tuple[RangesReading, list[Any]]:
     lost: list[Any] = []
     ranges = [OffsetRange(Q, 0, end)]
     made = read(puller, ranges, lambda part, cause: lost.append((part.start, part.end, cause)), filtered, "h:1")  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def reading(puller: Puller, end: int, filtered: Filter = NO_FILTER) -> tuple[Rea
     return made, lost
 
 
-def offsets(found: Reading, model: Model) -> list[int]:
+def offsets(found: RangesReading, model: Model) -> list[int]:
     got = []
     for fetched in found.fetch():
         usable = found.usable(fetched.pieces, holes(model, fetched))

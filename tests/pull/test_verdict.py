@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, GroupNotFound, ServerFault
-from rocketmq_spark.pull.verdict import Again, Cause, Continue, Lost, Reconnect, Reset, Suspect, judge
+from rocketmq_spark.pull.verdict import Cause, Continue, Lost, Reconnect, RepeatPull, Reset, Suspect, judge
 from rocketmq_spark.remoting.bulk import Answer
 
 START = 100
@@ -31,15 +31,15 @@ CASES = [
     (answer(19, "", None), WENT_BACK),
     # nothing matched
     (answer(20, "NO_MATCHED_MESSAGE", 900), Continue(900)),
-    (answer(20, "NO_MATCHED_MESSAGE", 100), Again(reroute=True)),
-    (answer(20, "", None), Again(reroute=True)),
+    (answer(20, "NO_MATCHED_MESSAGE", 100), RepeatPull(reroute=True)),
+    (answer(20, "", None), RepeatPull(reroute=True)),
     (answer(20, "MESSAGE_WAS_REMOVING", 250), Lost(250, Cause.TRUNCATED)),
     (answer(20, "NO_MATCHED_MESSAGE", 900, 100), Continue(900)),
     (answer(20, "NO_MATCHED_MESSAGE", 900, 101), Lost(101, Cause.TRUNCATED)),
     # what a slave says when it would be 21 on a master
-    (answer(20, "OFFSET_TOO_SMALL", 500, 500), Again(reroute=True)),
-    (answer(20, "OFFSET_OVERFLOW_BADLY", 400), Again(reroute=True)),
-    (answer(20, "NO_MATCHED_LOGIC_QUEUE", 400), Again(reroute=True)),
+    (answer(20, "OFFSET_TOO_SMALL", 500, 500), RepeatPull(reroute=True)),
+    (answer(20, "OFFSET_OVERFLOW_BADLY", 400), RepeatPull(reroute=True)),
+    (answer(20, "NO_MATCHED_LOGIC_QUEUE", 400), RepeatPull(reroute=True)),
     # moved
     (answer(21, "OFFSET_TOO_SMALL", 500, 500), Lost(500, Cause.TRUNCATED)),
     (answer(21, "OFFSET_TOO_SMALL", 500, None), Lost(500, Cause.TRUNCATED)),
@@ -49,17 +49,17 @@ CASES = [
     (answer(21, "", None, None), WENT_BACK),
     (answer(21, "OFFSET_RESET", 700), Reset(700)),
     (answer(21, "OFFSET_RESET", 700, 700), Reset(700)),
-    (answer(21, "OFFSET_RESET", None), Again()),
+    (answer(21, "OFFSET_RESET", None), RepeatPull()),
     # not now
-    (answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), Again()),
-    (answer(14), Again(reroute=True)),
-    (answer(215), Again(reroute=True)),
-    (answer(501), Again(reroute=True)),
-    (answer(27), Again(reroute=True)),
-    (answer(28), Again(reroute=True)),
+    (answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), RepeatPull()),
+    (answer(14), RepeatPull(reroute=True)),
+    (answer(215), RepeatPull(reroute=True)),
+    (answer(501), RepeatPull(reroute=True)),
+    (answer(27), RepeatPull(reroute=True)),
+    (answer(28), RepeatPull(reroute=True)),
     (answer(1500, "bye"), Reconnect()),
-    (answer(16, "the broker[10.0.0.5] pulling message is forbidden", forbidden=1), Again()),
-    (answer(16, "the topic[t] pulling message is forbidden", forbidden=3), Again()),
+    (answer(16, "the broker[10.0.0.5] pulling message is forbidden", forbidden=1), RepeatPull()),
+    (answer(16, "the topic[t] pulling message is forbidden", forbidden=3), RepeatPull()),
     # gone, perhaps
     (answer(17, "topic[t] not exist"), Suspect(Cause.TOPIC_DELETED)),
     (answer(29, "queueId[3] is illegal"), Suspect(Cause.QUEUE_GONE)),
@@ -85,7 +85,7 @@ def test_rule_6_nothing_leads_backwards(code: int, remark: str, beyond: int | No
             assert until > START
         case Suspect(_, until):
             assert until is None or until > START
-        case Again():
+        case RepeatPull():
             pass
         case other:
             pytest.fail(f"{other}")

@@ -8,29 +8,29 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.clock import Deadline
-from rocketmq_spark.remoting.channel import Channel
+from rocketmq_spark.remoting.channel import SocketChannel
 
 LONG = bytes(range(256)) * 8192
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Channel, socket.socket]]:
+def pair() -> Iterator[tuple[SocketChannel, socket.socket]]:
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    channel = Channel(ours)
+    channel = SocketChannel(ours)
     with theirs:
         theirs.settimeout(10)
         yield channel, theirs
         channel.close()
 
 
-def write(channel: Channel, seconds: float) -> None:
+def write(channel: SocketChannel, seconds: float) -> None:
     deadline = Deadline.after(seconds)
     while channel.has_unsent and channel.write(deadline):
         pass
 
 
-def test_what_is_not_taken_stays_in_order_and_says_since_when(pair: tuple[Channel, socket.socket]) -> None:
+def test_what_is_not_taken_stays_in_order_and_says_since_when(pair: tuple[SocketChannel, socket.socket]) -> None:
     channel, peer = pair
     channel.add([b"first", LONG, b"last"])
     write(channel, 0.0)
@@ -47,7 +47,7 @@ def test_what_is_not_taken_stays_in_order_and_says_since_when(pair: tuple[Channe
     assert (channel.has_unsent, channel.blocked_since) == (False, None)
 
 
-def test_it_waits_for_room_only_while_something_is_blocked(pair: tuple[Channel, socket.socket]) -> None:
+def test_it_waits_for_room_only_while_something_is_blocked(pair: tuple[SocketChannel, socket.socket]) -> None:
     channel, peer = pair
     assert channel.wait(0.0) == (False, False)
     channel.add([LONG])
@@ -59,7 +59,7 @@ def test_it_waits_for_room_only_while_something_is_blocked(pair: tuple[Channel, 
     assert channel.wait(60)[0]
 
 
-def test_bytes_nothing_and_the_end(pair: tuple[Channel, socket.socket]) -> None:
+def test_bytes_nothing_and_the_end(pair: tuple[SocketChannel, socket.socket]) -> None:
     channel, peer = pair
     view = memoryview(bytearray(4))
     assert channel.receive(view) == -1
@@ -72,7 +72,9 @@ def test_bytes_nothing_and_the_end(pair: tuple[Channel, socket.socket]) -> None:
     assert channel.receive(view) == 0
 
 
-def test_a_shutdown_wakes_who_waits_and_a_closed_one_is_ready_at_once(pair: tuple[Channel, socket.socket]) -> None:
+def test_a_shutdown_wakes_who_waits_and_a_closed_one_is_ready_at_once(
+    pair: tuple[SocketChannel, socket.socket],
+) -> None:
     channel, _ = pair
     channel.shutdown()
     assert channel.wait(60) == (True, False)

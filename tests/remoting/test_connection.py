@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.remoting.channel import Channel
+from rocketmq_spark.remoting.channel import SocketChannel
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
@@ -400,8 +400,8 @@ def test_what_is_sent_together_is_one_write_at_the_end(
     broker.on(PING, ok())
     outcomes, writes = Outcomes(), []
     first, other = connect(broker.address), connect(broker.address)
-    write = Channel.write
-    monkeypatch.setattr(Channel, "write", lambda self, deadline: writes.append(self) or write(self, deadline))
+    write = SocketChannel.write
+    monkeypatch.setattr(SocketChannel, "write", lambda self, deadline: writes.append(self) or write(self, deadline))
     with together():
         for connection in (first, other, first, first):
             with together():

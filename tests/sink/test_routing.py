@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.errors import OptionError, SelectorError
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.sink.routing import Plan, Router, Share, candidates, row_selector, selector_of
+from rocketmq_spark.sink.routing import Router, RoutingPlan, RowRange, candidates, row_selector, selector_of
 from tests.live.writes import frame, sink_options
 from tests.queues import qs
 
@@ -36,9 +36,9 @@ def planned(made, batch):
 
 
 def test_without_a_look_at_rows_there_is_one_share():
-    assert planned(router({}, topic="T"), frame(body=["x"] * 5))[0] == Plan(None, [Share("T", None, 0, 5)])
-    assert planned(router({"topic": "t"}), frame(t=["T"] * 3))[0] == Plan(None, [Share("T", None, 0, 3)])
-    assert planned(router({}, topic="T"), frame(body=[]))[0] == Plan(None, [])
+    assert planned(router({}, topic="T"), frame(body=["x"] * 5))[0] == RoutingPlan(None, [RowRange("T", None, 0, 5)])
+    assert planned(router({"topic": "t"}), frame(t=["T"] * 3))[0] == RoutingPlan(None, [RowRange("T", None, 0, 3)])
+    assert planned(router({}, topic="T"), frame(body=[]))[0] == RoutingPlan(None, [])
 
 
 @given(st.lists(st.tuples(st.sampled_from("TU"), st.text("abcdef", max_size=2)), min_size=1, max_size=40))

@@ -10,7 +10,7 @@ from rocketmq_spark.encode.bad_rows import BadRows
 from rocketmq_spark.errors import SelectorError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, Rows
+from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, TopicRows
 from tests.live.writes import frame
 from tests.queues import qs
 
@@ -19,7 +19,7 @@ QUEUES = qs("a:0-3 b:0-1 c:7")
 
 def chosen(selector, batch, which=None):
     bad_rows = BadRows()
-    found = selector(Rows(batch, "T", which, 100), QUEUES, bad_rows).tolist()
+    found = selector(TopicRows(batch, "T", which, 100), QUEUES, bad_rows).tolist()
     return [QUEUES[i] for i in found], dict(bad_rows.found())
 
 

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import MessageIllegal, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.sink.report import Written
 from rocketmq_spark.spool.folders import spools
-from rocketmq_spark.spool.reading import Reading
+from rocketmq_spark.spool.reading import SpoolReading
 from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import stored
 from tests.live.writes import Writes, bodies, frame, numbered, writes
@@ -89,7 +89,7 @@ def test_3_1_workers_do_not_send_what_another_environment_spooled(
     assert write(frame(body=numbered(2)), **given, environment="2", environments="2").spooled == 2
     assert len(spools(tmp_path)) == 2
     session.close_all()
-    reading = Reading(first)
+    reading = SpoolReading(first)
     assert reading.totals.depth > 0
     reading.close()
 
@@ -125,7 +125,7 @@ def test_what_may_not_pass_fails_the_task_and_nothing_of_it_is_kept(
             onSendFailure="spool", spoolDir=str(tmp_path),
         )  # fmt: skip
     (path,) = spools(tmp_path)
-    assert Reading(path).totals.depth == 0
+    assert SpoolReading(path).totals.depth == 0
 
 
 def test_beyond_spool_max_bytes_the_task_fails_as_without_a_spool(
@@ -164,5 +164,5 @@ def test_what_was_kept_for_one_cluster_is_left_alone_by_a_task_of_another(
     assert (done.rows, done.spooled) == (1, 0)
     assert bodies(stored(rocketmq, topic, 1)) == ["sent"]
     session.close_all()
-    (left,) = [path for path in spools(tmp_path) if (reading := Reading(path)).totals and reading.totals.depth]
-    assert str(Reading(left).owner) == "the cluster of 127.0.0.1:1"
+    (left,) = [path for path in spools(tmp_path) if (reading := SpoolReading(path)).totals and reading.totals.depth]
+    assert str(SpoolReading(left).owner) == "the cluster of 127.0.0.1:1"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.encode.about import About
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.sink.routing import Plan, Share
+from rocketmq_spark.sink.routing import RoutingPlan, RowRange
 from rocketmq_spark.sink.whole import MAX_TAGS, together
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
@@ -37,8 +37,8 @@ def test_rows_are_reordered_where_they_may_be(made, by_tag, reordered):
     tags = [tag for _, _, mine in made for tag in mine]
     order = np.arange(len(tags))[::-1] if reordered else None
     ends = np.cumsum([0, *(len(mine) for _, _, mine in made)]).tolist()
-    shares = [Share(topic, queue, *ends[i : i + 2]) for i, (topic, queue, _) in enumerate(made)]
-    plan = Plan(order, shares)
+    shares = [RowRange(topic, queue, *ends[i : i + 2]) for i, (topic, queue, _) in enumerate(made)]
+    plan = RoutingPlan(order, shares)
     about = About(frame(tags=tags), {"tags": "tags"}, 100)
     found = together(plan, about, lambda topic: topic == "t", by_tag)
     assert [share.start for share in found.shares] == [0, *(share.end for share in found.shares)][:-1]
@@ -59,7 +59,7 @@ def test_rows_are_reordered_where_they_may_be(made, by_tag, reordered):
 )
 def test_auto_is_for_few_tags(count: int, by_tag: str, parts: int) -> None:
     tags = [f"t{i % count}" for i in range(100)]
-    plan = Plan(None, [Share("t", None, 0, 100)])
+    plan = RoutingPlan(None, [RowRange("t", None, 0, 100)])
     found = together(plan, About(frame(tags=tags), {"tags": "tags"}, 100), lambda topic: True, by_tag)
     assert len(found.shares) == parts
 

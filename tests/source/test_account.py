@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source.account import Account
-from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.decisions import QueuesView
 from rocketmq_spark.source.offsets import Offsets
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
 
 
 def view(ends, begins=None, **more):
-    return View({q: QueueBounds((begins or {}).get(q, 0), end, 7) for q, end in ends.items()}, **more)
+    return QueuesView({q: QueueBounds((begins or {}).get(q, 0), end, 7) for q, end in ends.items()}, **more)
 
 
 def lag(told):

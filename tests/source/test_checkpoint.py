@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.checkpoint import Batch, history, last_batch, read, under_way
+from rocketmq_spark.source.checkpoint import LoggedBatch, history, last_batch, read, under_way
 from rocketmq_spark.source.files import folder
 from rocketmq_spark.source.offsets import Offsets
 
@@ -33,8 +33,8 @@ def ours(offset: int, start: int | None = None) -> str:
 def test_the_last_batch_that_is_done_and_that_was_begun(tmp_path: Path) -> None:
     for number in (8, 9, 10):
         entry(tmp_path, number, ours(number), done=number < 10)
-    assert last_batch(folder(str(tmp_path))) == Batch(9, {0: Offsets({Q: 9})})
-    assert last_batch(folder(str(tmp_path)), committed=False) == Batch(10, {0: Offsets({Q: 10})})
+    assert last_batch(folder(str(tmp_path))) == LoggedBatch(9, {0: Offsets({Q: 9})})
+    assert last_batch(folder(str(tmp_path)), committed=False) == LoggedBatch(10, {0: Offsets({Q: 10})})
 
 
 def test_the_batch_that_is_not_done_with_what_it_reads(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.source import decisions
-from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.decisions import QueuesView
 from rocketmq_spark.source.offsets import Offsets
 
 A, B, C = (MessageQueue(topic, broker, 0) for topic, broker in (("t", "a"), ("t", "b"), ("u", "a")))
@@ -21,7 +21,7 @@ WENT_BACK, GONE, DELETED = Cause.WENT_BACK, Cause.QUEUE_GONE, Cause.TOPIC_DELETE
 
 def view(bounds, newest_ms=900, **facts):
     found = {queue: QueueBounds(low, high, newest_ms) for queue, (low, high) in bounds.items()}
-    return View(found, **{name: frozenset(values) for name, values in facts.items()})
+    return QueuesView(found, **{name: frozenset(values) for name, values in facts.items()})
 
 
 # --- what exists
@@ -31,14 +31,14 @@ BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 7, 0)}
 
 
 def test_a_topic_is_lacking_everywhere_or_on_one_broker():
-    assert not View(BOUNDS).lacks(A)
-    assert View(deleted=frozenset({"t"})).lacks(A)
-    forgotten = View(forgotten=frozenset({("t", "a")}))
+    assert not QueuesView(BOUNDS).lacks(A)
+    assert QueuesView(deleted=frozenset({"t"})).lacks(A)
+    forgotten = QueuesView(forgotten=frozenset({("t", "a")}))
     assert (forgotten.lacks(A), forgotten.lacks(B)) == (True, False)
 
 
 def test_slaves_say_what_can_be_read_and_not_what_is_lost():
-    view = View(BOUNDS, orphans=frozenset({"b"}))
+    view = QueuesView(BOUNDS, orphans=frozenset({"b"}))
     assert view.ends() == {A: 20, B: 7}
     assert view.of_masters() == {A: BOUNDS[A]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source.drift import State, drift
+from rocketmq_spark.source.drift import DriftState, drift
 
 Q = MessageQueue("t", "broker-a", 0)
 BOUNDS = QueueBounds(5, 10, 0)
@@ -14,17 +14,17 @@ BOUNDS = QueueBounds(5, 10, 0)
 @pytest.mark.parametrize(
     ("position", "bounds", "how", "expected"),
     [
-        (10, BOUNDS, {}, (State.READ, 0)),
-        (7, BOUNDS, {}, (State.BEHIND, 3)),
-        (5, BOUNDS, {}, (State.BEHIND, 5)),
-        (4, BOUNDS, {}, (State.LOST, 1)),
-        (12, BOUNDS, {}, (State.WENT_BACK, 2)),
-        (7, BOUNDS, {"made_again": [Q]}, (State.MADE_AGAIN, 5)),
-        (None, BOUNDS, {}, (State.NEW, 5)),
-        (7, None, {}, (State.GONE, None)),
-        (7, None, {"away": {"broker-a"}}, (State.AWAY, None)),
-        (7, None, {"away": {"broker-a"}, "unregistered": {"broker-a"}}, (State.UNREGISTERED, None)),
-        (7, BOUNDS, {"unregistered": {"broker-a"}}, (State.BEHIND, 3)),
+        (10, BOUNDS, {}, (DriftState.READ, 0)),
+        (7, BOUNDS, {}, (DriftState.BEHIND, 3)),
+        (5, BOUNDS, {}, (DriftState.BEHIND, 5)),
+        (4, BOUNDS, {}, (DriftState.LOST, 1)),
+        (12, BOUNDS, {}, (DriftState.WENT_BACK, 2)),
+        (7, BOUNDS, {"made_again": [Q]}, (DriftState.MADE_AGAIN, 5)),
+        (None, BOUNDS, {}, (DriftState.NEW, 5)),
+        (7, None, {}, (DriftState.GONE, None)),
+        (7, None, {"away": {"broker-a"}}, (DriftState.AWAY, None)),
+        (7, None, {"away": {"broker-a"}, "unregistered": {"broker-a"}}, (DriftState.UNREGISTERED, None)),
+        (7, BOUNDS, {"unregistered": {"broker-a"}}, (DriftState.BEHIND, 3)),
     ],
 )
 def test_one_queue(position, bounds, how, expected) -> None:
@@ -37,5 +37,5 @@ def test_one_queue(position, bounds, how, expected) -> None:
 def test_all_queues_of_both_sides_in_order_and_which_of_them_lost_nothing() -> None:
     later = Q._replace(queue_id=1)
     assert [one.queue for one in drift({later: 1}, {Q: BOUNDS})] == [Q, later]
-    assert {state for state in State if state.lossless} == {State.READ, State.BEHIND, State.NEW}
-    assert {state for state in State if state.waits} == {State.AWAY, State.UNREGISTERED}
+    assert {state for state in DriftState if state.lossless} == {DriftState.READ, DriftState.BEHIND, DriftState.NEW}
+    assert {state for state in DriftState if state.waits} == {DriftState.AWAY, DriftState.UNREGISTERED}

@@ -13,7 +13,7 @@ from rocketmq_spark.clock import Clock
 from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.planner import Wanted
+from rocketmq_spark.source.planner import TriggerLimits
 from rocketmq_spark.source.stream import Stream
 from tests.mockbroker import MockBroker, close, eventually, never, ok, refuse, topic_config
 from tests.reading import Run, plan, positions, ranges_of, read
@@ -205,11 +205,11 @@ def test_a_stream_that_waits_for_more_messages_rests_between_its_questions(scrip
     given = {"nameServer": scripted.address, "startingOffsets": "earliest", "maxTriggerDelay": "1h", **QUICK}
     options = options_table.parse(given).for_role("stream source")
     stream = Stream(options, Clock(sleep=slept.append))
-    begin, wanted = stream.initialOffset(), Wanted(min_offsets=1000)
+    begin, wanted = stream.initialOffset(), TriggerLimits(min_offsets=1000)
     for _ in range(20):
         assert stream.latestOffset(begin, wanted) is begin
     assert slept == [0.1] * 19
-    assert stream.latestOffset(begin, Wanted()) is not begin
+    assert stream.latestOffset(begin, TriggerLimits()) is not begin
 
 
 def test_without_a_sample_a_batch_is_small_and_one_line_says_why(scripted, caplog):

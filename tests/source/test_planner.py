@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.source import planner
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.planner import SAMPLED_QUEUES, Admission, Wanted, next_end, ranges, shares
+from rocketmq_spark.source.planner import SAMPLED_QUEUES, Admission, TriggerLimits, next_end, ranges, shares
 from tests.reading import canonical
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in "ab" for i in range(2)]
@@ -148,22 +148,24 @@ def never(queue):
 
 
 def test_offsets_are_passed_on():
-    assert Admission(900, 0.0).max_offsets({WAITING[0]: 10}, Wanted(), never, 0.0) is None
-    assert Admission(900, 0.0).max_offsets({WAITING[0]: 10}, Wanted(max_offsets=4), never, 0.0) == 4
-    assert Admission(900, 0.0).max_offsets({}, Wanted(max_offsets=4, min_offsets=2, max_bytes=1), never, 0.0) == 4
+    assert Admission(900, 0.0).max_offsets({WAITING[0]: 10}, TriggerLimits(), never, 0.0) is None
+    assert Admission(900, 0.0).max_offsets({WAITING[0]: 10}, TriggerLimits(max_offsets=4), never, 0.0) == 4
+    assert (
+        Admission(900, 0.0).max_offsets({}, TriggerLimits(max_offsets=4, min_offsets=2, max_bytes=1), never, 0.0) == 4
+    )
 
 
 def test_waits_for_enough_or_for_the_delay():
     admission = Admission(60.0, 0.0)
     few, many = {WAITING[0]: 3}, {WAITING[0]: 3, WAITING[1]: 7}
-    wanted = Wanted(min_offsets=10)
+    wanted = TriggerLimits(min_offsets=10)
     assert admission.max_offsets(few, wanted, never, 0.0) == 0
     assert admission.max_offsets(many, wanted, never, 0.0) is None
     assert admission.max_offsets(few, wanted, never, 59.0) == 0
     assert admission.max_offsets(few, wanted, never, 60.0) is None
     # From then on the next delay runs.
     assert admission.max_offsets(few, wanted, never, 119.0) == 0
-    assert admission.max_offsets(few, Wanted(min_offsets=10, max_offsets=2), never, 120.0) == 2
+    assert admission.max_offsets(few, TriggerLimits(min_offsets=10, max_offsets=2), never, 120.0) == 2
 
 
 def test_bytes_become_offsets_by_samples():
@@ -175,15 +177,15 @@ def test_bytes_become_offsets_by_samples():
         asked.append(queue)
         return 5000, 10
 
-    assert admission.max_offsets(waiting, Wanted(max_bytes=100_000), sample, 0.0) == 200
+    assert admission.max_offsets(waiting, TriggerLimits(max_bytes=100_000), sample, 0.0) == 200
     assert len(asked) == SAMPLED_QUEUES
-    assert admission.max_offsets(waiting, Wanted(max_bytes=100_000, max_offsets=30), sample, 0.0) == 30
-    assert admission.max_offsets(waiting, Wanted(max_bytes=10), sample, 0.0) == 1, "a batch makes progress"
+    assert admission.max_offsets(waiting, TriggerLimits(max_bytes=100_000, max_offsets=30), sample, 0.0) == 30
+    assert admission.max_offsets(waiting, TriggerLimits(max_bytes=10), sample, 0.0) == 1, "a batch makes progress"
 
 
 def test_sizes_are_learnt_slowly():
     admission = Admission(900, 0.0)
-    wanted = Wanted(max_bytes=100_000)
+    wanted = TriggerLimits(max_bytes=100_000)
     assert admission.max_offsets({WAITING[0]: 5}, wanted, lambda queue: (1000, 10), 0.0) == 1000
     # A fifth of the way from 100 to 600 bytes.
     assert admission.max_offsets({WAITING[0]: 5}, wanted, lambda queue: (6000, 10), 0.0) == 500
@@ -192,19 +194,24 @@ def test_sizes_are_learnt_slowly():
 def test_the_queues_with_most_are_sampled():
     asked = []
     waiting = {queue: 10 * (i + 1) for i, queue in enumerate(WAITING)}
-    Admission(900, 0.0).max_offsets(waiting, Wanted(max_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0)
+    Admission(900, 0.0).max_offsets(
+        waiting, TriggerLimits(max_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0
+    )
     assert asked == WAITING[:1:-1]
 
 
 @pytest.mark.parametrize(("max_offsets", "expected"), [(None, 16), (7, 7), (50, 16)])
 def test_without_a_sample_messages_are_taken_to_be_large(max_offsets, expected):
-    admission, wanted = Admission(900, 0.0), Wanted(max_offsets=max_offsets, max_bytes=64 << 20)
+    admission, wanted = Admission(900, 0.0), TriggerLimits(max_offsets=max_offsets, max_bytes=64 << 20)
     waiting = {WAITING[0]: 50_000_000}
     assert admission.max_offsets(waiting, wanted, lambda queue: (0, 0), 0.0) == expected
     assert admission.guesses
-    assert admission.max_offsets(waiting, Wanted(max_bytes=64 << 20), lambda queue: (1 << 20, 1 << 10), 0.0) == 1 << 16
+    assert (
+        admission.max_offsets(waiting, TriggerLimits(max_bytes=64 << 20), lambda queue: (1 << 20, 1 << 10), 0.0)
+        == 1 << 16
+    )
     assert not admission.guesses
-    assert admission.max_offsets(waiting, Wanted(max_bytes=64 << 20), lambda queue: (0, 0), 0.0) == 1 << 16
+    assert admission.max_offsets(waiting, TriggerLimits(max_bytes=64 << 20), lambda queue: (0, 0), 0.0) == 1 << 16
 
 
 # --- batch after batch

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.source import planner
 from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.recreation import Found, Sign, Watch, emptied, made_again, questions, sign, to_mark
+from rocketmq_spark.source.recreation import Found, RecreationWatch, Sign, emptied, made_again, questions, sign, to_mark
 from tests.helpers import raising
 
 A, B, C = (MessageQueue("t", "b", number) for number in range(3))
@@ -110,13 +110,13 @@ class Brokers:
 
 
 def looked(brokers, read, bounds, watch=None):
-    return (watch or Watch(lambda: brokers, "g")).look(read, bounds, Deadline.after(1))
+    return (watch or RecreationWatch(lambda: brokers, "g")).look(read, bounds, Deadline.after(1))
 
 
 def test_a_connection_that_is_newer_than_what_is_seen_counts_again_when_it_is_seen():
     """The view rested while a commit connected anew: its statistics are of before the restart."""
     brokers, end = Brokers({A: 30, B: 5}, {(B, 9): 2 * MARK}), Deadline.after(30)
-    watch, read = Watch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
     before = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK)}
     assert watch.look(read, before, end, {"b": 0}).made_again == []
     brokers.connections["b"] += 1
@@ -173,7 +173,7 @@ def test_one_question_stands_for_a_topic_on_a_broker_and_a_sign_is_followed_up()
     queues = [MessageQueue("t", "b", number) for number in range(300)]
     read, bounds = open_at_10(*queues)
     brokers = Brokers(dict.fromkeys(queues, 20))
-    watch = Watch(lambda: brokers, "g")
+    watch = RecreationWatch(lambda: brokers, "g")
     assert looked(brokers, read, bounds, watch) == Found([], {})
     assert [len(asked) for asked in brokers.asked] == [300], "a start asks about all"
     brokers.asked.clear()
@@ -187,7 +187,7 @@ def test_one_question_stands_for_a_topic_on_a_broker_and_a_sign_is_followed_up()
 def test_what_was_away_is_asked_about_as_at_a_start():
     read, bounds = open_at_10(A, B, ELSEWHERE)
     brokers = Brokers(dict.fromkeys(bounds, 20))
-    watch = Watch(lambda: brokers, "g")
+    watch = RecreationWatch(lambda: brokers, "g")
     for there in (bounds, {ELSEWHERE: bounds[ELSEWHERE]}, bounds):
         looked(brokers, read, there, watch)
     assert [sorted(asked) for asked in brokers.asked] == [[A, B, ELSEWHERE], [ELSEWHERE], [A, B, ELSEWHERE]]
@@ -197,7 +197,7 @@ def test_what_was_connected_to_anew_is_asked_about_as_at_a_start():
     """A broker that crashes and is back before the next batch was away for nobody, and may have lost messages all the same."""
     read, bounds = open_at_10(A, B, ELSEWHERE)
     brokers = Brokers(dict.fromkeys(bounds, 20))
-    watch = Watch(lambda: brokers, "g")
+    watch = RecreationWatch(lambda: brokers, "g")
     looked(brokers, read, bounds, watch)
     brokers.asked.clear()
     brokers.connections[A.broker_name] += 1
@@ -210,7 +210,7 @@ def test_what_was_connected_to_anew_is_asked_about_as_at_a_start():
 def test_a_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
     read, bounds = open_at_10(A, ELSEWHERE)
     brokers = Brokers({A: 0, ELSEWHERE: 20}, silent=["b"] if silent == "search" else ["pull"])
-    watch = Watch(lambda: brokers, "g")
+    watch = RecreationWatch(lambda: brokers, "g")
     for _ in range(2):
         result = looked(brokers, read, bounds, watch)
         assert result.made_again == []
@@ -224,7 +224,7 @@ def test_what_is_proven_of_a_topic_waits_while_its_broker_does_not_answer_for_th
     read, bounds = open_at_10(A, B)
     bounds = {**bounds, A: QueueBounds(0, 10, 2000)}  # the newest of its messages is the one before the position
     brokers = Brokers({B: 0}, silent=["b"])
-    watch = Watch(lambda: brokers, "g")
+    watch = RecreationWatch(lambda: brokers, "g")
     result = looked(brokers, read, bounds, watch)
     assert (result.made_again, result.unanswered.keys()) == ([], SHARE)
     brokers.silent, brokers.stored = (), {(B, 9): 2000}
@@ -266,7 +266,7 @@ def test_marks_that_are_asked_for():
     untold = dict.fromkeys((A, B, ELSEWHERE), QueueBounds(0, 30, 0))
     read = Offsets({A: 3, B: 10, ELSEWHERE: 5})
     brokers = Brokers({}, {(A, 2): 77})
-    watch = Watch(lambda: brokers, "g")
+    watch = RecreationWatch(lambda: brokers, "g")
     assert watch.marks(read, untold, Deadline.after(1)) == {A: 77}
     brokers.silent = ["pull"]
     assert watch.marks(read, untold, Deadline.after(1)) == {}
@@ -301,7 +301,7 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
     assert to_mark(read, dict.fromkeys(bounds, QueueBounds(10, 30, MARK))) == []
     for stored_ms, mark in ((MARK + 5, MARK + 5), (400, MARK)):
         brokers = Brokers({B: 7}, {(B, 9): stored_ms})
-        marks = Watch(lambda: brokers, "g").marks(read, bounds, Deadline.after(1))  # noqa: B023
+        marks = RecreationWatch(lambda: brokers, "g").marks(read, bounds, Deadline.after(1))  # noqa: B023
         assert marks == {B: mark}
         # New messages come; the one before the position is younger than the newest one was.
         later = {B: QueueBounds(0, 31, MARK + 1)}
@@ -329,7 +329,7 @@ class Model(RuleBasedStateMachine):
         self.first = dict.fromkeys(QUEUES, 0)
         self.last = dict.fromkeys(QUEUES)
         self.offsets = Offsets(dict.fromkeys(QUEUES, 0))
-        self.watch = Watch(lambda: self, "g", lambda: next(self.now))
+        self.watch = RecreationWatch(lambda: self, "g", lambda: next(self.now))
         self.silent = frozenset()
         self.connections = Counter()
 
@@ -373,7 +373,7 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        self.watch = Watch(lambda: self, "g", lambda: next(self.now))
+        self.watch = RecreationWatch(lambda: self, "g", lambda: next(self.now))
         self.offsets = Offsets.from_json(self.offsets.to_json())
 
     @rule(

@@ -71,7 +71,7 @@ def test_when_a_batch_was_begun_may_not_be_known(tmp_path: Path) -> None:
         rewind.chosen(history(folder(str(tmp_path))), None, 99_000)
 
 
-def go(query: Folder, number: int) -> tuple[rewind.Plan, Folder]:
+def go(query: Folder, number: int) -> tuple[rewind.RewindPlan, Folder]:
     reads = history(query)
     planned = rewind.plan(query, reads, rewind.chosen(reads, number, None))
     return planned, rewind.carry_out(query, planned, AT)

@@ -9,12 +9,12 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source.decisions import View
+from rocketmq_spark.source.decisions import QueuesView
 from rocketmq_spark.source.waiting import patiently, whole
 
 QUEUE = MessageQueue("t", "a", 0)
-MASTERS = View({QUEUE: QueueBounds(5, 20, 0)})
-SLAVES = View({QUEUE: QueueBounds(7, 18, 0)}, orphans=frozenset({"a"}))
+MASTERS = QueuesView({QUEUE: QueueBounds(5, 20, 0)})
+SLAVES = QueuesView({QUEUE: QueueBounds(7, 18, 0)}, orphans=frozenset({"a"}))
 
 
 class Catalog:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from rocketmq_spark import LocalBroker, write_rocketmq
 from rocketmq_spark.cli.app import app
 from rocketmq_spark.spool.folders import spools
-from rocketmq_spark.spool.reading import Reading
+from rocketmq_spark.spool.reading import SpoolReading
 from tests.helpers import stored, stored_now
 from tests.live.writes import bodies, numbered
 from tests.mockbroker import eventually
@@ -53,7 +53,7 @@ def test_3_25_rows_that_were_spooled_count_apart_and_arrive_from_the_worker_or_t
 
 
 def _depth(path: Path) -> int:
-    reading = Reading(path)
+    reading = SpoolReading(path)
     try:
         return reading.totals.depth
     finally:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from rocketmq_spark.errors import SpoolFull
-from rocketmq_spark.spool.group import Group, Ticket
+from rocketmq_spark.spool.group import GroupCommit, Ticket
 from tests.spool.bench import record
 
 
@@ -26,7 +26,7 @@ def test_3_16_those_that_wait_are_written_together_or_one_by_one(together: bool,
         assert go.wait(60)
 
     lock = threading.RLock()
-    group = Group(lock, write, together)
+    group = GroupCommit(lock, write, together)
     threads = [threading.Thread(target=group.put, args=(ticket(),)) for _ in range(4)]
     threads[0].start()
     assert writing.wait(60)
@@ -45,7 +45,7 @@ def test_each_caller_gets_its_own_error() -> None:
         tickets[0].error = SpoolFull("no")
 
     with pytest.raises(SpoolFull):
-        Group(threading.RLock(), write, together=True).put(ticket())
+        GroupCommit(threading.RLock(), write, together=True).put(ticket())
 
 
 def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
@@ -60,7 +60,7 @@ def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
         if (error := next(turns)) is not None:
             raise error
 
-    group = Group(threading.RLock(), write, together=True)
+    group = GroupCommit(threading.RLock(), write, together=True)
 
     def put() -> None:
         try:
@@ -87,7 +87,7 @@ def test_who_took_a_ticket_and_was_interrupted_before_it_wrote_costs_nobody_its_
     """Ctrl-C between the two: whose ticket it was writes it."""
     written: list[Ticket] = []
     lock = threading.RLock()
-    group, mine = Group(lock, written.extend, together=True), ticket()
+    group, mine = GroupCommit(lock, written.extend, together=True), ticket()
     with lock:
         other = threading.Thread(target=group.put, args=(mine,))
         other.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.spool.changes import Change
+from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.keys import LAST, RECORD, Due, numbered, ordered
 from rocketmq_spark.spool.lanes import Runs, followers, lane_with, lanes, leave
@@ -22,7 +22,7 @@ def everything(first: Record) -> object:
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
     """Records 0 to 4 of lane ``l``, 5 of ``m`` and 6 of none."""
-    found, change = Database(tmp_path / "db"), Change(Totals(next_sequence=0))
+    found, change = Database(tmp_path / "db"), AtomicChange(Totals(next_sequence=0))
     for lane in (b"l",) * 5 + (b"m", b""):
         one = record(b"x", lane=lane)
         change.add(one, one.encode())
@@ -56,14 +56,14 @@ def test_one_that_cannot_be_read_is_no_follower(db: Database) -> None:
 
 
 def test_those_that_leave_let_the_next_one_be_due(db: Database) -> None:
-    change = Change(Totals())
+    change = AtomicChange(Totals())
     assert leave(db, change, b"l", [0, 1, 2], 77)
     assert change.deletes == [ordered(b"l", sequence) for sequence in range(3)]
     assert [key for key, _ in change.puts] == [Due(77, 3).key]
-    last = Change(Totals())
+    last = AtomicChange(Totals())
     assert not leave(db, last, b"l", [0, 1, 2, 3, 4], 77)
     assert (len(last.deletes), last.puts) == (5, [])
-    nothing = Change(Totals())
+    nothing = AtomicChange(Totals())
     for lane, gone in ((b"", [6]), (b"l", [LAST])):
         assert leave(db, nothing, lane, gone, 77)
     assert (nothing.deletes, nothing.puts) == ([], [])

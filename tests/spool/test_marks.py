@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.spool import mending
 from rocketmq_spark.spool.keys import MARK, RECORD, Due, behind, behind_space, marked, numbered, place_of
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.store import Again, Dead, Done, Store
+from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store
 from tests.spool.bench import BASE_MS
 
 
@@ -58,7 +58,7 @@ def test_the_first_place_is_that_of_the_oldest_that_is_not_over(store: Store) ->
     assert first(store) == 3
     three, five = store.take(15, 9)
     assert first(store) == 3, "who has it has not finished it"
-    store.settle([(three, Done()), (five, Again(99, "why"))], 15)
+    store.settle([(three, Done()), (five, RetryLater(99, "why"))], 15)
     assert first(store) == 5
     store.add([(marked_record(b"old", 1), 9)])
     assert first(store) == 1
@@ -74,7 +74,7 @@ def test_places_come_in_pages(store: Store) -> None:
 def test_3_h_what_is_forgotten_is_gone_unless_somebody_has_it(store: Store) -> None:
     store.add([(marked_record(name, i), 10) for i, name in enumerate((b"a", b"b", b"c"))])
     (taken,) = store.take(10, 1)
-    store.settle([(taken, Again(50, "why"))], 10)
+    store.settle([(taken, RetryLater(50, "why"))], 10)
     (other,) = store.take(10, 1)
     assert store.forget([(b"id", b"a"), (b"id", b"b"), (b"id", b"nobody"), (b"id", b"a")]) == 1
     assert (len(store), first(store)) == (2, 1)

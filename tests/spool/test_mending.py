@@ -15,7 +15,7 @@ from rocketmq_spark.spool.lanes import lane_with
 from rocketmq_spark.spool.mending import mend
 from rocketmq_spark.spool.records import IDENTITY, Record, SpoolOwner, Totals
 from rocketmq_spark.spool.salvage import Salvaged
-from rocketmq_spark.spool.store import Again, Dead, Done, Store
+from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store
 from tests.spool.bench import record
 
 COUNT = 300
@@ -146,7 +146,7 @@ def test_a_record_has_one_place_whatever_comes_back(tmp_path: Path) -> None:
     store.add([(record(b"%d" % i), i) for i in range(1, 4)])
     before = list(store._db.scan(PENDING, behind(PENDING)))
     works = store.take(3, 3)
-    store.settle([(works[0], Again(100, "busy")), (works[1], Dead("no"))], 5)
+    store.settle([(works[0], RetryLater(100, "busy")), (works[1], Dead("no"))], 5)
     store._db.write(before)
     mend(store._db)
     store.close()

@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.schedule import SteadyClock
@@ -71,7 +71,7 @@ def test_3_24_after_thirty_minutes_every_id_is_there_and_twice_only_where_an_ans
     resender = EngineResender(broker, settings, bench.timer("outage-resend"))
     clock = SteadyClock(wall_ms, monotonic_ms, 0)
     spool = SendSpool(Store(tmp_path / "s", "never"), resender, bench.timer("outage-spool"), clock)
-    producer = Producer(broker, settings, None, bench.timer, spool)
+    producer = BaseProducer(broker, settings, None, bench.timer, spool)
     bench.producers.append(producer)
     given: list[Future[SendResult]] = []
     for number in range(COUNT):

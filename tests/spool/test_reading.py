@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.keys import RECORD, numbered
-from rocketmq_spark.spool.reading import Reading
+from rocketmq_spark.spool.reading import SpoolReading
 from rocketmq_spark.spool.store import Dead, Store
 from tests.spool.bench import record
 
@@ -17,7 +17,7 @@ def test_entries_are_pending_behind_and_dead_while_the_store_is_open(tmp_path: P
     store = Store(tmp_path)
     store.add([(record(b"%d" % i, lane=b"l" if i < 3 else b""), 10 - i) for i in range(5)])
     store.settle([(work, Dead("no")) for work in store.take(6, 1)], 7)
-    reading = Reading(tmp_path)
+    reading = SpoolReading(tmp_path)
     found = [(entry.sequence, entry.standing, entry.due_ms) for entry in reading.entries()]
     assert found == [(4, "pending", 7), (1, "pending", 10), (2, "behind", None), (3, "behind", None), (5, "dead", None)]
     assert (reading.totals, reading.first_due_ms) == (store.totals, 7)
@@ -30,7 +30,7 @@ def test_what_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add([(record(b"x"), 1)])
     store._db.write([(numbered(RECORD, 1), b"?")])
-    reading = Reading(tmp_path)
+    reading = SpoolReading(tmp_path)
     ((entry),) = reading.entries()
     assert "cannot be read" in str(entry.record)
     reading.close()
@@ -39,5 +39,5 @@ def test_what_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
 
 def test_reading_makes_no_folder(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match="there is no spool"):
-        Reading(tmp_path / "s")
+        SpoolReading(tmp_path / "s")
     assert not (tmp_path / "s").exists()

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.spool.records import Record, State, Totals, decoded
+from rocketmq_spark.spool.records import Record, RecordState, Totals, decoded
 
 numbers = st.integers(0, 2**64 - 1)
 marks = st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=3).map(tuple)
 records = st.builds(
     Record, st.text(max_size=30), st.binary(max_size=100), numbers, st.text(max_size=30), st.binary(max_size=30), marks
 )
-states = st.builds(State, st.integers(0, 65535), numbers, st.text(max_size=30), st.text(max_size=60))
+states = st.builds(RecordState, st.integers(0, 65535), numbers, st.text(max_size=30), st.text(max_size=60))
 
 
 @given(records)
@@ -25,8 +25,8 @@ def test_3_13_g2_7_a_record_comes_back_whatever_its_names_contain(one: Record) -
 
 
 @given(states)
-def test_a_state_comes_back(one: State) -> None:
-    assert State.decode(one.encode()) == one
+def test_a_state_comes_back(one: RecordState) -> None:
+    assert RecordState.decode(one.encode()) == one
 
 
 @given(st.builds(Totals, *[numbers] * 7))
@@ -44,13 +44,13 @@ def test_g2_10_a_bit_that_fell_over_is_found(one: Record, data: st.DataObject) -
 
 @given(st.binary(max_size=80))
 def test_garbage_is_a_value_or_a_decode_error(data: bytes) -> None:
-    for kind in (Record, State, Totals):
+    for kind in (Record, RecordState, Totals):
         with contextlib.suppress(DecodeError):
             assert isinstance(kind.decode(data), kind)
 
 
 def test_a_later_version_is_named() -> None:
-    for one in (Record("k", b"x", 1), State(0, 1), Totals()):
+    for one in (Record("k", b"x", 1), RecordState(0, 1), Totals()):
         data = bytearray(one.encode())
         data[0] = 9
         with pytest.raises(DecodeError, match="version 9; this release reads version 1"):
@@ -63,5 +63,5 @@ def test_a_missing_record_is_said_to_be_missing() -> None:
 
 def test_a_reason_may_have_any_characters() -> None:
     """What a broker says comes as JSON, which has characters that no encoding has."""
-    state = State(1, 2, "t", "lone \ud800")
-    assert State.decode(state.encode()) == State(1, 2, "t", "lone ?")
+    state = RecordState(1, 2, "t", "lone \ud800")
+    assert RecordState.decode(state.encode()) == RecordState(1, 2, "t", "lone ?")

@@ -16,7 +16,7 @@ import pytest
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.database import is_database
 from rocketmq_spark.spool.log_format import BLOCK
-from rocketmq_spark.spool.reading import Reading
+from rocketmq_spark.spool.reading import SpoolReading
 from rocketmq_spark.spool.salvage import salvage
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
@@ -104,7 +104,7 @@ def test_one_flipped_byte_of_a_records_head_loses_nothing(
             broken[at] ^= bit
             (path / file.name).write_bytes(broken)
             case = f"{file.name}: record at {place}, byte {at - place} is {broken[at]} instead of {data[at]}"
-            reading = Reading(path)
+            reading = SpoolReading(path)
             shown = sum(1 for _ in reading.entries())
             is_damaged = reading.is_damaged
             reading.close()

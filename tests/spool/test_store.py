@@ -21,7 +21,7 @@ from rocketmq_spark.spool.keys import OWNER, RECORD, numbered
 from rocketmq_spark.spool.mending import dead_ones
 from rocketmq_spark.spool.records import Record, SpoolOwner
 from rocketmq_spark.spool.settings import owner_of
-from rocketmq_spark.spool.store import Again, Dead, Done, Store, Verdict, Work
+from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict, Work
 from tests.spool.bench import record
 
 LANES = (b"", b"l", b"ll")
@@ -87,10 +87,10 @@ class StoreMachine(RuleBasedStateMachine):
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.out)), min_size=1, unique=True))
         outcomes: list[tuple[Work, Verdict]] = []
         for number in numbers:
-            verdict = data.draw(st.sampled_from([Done(), Dead("why"), Again(self.now + 30, "why")]))
+            verdict = data.draw(st.sampled_from([Done(), Dead("why"), RetryLater(self.now + 30, "why")]))
             outcomes.append((self.out.pop(number), verdict))
             lane = self.model.kept[number][1]
-            if isinstance(verdict, Again):
+            if isinstance(verdict, RetryLater):
                 self.model.kept[number] = (verdict.due_ms, lane)
                 continue
             del self.model.kept[number]
@@ -188,7 +188,7 @@ def test_3_21_g2_9_a_failure_is_one_atomic_replacement_and_a_lease_ends_with_its
     store.add([(record(b"x"), 0)])
     (work,) = store.take(0, 10)
     assert store.take(0, 10) == []
-    store.settle([(work, Again(50, "down"))], 0)
+    store.settle([(work, RetryLater(50, "down"))], 0)
     assert store.take(49, 10) == []
     (again,) = store.take(50, 10)
     assert (again.state.tries, again.state.reason, again.record) == (1, "down", work.record)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Command
-from rocketmq_spark.cli.demo.view import View, say, view
+from rocketmq_spark.cli.command import CliCommand
+from rocketmq_spark.cli.demo.view import DemoView, say, view
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import RocketMQError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.cli.demo.accounts import Accounts
     from rocketmq_spark.cli.demo.feed import Feed
     from rocketmq_spark.cli.demo.stage import Stage
-    from rocketmq_spark.cli.demo.watch import Sight, Watch
+    from rocketmq_spark.cli.demo.watch import DemoState, DemoWatch
 
 WINDOW = "5 seconds"
 WATERMARK = "5 seconds"
@@ -32,7 +32,7 @@ WATERMARK = "5 seconds"
 _STILL_S = 180.0
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--seconds", type=click.FloatRange(1), default=50.0, show_default=True, help="How long to write orders.")
 @click.option("--rate", type=click.FloatRange(1, 5000), default=500.0, show_default=True, help="Orders a second.")
 @click.option("--name-server", metavar="HOST:PORT", help="Use this cluster (two new topics) [default: a new broker].")
@@ -88,7 +88,7 @@ class _Play:
 @dataclass(frozen=True, slots=True)
 class _Result:
     accounts: Accounts
-    sight: Sight
+    sight: DemoState
 
 
 @contextlib.contextmanager
@@ -118,9 +118,9 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
 
 def _play(output: Output, play: _Play) -> _Result:
     from rocketmq_spark.cli.demo.feed import Feed
-    from rocketmq_spark.cli.demo.watch import Watch
+    from rocketmq_spark.cli.demo.watch import DemoWatch
 
-    watch = Watch(play.made, play.query)
+    watch = DemoWatch(play.made, play.query)
     with (
         view(output, play.seconds, play.rate) as shown,
         Feed(play.made.name_server, play.made.orders, play.rate, play.seconds) as feed,
@@ -135,7 +135,7 @@ def _play(output: Output, play: _Play) -> _Result:
     return _Result(_accounts(play, feed, sight), sight)
 
 
-def _show_until_read(query: StreamingQuery, watch: Watch, shown: View, feed: Feed) -> None:
+def _show_until_read(query: StreamingQuery, watch: DemoWatch, shown: DemoView, feed: Feed) -> None:
     """Until all orders are written and read. The clock starts with the first batch, for which Spark starts Python."""
     last, still_since = -1, time.monotonic()
     begin = still_since
@@ -176,7 +176,7 @@ def _check(query: StreamingQuery) -> None:
     raise RocketMQError("the streaming query failed", remark=reason, remedy=remedy)
 
 
-def _accounts(play: _Play, feed: Feed, sight: Sight) -> Accounts:
+def _accounts(play: _Play, feed: Feed, sight: DemoState) -> Accounts:
     from pyspark.sql import functions as sf
 
     from rocketmq_spark.cli.demo.accounts import CLOSING_ORDERS, Accounts

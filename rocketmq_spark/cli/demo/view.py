@@ -14,22 +14,22 @@ from rocketmq_spark.cli.output import Output
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from rocketmq_spark.cli.demo.watch import Sight
+    from rocketmq_spark.cli.demo.watch import DemoState
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_BATCHES = 40
 
 
-class View(Protocol):
-    """Shows a ``Sight`` every ``interval_s``."""
+class DemoView(Protocol):
+    """Shows a ``DemoState`` every ``interval_s``."""
 
     interval_s: float
 
-    def show(self, sight: Sight) -> None: ...
+    def show(self, sight: DemoState) -> None: ...
 
 
 @contextlib.contextmanager
-def view(output: Output, seconds: float, rate: float) -> Iterator[View]:
+def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
     """The view that fits where the output goes."""
     if output.machine or not sys.stdout.isatty():
         yield _Lines(output)
@@ -49,7 +49,7 @@ class _Lines:
     def __init__(self, output: Output) -> None:
         self._output = output
 
-    def show(self, sight: Sight) -> None:
+    def show(self, sight: DemoState) -> None:
         batch = f"{sight.batch_ms[-1]} ms" if sight.batch_ms else "-"
         lag = " ".join(f"{queue}:{count}" for queue, count in sight.lag.items())
         text = (
@@ -68,14 +68,14 @@ class _Picture:
         self._live = live
         self._title = f"rocketmq-spark demo: {rate:g} orders a second for {seconds:g} s"
 
-    def show(self, sight: Sight) -> None:
+    def show(self, sight: DemoState) -> None:
         from rich.live import Live
 
         assert isinstance(self._live, Live)
         self._live.update(_picture(self._title, sight), refresh=True)
 
 
-def _picture(title: str, sight: Sight) -> Group:
+def _picture(title: str, sight: DemoState) -> Group:
     from rich.columns import Columns
     from rich.console import Group
     from rich.table import Table

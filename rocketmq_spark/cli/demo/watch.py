@@ -22,7 +22,7 @@ OBSERVED = "totals"
 
 
 @dataclass(slots=True)
-class Sight:
+class DemoState:
     """The demo at one moment. ``sent`` and ``phase`` are filled in by whoever writes the orders."""
 
     phase: str = "starting"
@@ -53,11 +53,11 @@ class Sight:
         }
 
 
-class Watch:
-    """Keeps a ``Sight`` up to date. Not for several threads."""
+class DemoWatch:
+    """Keeps a ``DemoState`` up to date. Not for several threads."""
 
     def __init__(self, made: Stage, query: StreamingQuery) -> None:
-        self.sight = Sight()
+        self.sight = DemoState()
         self._query = query
         self._topic = made.orders
         options = options_table.parse({"name_server": made.name_server}).for_role("batch source")
@@ -67,7 +67,7 @@ class Watch:
         self._progress: dict[tuple[int, str], StreamingQueryProgress] = {}
         self._positions: Mapping[MessageQueue, int] = {}
 
-    def look(self) -> Sight:
+    def look(self) -> DemoState:
         """Ask Spark and the broker. A broker that does not answer leaves its numbers as they were."""
         self._ask_spark()
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import Command
+from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, shown, width_of, wrapped
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _INDENT = 8
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("server", metavar="[NAME_SERVER]", required=False)
 @click.option("--topic", "topics", multiple=True, help="A topic that is read or written (may be repeated).")
 @click.option("--group", metavar="NAME", help="A consumer group that reads.")

@@ -252,7 +252,7 @@ def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
     yield _kept(client, check, positions.look(client, there))
 
 
-def _kept(client: Client, whose: str, look: positions.Look) -> Finding:
+def _kept(client: Client, whose: str, look: positions.QueuePositions) -> Finding:
     """Next to the shortest time for which one of the brokers keeps messages."""
     if look.errors:
         return failed(whose, look.errors[0], "Look at the broker")

@@ -11,14 +11,14 @@ from rocketmq_spark.codes import CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Perm
 from rocketmq_spark.errors import AccessDenied, RocketMQError
 from rocketmq_spark.lag import QueueLag, total
 from rocketmq_spark.model import Filter, TopicRoute
-from rocketmq_spark.source.drift import Drift, State
+from rocketmq_spark.source.drift import Drift, DriftState
 
 _TYPE = "message.type"
 # A reader that is further behind than this share of the time for which messages are kept is close to losing some.
 _CLOSE = 0.5
 _WAITING = (
-    (State.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
-    (State.AWAY, "does not answer", "See what is said of the broker; nothing is lost while it is away"),
+    (DriftState.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
+    (DriftState.AWAY, "does not answer", "See what is said of the broker; nothing is lost while it is away"),
 )
 
 

@@ -5,10 +5,10 @@ import sys
 from rich.console import Console
 
 from rocketmq_spark.cli.demo.view import _batches, _Lines, _Picture, _picture, view
-from rocketmq_spark.cli.demo.watch import Sight
+from rocketmq_spark.cli.demo.watch import DemoState
 from rocketmq_spark.cli.output import Json, Text
 
-SIGHT = Sight(
+SIGHT = DemoState(
     phase="writing orders", elapsed_s=12.34, sent=6000, read=5800, totals_written=10, orders_aggregated=2500,
     lag={"broker-a/0": 120, "broker-a/1": 80}, batch_ms=[4000, 300, 600], window="2026-01-31T12:00:05.000Z",
     window_totals={"asia": (500, "1,234.50"), "africa": (480, "999.00")},
@@ -24,7 +24,7 @@ def test_one_plain_line(capsys):
 
 
 def test_before_the_first_batch(capsys):
-    _Lines(Text()).show(Sight())
+    _Lines(Text()).show(DemoState())
     assert "batch -, lag -" in capsys.readouterr().out
     assert _batches([]) == "batches: none yet"
 

@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark import Message
 from rocketmq_spark.cli.demo.stage import Stage
-from rocketmq_spark.cli.demo.watch import OBSERVED, Watch
+from rocketmq_spark.cli.demo.watch import OBSERVED, DemoWatch
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import Producer
 from rocketmq_spark.source.offsets import Offsets
@@ -42,7 +42,7 @@ class Query:
 @pytest.fixture
 def watch(rocketmq, make_topic, tmp_path):
     made = Stage(rocketmq.name_server, make_topic(queues=2), make_topic(queues=1), tmp_path, None)
-    return made, Query(), lambda query: Watch(made, query)
+    return made, Query(), lambda query: DemoWatch(made, query)
 
 
 def test_progress_is_summed_over_batches_and_none_counts_twice(watch):

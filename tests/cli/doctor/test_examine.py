@@ -18,7 +18,7 @@ from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import examine
 from rocketmq_spark.cli.doctor.examine import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level
-from rocketmq_spark.cli.positions import Look
+from rocketmq_spark.cli.positions import QueuePositions
 from rocketmq_spark.codes import Request
 from rocketmq_spark.lag import QueueLag
 from rocketmq_spark.localbroker import LocalBroker
@@ -258,7 +258,7 @@ class TestOfReaders:
             return {} if said is None else {"fileReservedTime": said}
 
         client: Any = SimpleNamespace(admin=SimpleNamespace(broker_config=told))
-        look = Look([QueueLag(MessageQueue("t", name, 0), 0, 7, 7) for name in hours])
+        look = QueuePositions([QueueLag(MessageQueue("t", name, 0), 0, 7, 7) for name in hours])
         found = examine._kept(client, "group g", look)
         assert (found.level, found.found) == (Level.OK, f"0 messages behind{kept}")
 

@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark import options, session
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import running
-from rocketmq_spark.consumer.consumer import Consumer
+from rocketmq_spark.consumer.consumer import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import ConnectionLost
@@ -78,16 +78,16 @@ class Members:
         self.group = f"g-{topic}"
         self.lock = threading.Lock()
         self.got: list[tuple[str, ReceivedMessage]] = []
-        self.all: list[Consumer] = []
+        self.all: list[BaseConsumer] = []
 
-    def make(self, **settings: Any) -> Consumer:
+    def make(self, **settings: Any) -> BaseConsumer:
         """A member that does not run yet; its connections are its own, so that it has a client id."""
         own = options.parse({"nameServer": self.mq.name_server, "connectTimeout": 3000 + next(_numbers)})
         chosen = {"group": self.group, "consume_from": EARLIEST, **settings}
-        self.all.append(Consumer(session.member(own.for_role("producer")), ConsumerSettings(**chosen)))
+        self.all.append(BaseConsumer(session.member(own.for_role("producer")), ConsumerSettings(**chosen)))
         return self.all[-1]
 
-    def start(self, listener: Callable[..., Any] = lambda messages, context: None, **settings: Any) -> Consumer:
+    def start(self, listener: Callable[..., Any] = lambda messages, context: None, **settings: Any) -> BaseConsumer:
         consumer = self.make(**settings)
         consumer.subscribe(self.topic)
 
@@ -112,7 +112,7 @@ class Members:
         with self.lock:
             return [message.body.decode() for _, message in self.got]
 
-    def owned(self, consumer: Consumer) -> int:
+    def owned(self, consumer: BaseConsumer) -> int:
         """How many queues of the topic it has."""
         assert consumer._running is not None
         return sum(held.queue.topic == self.topic for held in consumer._running.held.owned())

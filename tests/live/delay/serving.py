@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from rocketmq_spark.clock import Deadline, wait_until
-from rocketmq_spark.delay.node import Place, open_node
+from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_spark import ROOT
 
@@ -25,7 +25,7 @@ class Node:
 
     def __init__(self, folder: Path, **options: object) -> None:
         self.step_s = 0.0
-        place = Place(folder, now_ms=lambda: int(1000 * (time.time() + self.step_s)))
+        place = NodeSettings(folder, now_ms=lambda: int(1000 * (time.time() + self.step_s)))
         self.service = open_node(place, **options)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self.service.run, args=(self._over,))

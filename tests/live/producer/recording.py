@@ -11,7 +11,7 @@ from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 
 
@@ -48,8 +48,8 @@ class RecordingSender(RemotingSender):
         self.sends.append((time.monotonic(), queue, request))
 
 
-def recorded(name_server: str, **settings: Any) -> tuple[Producer, RecordingSender]:
+def recorded(name_server: str, **settings: Any) -> tuple[BaseProducer, RecordingSender]:
     """A producer and the record of what it sends."""
     client = session.client(options.parse({"nameServer": name_server}).for_role("producer"))
     sender = RecordingSender(client)
-    return Producer(sender, ProducerSettings(**{"group": "g_live", "send_timeout_s": 10.0, **settings})), sender
+    return BaseProducer(sender, ProducerSettings(**{"group": "g_live", "send_timeout_s": 10.0, **settings})), sender

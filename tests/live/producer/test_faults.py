@@ -16,7 +16,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer.faults import FaultTables
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.wire import rpc
 from tests.helpers import indexed, killed, total
 from tests.live.producer.recording import RecordingSender, recorded
@@ -58,14 +58,14 @@ def frozen(pair: LocalBroker) -> Iterator[Any]:
         timer.join()
 
 
-def send_for(producer: Producer, topic: str, seconds: float) -> None:
+def send_for(producer: BaseProducer, topic: str, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         assert producer.send(Message(topic, b"x")).status is SendStatus.SEND_OK
         time.sleep(0.02)
 
 
-def send_until(producer: Producer, topic: str, condition: Callable[[], object], what: str) -> None:
+def send_until(producer: BaseProducer, topic: str, condition: Callable[[], object], what: str) -> None:
     """Sends, at least once, until ``condition`` holds; ``what`` is said where that takes longer than a minute."""
     until = time.monotonic() + 60
     send_for(producer, topic, 0.1)
@@ -74,7 +74,7 @@ def send_until(producer: Producer, topic: str, condition: Callable[[], object], 
         send_for(producer, topic, 0.1)
 
 
-def send_until_second(producer: Producer, sender: RecordingSender, broker: str, topic: str) -> None:
+def send_until_second(producer: BaseProducer, sender: RecordingSender, broker: str, topic: str) -> None:
     """Sends until ``broker`` was tried a second time."""
     send_until(producer, topic, lambda: sender.brokers().count(broker) >= 2, "it is not tried again")
 
@@ -85,7 +85,7 @@ def gap_after_first(sender: RecordingSender, broker: str) -> float:
     return second - first
 
 
-def slow_sends(producer: Producer) -> list[str]:
+def slow_sends(producer: BaseProducer) -> list[str]:
     """Brokers of the sends that are slow enough to isolate, filled as they happen."""
     found: list[str] = []
     producer.add_hook(after=lambda c: found.append(c.queue.broker_name) if c.latency_ms >= 550 else None)

@@ -19,7 +19,7 @@ from rocketmq_spark.model import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.encoding import batch_request
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import Outgoing
-from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.timer import Timer
@@ -30,11 +30,11 @@ from tests.witness import JavaPeer
 
 
 @pytest.fixture
-def producers(rocketmq: LocalBroker) -> Iterator[Callable[..., tuple[Producer, RecordingSender]]]:
+def producers(rocketmq: LocalBroker) -> Iterator[Callable[..., tuple[BaseProducer, RecordingSender]]]:
     """Makes producers that record what they send; closed after the test."""
-    made: list[Producer] = []
+    made: list[BaseProducer] = []
 
-    def make(**settings: Any) -> tuple[Producer, RecordingSender]:
+    def make(**settings: Any) -> tuple[BaseProducer, RecordingSender]:
         producer, sender = recorded(rocketmq.name_server, **settings)
         made.append(producer)
         return producer, sender
@@ -65,7 +65,7 @@ def test_11_15_a_queue_may_be_named_in_the_first_send_of_a_client(
     fresh = session._wire(one)  # of which nobody asked anything
     queue, message = MessageQueue(rocketmq_topic, rocketmq.brokers[0], 5), Message(rocketmq_topic, b"x")
     settings = ProducerSettings(group="g_live", auto_batch=mode == "auto batch")
-    with Producer(fresh.sender, settings) as producer:
+    with BaseProducer(fresh.sender, settings) as producer:
         if mode in ("sync", "auto batch"):
             assert producer.send(message, queue=queue).queue == queue
         elif mode == "async":
