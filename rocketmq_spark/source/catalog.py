@@ -140,7 +140,7 @@ class Catalog:
             try:
                 return self._note(retry.run(self._ask))
             except RouteNotFound as e:
-                if e.topic is None:
+                if e.topic is None or e.broker_code is None:  # no topic matches, or a route without read permission
                     raise
                 if self._options.subscribe_pattern is not None and e.topic not in self._had:
                     self._matched = (0.0, ())
@@ -285,9 +285,10 @@ class Catalog:
         named = self._options.subscribe_pattern is None
         kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
         self.known_routes = {**kept, **routes}
-        wanted = [queue for route in routes.values() for queue in filters.readable(self._options, route, tolerant)]
+        read = () if self._expected is None else self._expected.positions
+        wanted = [q for route in routes.values() for q in filters.readable(self._options, route, tolerant, read)]
         there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
-        wanted = self._covered(wanted, {queue.topic for queue in wanted} if tolerant else self._had, there)
+        wanted = self._covered(wanted, routes if tolerant else self._had, there)
         # Statistics are the master's as long as there is one, wherever messages are read.
         read_from = "master" if self._options.read_from == "master" else "hint"
         forgotten: dict[tuple[str, str], RocketMQError] = {}

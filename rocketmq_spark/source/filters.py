@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
@@ -308,22 +308,29 @@ def with_known(options: Options, topics: tuple[str, ...], known: Collection[str]
     )
 
 
-def readable(options: Options, route: TopicRoute, tolerant: bool) -> list[MessageQueue]:
-    """The queues of a topic that are read. What is missing of them is an error, unless ``tolerant``."""
+def readable(
+    options: Options, route: TopicRoute, tolerant: bool, known: Container[MessageQueue] = ()
+) -> list[MessageQueue]:
+    """The queues of a topic that are read. What is missing of them is an error, unless ``tolerant``.
+
+    ``known`` are queues that were read before: one of these that is assigned and whose broker left the route is waited for.
+    """
     if route.static:
         raise OptionError(
             f"topic {route.topic!r} is a static topic (logical queues mapped over brokers), which cannot be read",
             remedy="Name topics with ordinary queues",
         )
-    queues = route.readable()
+    queues, left = route.readable(), set[MessageQueue]()
     if options.assign:
         mine = {queue for queue in options.assign if queue.topic == route.topic}
         absent = mine - set(queues)
-        if absent and not tolerant:
-            raise OptionError(f"option 'assign' names queues that do not exist: {listed(absent)}")
+        unknown = {queue for queue in absent if queue not in known}
+        if unknown and not tolerant:
+            raise OptionError(f"option 'assign' names queues that do not exist: {listed(unknown)}")
+        left = {queue for queue in absent if queue.broker_name not in route.brokers}
         queues = sorted(mine & set(queues))
-    if not queues and not tolerant:
-        raise RouteNotFound("no queue of the topic may be read: no read permission", remedy=f"Topic: {route.topic}")
+    if not queues and not left and not tolerant:
+        raise RouteNotFound("no queue of the topic may be read: no read permission", topic=route.topic)
     return queues
 
 

@@ -194,7 +194,7 @@ class Stream:
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what is there now, and no further. What is missing is waited for when positions are known."""
-        if by_position(self._options):  # which queues these are is known with the positions
+        if by_position(self._options) or self._options.assign:  # which queues these are is known with the positions
             self._to_freeze = True
             return
         try:

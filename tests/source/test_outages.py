@@ -11,7 +11,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.clock import Clock
 from rocketmq_spark.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError
+from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.source.planner import TriggerLimits
 from rocketmq_spark.source.stream import Stream
@@ -359,6 +359,71 @@ def test_an_environment_counts_among_all_queues_of_a_topic_and_not_among_assigne
             OptionError, match=f"'assign' names {others}, which environment '{environment}' does not own"
         ):
             start(environment, *numbers)
+
+
+def test_an_assigned_queue_whose_broker_leaves_the_route_is_waited_for_in_an_environment_too(scripted):
+    """Of the queues that are left there, the environment has none."""
+    both = route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}})
+    scripted.on(ROUTE, both)
+    scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
+    layout = '{"one":{"broker-a":[0]},"two":{"broker-b":[0]}}'
+    given = {
+        **QUICK,
+        "subscribe": None,
+        "assign": {"t": {"broker-a": [0]}},
+        "environment": "one",
+        "environments": layout,
+    }
+    run = Run(scripted.address, startingOffsets="earliest", routeRefresh=0, **given)
+    run.offset = run.ahead()
+    scripted.on(ROUTE, route({"broker-b": {0: scripted.address}}))
+    for _ in range(3):
+        assert positions(run.latest()) == {A: 20}
+    scripted.on(STATS, stats({A: (5, 25), B: (0, 70)}))
+    scripted.on(ROUTE, both)
+    eventually(lambda: positions(run.latest()) == {A: 25})
+
+
+def test_a_run_that_goes_on_waits_for_an_assigned_queue_whose_broker_left_the_route(scripted, caplog):
+    """One that there are no positions of may be a slip of the pen."""
+    both = route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}})
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}))
+    scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
+    given = {**QUICK, "subscribe": None, "assign": {"t": {"broker-a": [0], "broker-b": [0]}}}
+    logged = json.dumps({"topics": {"t": {"broker-a": {"0": 6}, "broker-b": {"0": 60}}}, "v": 1})
+    run = Run(scripted.address, logged, routeRefresh=0, **given)
+    assert positions(run.ahead()) == {A: 20, B: 60}
+    assert "the stream waits for queues that it cannot read now: t/broker-b/0" in caplog.text
+    to_the_end = Run(scripted.address, logged, available_now=True, routeRefresh=0, **given)
+    assert positions(to_the_end.latest()) == {A: 20, B: 60}
+    assert "the run ends without queues that it cannot read now: t/broker-b/0" in caplog.text
+    scripted.on(ROUTE, both)
+    eventually(lambda: positions(run.latest()) == {A: 20, B: 70})
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}))
+    for begin in (None, log(6)):
+        session.close_all()
+        with pytest.raises(OptionError, match="option 'assign' names queues that do not exist: t/broker-b/0"):
+            Run(scripted.address, begin, **given).latest()
+
+
+def test_a_run_that_goes_on_waits_for_the_read_permission_of_its_topic(scripted):
+    """What starts anew is told at once."""
+    shut, there = (route({"broker-a": {0: scripted.address}}, perm=perm) for perm in (2, 6))
+    scripted.on(ROUTE, [shut, shut, shut, there])
+    run = Run(scripted.address, log(6), routeRefresh=0, **QUICK)
+    assert positions(run.ahead()) == {A: 20}
+    scripted.on(ROUTE, shut)
+    for begin in (
+        lambda: Run(scripted.address, startingOffsets="earliest", **QUICK),
+        lambda: Run(scripted.address, log(6), readDeadline="300ms", **QUICK).latest(),
+        lambda: Run(scripted.address, log(6), available_now=True, readDeadline="300ms", **QUICK).latest(),
+    ):
+        session.close_all()
+        with pytest.raises(
+            RouteNotFound, match=r"no queue of the topic may be read: no read permission.*topic t"
+        ) as caught:
+            begin()
+        assert "Create it" not in str(caught.value)
 
 
 # --- what is said
