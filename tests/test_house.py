@@ -498,8 +498,3 @@ def test_public_names_can_be_imported():
         assert getattr(package, name).__doc__, name
     for module, name in (("queues.allocation", "allocate"), ("queues.selection", "select"), ("testing", "rocketmq")):
         assert hasattr(importlib.import_module(f"rocketmq_spark.{module}"), name)
-
-
-def test_a_public_class_name_stands_for_one_class():
-    names = Counter(n.name for m in modules() for n in m.tree.body if isinstance(n, ast.ClassDef) and n.name[0] != "_")
-    assert [name for name, count in names.items() if count > 1] == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 import rocketmq_spark
 from rocketmq_spark.errors import OptionError
+from tests.test_house import modules
 
 # Which docstring describes the arguments that a method shares with another one.
 _SHARED = re.compile(r"arguments are those of ``(\w+)``")
@@ -133,3 +136,10 @@ def test_programs_are_checked_by_type(tmp_path: Path) -> None:
     told = _checked(tmp_path, 'Producer("h:1", "g", send_timeot=3)\nConsumer("h:1", "g", ordered=[1])')
     assert 'Unexpected keyword argument "send_timeot" for "Producer"; did you mean "send_timeout"?' in told
     assert 'Argument "ordered" to "Consumer" has incompatible type "list[int]"; expected "bool | str"' in told
+
+
+def test_a_public_class_name_stands_for_one_class() -> None:
+    classes = [node.name for module in modules() for node in module.tree.body if isinstance(node, ast.ClassDef)]
+    names = Counter(name for name in classes if not name.startswith("_"))
+    assert len(names) > 400
+    assert [name for name, count in names.items() if count > 1] == []
