@@ -300,11 +300,11 @@ class Assigned:
     def told(self, ask: Ask, answer: PullAnswer, wanted: Filter = NO_FILTER) -> bool:
         """Take an answer; False when nobody wants it any more."""
         place = self._current(ask)
-        if place is None or ask.offset != place.pull_at:
-            return False
         if answer.reset:
             self.reset(ask, answer.next_offset)
-            return True
+            return ask.queue in self.places
+        if place is None or ask.offset != place.pull_at:
+            return False
         if place.retry_at:  # a broker that was away may have lost what it was told last
             place.retry_at, place.committed = 0.0, None
         place.asked = False
@@ -345,8 +345,8 @@ class Assigned:
         """It waits to be polled."""
 
     def reset(self, ask: Ask, offset: int) -> None:
-        """An operator moved the group: as ``seek``, unless nobody wants the answer any more."""
-        if self._current(ask) is not None:
+        """An operator moved the group: as ``seek``, also where nobody else wants that answer, for no other pull is told."""
+        if ask.queue in self.places:
             self.seek(ask.queue, offset)
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:

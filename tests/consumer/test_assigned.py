@@ -218,7 +218,11 @@ def test_what_was_pulled_before_an_operators_reset_is_neither_given_nor_committe
     one.finish()
     assert one.to_commit() == {A: 70}
     assert [due.offset for due in one.due(0.0)] == [70]
-    assert not one.told(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 0, 0, 99, reset=True)), "it went elsewhere since"
+    one.seek(A, 20)
+    assert one.told(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True)), "no other pull is told"
+    assert [due.offset for due in one.due(0.0)] == [30]
+    one.assign({B: None})
+    assert not one.told(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True))
 
 
 def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:
