@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.errors import DecodeError, LocalProtocolError
 from rocketmq_spark.grpc_proxy.facts import Encoding
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds
 from rocketmq_spark.model import MessageQueue
@@ -28,7 +28,7 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
     if system.body_encoding == Encoding.GZIP:
         try:
             body = unpack(body)
-        except DecodeError as e:
+        except (DecodeError, LocalProtocolError) as e:  # damaged, or of a codec that is not installed here
             why = str(e)
     return PoppedMessage(
         topic=topic,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 
@@ -11,6 +12,7 @@ from rocketmq_spark.grpc_proxy.protos import proto, set_ms, set_seconds
 from rocketmq_spark.grpc_proxy.received import policy, popped
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.proxied import unpack
+from rocketmq_spark.wire import compression
 
 
 def message(**system: object):
@@ -97,3 +99,14 @@ def test_of_pauses_without_end_the_first_are_taken():
     for _ in range(5000):
         set_seconds(settings.backoff_policy.customized_backoff.next.add(), 1)
     assert policy(settings).pauses_s == (1.0,) * 100
+
+
+def test_a_body_whose_codec_is_not_installed_comes_raw_and_says_what_to_install(monkeypatch):
+    """Its neighbours in the answer are handed out all the same."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    compression._arrow.cache_clear()
+    made = message(body_encoding=Encoding.GZIP)
+    made.body = b"\x04\x22\x4d\x18rest"
+    found = popped(made, "t", ("broker-a", "h:1"), unpack)
+    assert found.body == made.body
+    assert "pip install 'pyarrow" in found.decode_error
