@@ -214,7 +214,7 @@ class Polls:
         with self._changed:
             if isinstance(answer, RocketMQError):
                 self._failed(ask, answer)
-            elif wanted != self._subscriptions.filter(ask.queue.topic):
+            elif not answer.reset and wanted != self._subscriptions.filter(ask.queue.topic):
                 self._assigned.not_made([ask])
             elif self._assigned.told(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
                 why = "is reset by its broker" if answer.reset else "is not there"

@@ -127,6 +127,9 @@ class Pulling:
     def _landed(
         self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError
     ) -> None:
+        reset = isinstance(answer, PullAnswer) and answer.reset
+        if reset:  # which a broker tells one pull only: it is for whatever has the queue now
+            queue = self._held.queues.get(queue.queue, queue)
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
@@ -138,12 +141,12 @@ class Pulling:
             self._replicas[queue.queue] = answer.broker_id
             self._complaints = {known for known in self._complaints if known[0] != queue.queue.broker_name}
             now = self._subscribed(queue.queue.topic)
-            if now is None or now.since_ms != wanted.since_ms:
+            if not reset and (now is None or now.since_ms != wanted.since_ms):
                 self._pull(queue, offset)  # the answer may have passed over what is wanted now
                 return
         then = flow.after(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
         if then.repair is not None:
-            why = "is reset by its broker" if isinstance(answer, PullAnswer) and answer.reset else "is not to be had"
+            why = "is reset by its broker" if reset else "is not to be had"
             logger.warning("offset %d of %s %s; it goes on at %d", offset, queue.queue, why, then.repair)
             self._repair(queue, then.repair)
             return

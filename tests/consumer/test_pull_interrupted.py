@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
 from rocketmq_spark.membership import ResetOffsets
-from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.timer import Timer
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, as_rows, bodies, made, message
 from tests.consumer.reads import COUNT, Reads
@@ -294,6 +294,20 @@ def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
 
 
 # --- resets, forks
+
+
+def test_a_reset_that_a_pull_by_an_older_filter_is_told_of_is_followed(
+    fake: FakeMember, consumer: BasePullConsumer
+) -> None:
+    """Brokers tell it to one pull only."""
+    fake.add(A, 9)
+    consumer.subscribe("t", tags="rare")
+    consumer.poll(AT_ONCE)
+    ((request, done),) = [waiting for waiting in fake.waiting if waiting[0].queue == A]
+    fake.waiting.remove((request, done))
+    consumer.subscribe("t")
+    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, 7, 0, 9, reset=True))
+    assert bodies(consumer.poll(AT_ONCE)) == [7, 8]
 
 
 def test_an_offset_from_before_a_reset_does_not_come_after_it(fake: FakeMember, consumer: BasePullConsumer) -> None:

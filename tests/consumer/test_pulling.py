@@ -6,7 +6,7 @@ from rocketmq_spark.clock import Deadline
 from rocketmq_spark.codes import Response
 from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import BrokerBusy, BrokerError, CallTimeout, GroupNotFound, RocketMQError
-from rocketmq_spark.model import Filter, PullRequest
+from rocketmq_spark.model import Filter, PullAnswer, PullRequest, PullStatus
 from tests.consumer.group import RARE, Done, FakeMember, GroupBench
 from tests.queues import q, qs
 
@@ -211,6 +211,26 @@ def test_what_comes_when_another_filter_is_set_is_asked_for_by_that_one(
     assert got == [b"1", b"2"]
     group.time.advance(10)
     assert group.brokers.offsets[A] == 2
+
+
+@pytest.mark.parametrize("change", ["filter", "left and taken up again"])
+def test_a_reset_that_a_pull_from_before_a_change_is_told_of_is_followed(group: GroupBench, change: str) -> None:
+    """Brokers tell it to one pull only, whichever is under way."""
+    group.brokers.send(A, *(b"%d" % i for i in range(9)))
+    consumer, _ = group.consumer()
+    consumer.subscribe("T", tags=RARE)
+    got: list[bytes] = []
+    consumer.start(lambda messages, context: got.extend(message.body for message in messages))
+    group.time.advance(2)
+    ((_, done),) = [entry for entry in group.brokers.parked if entry[0].queue == A]
+    if change != "filter":
+        consumer.unsubscribe("T")
+    consumer.subscribe("T")
+    group.time.advance(2)
+    assert got == []
+    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, 7, 0, 9, reset=True))
+    group.time.advance(60)
+    assert (got, group.brokers.offsets[A]) == ([b"7", b"8"], 9)
 
 
 def test_an_answer_that_comes_after_a_topic_was_left_and_taken_up_again_is_asked_for_again(group: GroupBench) -> None:
