@@ -73,7 +73,7 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
             held.append((self._bytes, len(self._answers)))
 
     monkeypatch.setattr(reading, "decode_leniently", counted)
-    monkeypatch.setattr(reading, "Held", Watched)
+    monkeypatch.setattr(reading, "HeldAnswers", Watched)
     shown, queues = [], 8
     for message in reader().messages():
         shown.append(int(message.body[:3]))
