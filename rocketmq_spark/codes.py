@@ -28,7 +28,7 @@ class SerializeType(enum.IntEnum):
     ROCKETMQ = 1
 
 
-class Language(enum.IntEnum):
+class LanguageCode(enum.IntEnum):
     """The peer's implementation language, one byte in a binary header and a name in a JSON one."""
 
     JAVA = 0

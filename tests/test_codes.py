@@ -4,12 +4,12 @@ import ast
 import inspect
 
 from rocketmq_spark import codes, errors
-from rocketmq_spark.codes import Language, Property, Request, Response, SysFlag
+from rocketmq_spark.codes import LanguageCode, Property, Request, Response, SysFlag
 from tests.harness import vectors
 
 
 def test_no_number_has_two_names():
-    for numbers in (Request, Response, Language, codes.SerializeType):
+    for numbers in (Request, Response, LanguageCode, codes.SerializeType):
         assert len(numbers.__members__) == len(set(numbers)), numbers
 
 
@@ -31,7 +31,7 @@ def test_a_connectors_own_property_is_not_reserved():
 
 def test_languages_are_those_of_the_frames():
     for case in vectors("remoting_frames"):
-        assert Language[case["language"]] == case["language_code"]
+        assert LanguageCode[case["language"]] == case["language_code"]
 
 
 def test_answers_of_a_live_broker_have_names():

@@ -53,12 +53,13 @@ class Target:
     def producer(self, **more: object) -> BaseProducer:
         from rocketmq_spark import options
         from rocketmq_spark.queues.environment import by_position, position_problem
+        from rocketmq_spark.session import Producer
 
         given = {"group": GROUP, **self.settings(), **more}
         parsed = options.parse(given)
         if by_position(parsed):
             raise OptionError(position_problem(parsed, "a command does not know what those counted that sent before"))
-        return BaseProducer(**given)
+        return Producer(**given)
 
     def say_environment(self, output: Output) -> None:
         """Which one the command stays in, if it does."""

@@ -1,4 +1,4 @@
-"""A consumer that asks for messages and acknowledges each by itself: Java's ``BaseSimpleConsumer``, over the port ``PopMember``.
+"""A consumer that asks for messages and acknowledges each by itself: Java's ``SimpleConsumer``, over the port ``PopMember``.
 
 It has no queues and needs no rebalance: whatever number of them is in a group, each message is handed to one, and to another
 one if it is not acknowledged in time.

@@ -277,7 +277,7 @@ class ClientType(enum.IntEnum):
     SIMPLE_CONSUMER = 3
 
 
-class ProxyLanguage(enum.IntEnum):
+class Language(enum.IntEnum):
     PYTHON = 6
 
 
@@ -289,5 +289,5 @@ ENUMS: tuple[type[enum.IntEnum], ...] = (
     AddressScheme,
     Encoding,
     ClientType,
-    ProxyLanguage,
+    Language,
 )

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
 from rocketmq_spark.grpc_proxy.endpoints import Endpoints
-from rocketmq_spark.grpc_proxy.facts import AddressScheme, Code, ProxyLanguage, Rpc
+from rocketmq_spark.grpc_proxy.facts import AddressScheme, Code, Language, Rpc
 from rocketmq_spark.grpc_proxy.metadata import Keys, metadata
 from rocketmq_spark.grpc_proxy.protos import proto
 
@@ -51,7 +51,7 @@ class Proxy:
             for address in access.addresses
         }
         self._agent = proto("UA")(
-            language=ProxyLanguage.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
+            language=Language.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
         )
 
     @property

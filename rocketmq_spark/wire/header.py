@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocketmq_spark.codes import MAX_FRAME_BYTES, VERSION, Flag, Language, SerializeType
+from rocketmq_spark.codes import MAX_FRAME_BYTES, VERSION, Flag, LanguageCode, SerializeType
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 
 Bytes = bytes | memoryview
@@ -27,8 +27,8 @@ _FIXED = struct.Struct(">hBhii")  # code, language, version, opaque, flag
 _INT = struct.Struct(">i")
 _KEY = struct.Struct(">h")
 
-_LANGUAGE_NAMES = {language.value: language.name for language in Language}
-_LANGUAGES = {language.name: language.value for language in Language}
+_LANGUAGE_NAMES = {language.value: language.name for language in LanguageCode}
+_LANGUAGES = {language.name: language.value for language in LanguageCode}
 
 _quote = json.encoder.encode_basestring
 
@@ -43,7 +43,7 @@ class Command:
     opaque: int = 0
     flag: int = 0
     remark: str | None = None
-    language: int = Language.PYTHON
+    language: int = LanguageCode.PYTHON
     version: int = VERSION
 
     @property
@@ -108,7 +108,7 @@ def _encode_json(command: Command) -> bytes:
     ext = ",".join([f"{_quote(name)}:{_quote(value)}" for name, value in command.ext.items()])
     ext = f'"extFields":{{{ext}}},' if ext else ""
     remark = f'"remark":{_quote(command.remark)},' if command.remark is not None else ""
-    language = _LANGUAGE_NAMES.get(command.language, Language.OTHER.name)
+    language = _LANGUAGE_NAMES.get(command.language, LanguageCode.OTHER.name)
     return (
         f'{{"code":{int(command.code)},{ext}"flag":{int(command.flag)},"language":"{language}",'
         f'"opaque":{int(command.opaque)},{remark}"serializeTypeCurrentRPC":"JSON","version":{int(command.version)}}}'
@@ -130,7 +130,7 @@ def _decode_json(header: bytes, body: Bytes) -> Command:
         opaque=_int32(fields["opaque"]),
         flag=_int32(fields.get("flag") or 0),
         remark=None if remark is None else _text(remark),
-        language=_LANGUAGES.get(_text(fields.get("language")), Language.OTHER),
+        language=_LANGUAGES.get(_text(fields.get("language")), LanguageCode.OTHER),
         version=_int32(fields.get("version") or 0),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from rocketmq_spark.codes import MAX_FRAME_BYTES, Flag, Language, SerializeType
+from rocketmq_spark.codes import MAX_FRAME_BYTES, Flag, LanguageCode, SerializeType
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Command, decode, encode, encode_header
 from tests import strategies
@@ -63,7 +63,7 @@ def test_live_frames_are_read(case):
         request = decode(unhex(case["request"])[4:])
         assert request.opaque == response.opaque
         assert not request.is_response
-        assert request.language == Language.PYTHON
+        assert request.language == LanguageCode.PYTHON
 
 
 @given(strategies.commands)
@@ -97,7 +97,7 @@ def test_what_servers_tolerate_we_tolerate():
     frame = json_frame(
         {"code": "7", "opaque": "8", "extFields": {"n": 5, "b": True, "x": None}, "language": "COBOL", "new": [{}]}
     )
-    assert decode(frame) == Command(7, {"n": "5", "b": "true"}, opaque=8, language=Language.OTHER, version=0)
+    assert decode(frame) == Command(7, {"n": "5", "b": "true"}, opaque=8, language=LanguageCode.OTHER, version=0)
     assert decode(json_frame({"code": 1, "opaque": 2, "extFields": None})).ext == {}
 
 
