@@ -194,9 +194,7 @@ def _tls(options: Options) -> TlsSettings | None:
 def _parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
     """Options of a public constructor; None is what is not given."""
     given = {"name_server": name_server, "group": group, **keywords}
-    return options_table.parse(
-        {name: value for name, value in given.items() if value is not None}, keywords=True
-    ).for_role(role)
+    return options_table.parse(given, keywords=True).for_role(role)
 
 
 class Producer(engine.BaseProducer):

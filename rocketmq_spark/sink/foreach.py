@@ -56,8 +56,7 @@ def write_rocketmq(df: DataFrame, name_server: str | None = None, **options: Unp
 
 
 def _options(name_server: str | None, options: Mapping[str, object]) -> Options:
-    given = dict(options) if name_server is None else {"name_server": name_server, **options}
-    return options_table.parse(given, keywords=True).for_role("sink")
+    return options_table.parse({"name_server": name_server, **options}, keywords=True).for_role("sink")
 
 
 class ForeachBatchWriter:
