@@ -109,8 +109,9 @@ class Backlog:
         return True
 
     def reset(self, ask: Ask, offset: int) -> None:
-        if (place := self._current(ask)) is not None:
-            self.repair(place.held, offset)
+        """An operator moved the group: for whatever has the queue now, since no other pull is told."""
+        if (queue := self._held.queues.get(ask.queue)) is not None:
+            self.repair(queue, offset)
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
         for ask in asks:

@@ -13,11 +13,15 @@ import pytest
 from rocketmq_spark.clock import Deadline
 from rocketmq_spark.consumer import ahead, backlog
 from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.assigned import Ask
+from rocketmq_spark.consumer.backlog import Backlog
 from rocketmq_spark.consumer.consumer import BaseConsumer
 from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
+from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire import messages
 from tests.consumer.group import FakeBrokers, FakeMember
 from tests.consumer.reads import COUNT, Reads
@@ -107,6 +111,19 @@ def test_a_reset_that_a_read_ahead_is_told_of_is_followed(bench: Bench) -> None:
     consumer.stop(WAIT_S)
     assert bench.brokers.offsets[A] == 2000
     assert 1500 not in bench.got[A]
+
+
+def test_a_reset_that_the_read_ahead_of_an_earlier_owner_is_told_of_is_followed() -> None:
+    """The queue was given up and came back while the read was under way; no other answer tells of the reset."""
+    held = MemberState(Thresholds(40, 1 << 20, 400))
+    reads = ReadAhead(Reads().begin, lambda *given: ())
+    behind = Backlog(ConsumerSettings(group="g"), held, Timer("t"), reads)
+    repaired: list[tuple[ProcessQueue, int]] = []
+    behind.repair = lambda queue, offset: repaired.append((queue, offset))
+    now = held.queues[A] = ProcessQueue(A)
+    behind.reset(Ask(A, 100, MASTER_ID, token=7), 5)
+    behind.reset(Ask(B, 100, MASTER_ID, token=8), 5)
+    assert repaired == [(now, 5)]
 
 
 def test_what_becomes_large_is_pulled_from_there_on(
