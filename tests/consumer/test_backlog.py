@@ -17,6 +17,7 @@ from rocketmq_spark.consumer.assigned import Ask
 from rocketmq_spark.consumer.backlog import Backlog
 from rocketmq_spark.consumer.consumer import BaseConsumer
 from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
