@@ -99,7 +99,7 @@ POINTS: dict[str, Callable[[State, State], bool]] = {
 # In turn; Spark logs a first batch also when there is nothing to read, so the first kill hits the query at "latest".
 _POINTS = zip(itertools.cycle(POINTS), itertools.cycle(["late", "early"]), strict=False)
 KILLED = list(itertools.islice(_POINTS, max(KILLS, len(POINTS))))
-FIRST, MANY = KILLED[:3], KILLED[:11]
+FIRST, EACH = KILLED[:3], KILLED[:6]
 
 
 @dataclass(slots=True)
@@ -192,7 +192,12 @@ def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
     [
         pytest.param(({}, None, KILLED), marks=soak, id="defaults, all kills"),
         pytest.param(({}, None, FIRST), id="defaults"),
-        pytest.param((low_latency_conf(), {"queue.type": "BatchCQ"}, MANY), id="low_latency_conf, batch topic"),
+        pytest.param(
+            (low_latency_conf(), {"queue.type": "BatchCQ"}, KILLED[:11]),
+            marks=soak,
+            id="low_latency_conf, batch topic, eleven kills",
+        ),
+        pytest.param((low_latency_conf(), {"queue.type": "BatchCQ"}, EACH), id="low_latency_conf, batch topic"),
     ],
 )
 def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(

@@ -101,6 +101,7 @@ def test_11_29_codec(brokers, capsys):
     assert len(found[f"codec {SIZE}"]) == 3
 
 
+@soak
 def test_11_29_quick(brokers, spark, capsys, monkeypatch):
     """What ``make bench QUICK=1`` measures of reading, writing and consuming; whole sections run in ``make soak``."""
     monkeypatch.setattr(harness, "ONLY", targets.QUICK)
