@@ -7,10 +7,10 @@ import time
 from benchmarks import harness, workload
 from benchmarks.harness import Case, Cpu, Found, Result
 from benchmarks.raw import range_reader, ranges_of
-from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.schema import BASIC
-from rocketmq_spark.encode.encoder import Encoder
-from rocketmq_spark.encode.identifiers import UniqueIds
+from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.pull.fetched import Fetched
 

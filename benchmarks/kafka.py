@@ -15,7 +15,7 @@ from typing import Self
 
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import distro
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.loopback import free_port

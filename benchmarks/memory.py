@@ -20,9 +20,9 @@ from rich.table import Table
 from benchmarks import harness, raw, read, workload
 from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.options import parse
-from rocketmq_spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink.task import TaskWriter
 
 # Bodies and how many of them; the largest that a stock broker takes are 4 MiB with their properties.
 TOPICS = {"100 B": (100, 500_000), "1 KiB": (1024, 200_000), "4 MiB": ((4 << 20) - 4096, 120)}

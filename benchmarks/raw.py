@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from benchmarks import harness, workload
 from benchmarks.harness import Result
 from rocketmq_spark import LocalBroker
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.decode.schema import BASIC
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, parse
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.session import puller, routes
-from rocketmq_spark.source.readers import RocketMQReader
+from rocketmq_spark.spark.source.readers import RocketMQReader
 
 _LENGTHS = struct.Struct(">II")
 _HEADER = re.compile(rb'\{"code":0,.*"nextBeginOffset":"(\d+)".*"opaque":(\d+)')

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rocketmq_spark import options, session
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.engine import Engine
@@ -28,7 +28,6 @@ from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Done, Store
-from rocketmq_spark.timer import Timer
 
 BODY = os.urandom(256)
 PROPERTIES = "UNIQ_KEY\x01" + "0" * 32 + "\x02WAIT\x01true\x02"

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from rocketmq_spark import LocalBroker, Message, Producer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Property, SysFlag
-from rocketmq_spark.encode.encoder import Encoder
-from rocketmq_spark.encode.identifiers import UniqueIds
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.options import parse

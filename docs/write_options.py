@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocketmq_spark import metrics
-from rocketmq_spark.options_page import errors_markdown, markdown, typed_keywords
+from options_page import errors_markdown, markdown, typed_keywords
+
+from rocketmq_spark.spark.monitoring import metrics
 
 HERE = Path(__file__).parent
 
@@ -18,5 +19,5 @@ if __name__ == "__main__":
     ):
         page = HERE / name
         page.write_text(page.read_text("utf-8").partition(heading)[0] + text, "utf-8")
-    types = HERE.parent / "rocketmq_spark" / "option_types.py"
+    types = HERE.parent / "rocketmq_spark" / "options" / "typed.py"
     types.write_text(typed_keywords(), "utf-8")

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocketmq_spark.delay import INNER_TOPIC, delayed
-from rocketmq_spark.delay.presence import present
+from rocketmq_spark.delay.stream import present
 
 CONF = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",

@@ -15,7 +15,7 @@ class DefaultSource(DataSource):
     """Stands in for ``RocketMQDataSource`` until Spark makes one."""
 
     def __new__(cls, options: dict[str, str]) -> Any:
-        from rocketmq_spark.datasource import RocketMQDataSource
+        from rocketmq_spark.spark.datasource import RocketMQDataSource
 
         return RocketMQDataSource(options)
 

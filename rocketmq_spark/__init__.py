@@ -8,36 +8,36 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_spark import workers
+from rocketmq_spark.spark import tuning
 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.result import Context, Listener, OrderedContext
     from rocketmq_spark.errors import RocketMQError
-    from rocketmq_spark.explained import explain
     from rocketmq_spark.localbroker import LocalBroker
-    from rocketmq_spark.metrics import MetricsListener
     from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
-    from rocketmq_spark.popped import PoppedMessage
-    from rocketmq_spark.registration import register
+    from rocketmq_spark.model.popped import PoppedMessage
     from rocketmq_spark.session import Consumer, Producer, PullConsumer, SimpleConsumer
-    from rocketmq_spark.sink.foreach import foreach_batch_writer, write_rocketmq
-    from rocketmq_spark.source.listener import GroupOffsetListener
-    from rocketmq_spark.source.progress import progress
-    from rocketmq_spark.tuning import low_latency_conf
+    from rocketmq_spark.spark.datasource import register
+    from rocketmq_spark.spark.explained import explain
+    from rocketmq_spark.spark.monitoring.listener import GroupOffsetListener
+    from rocketmq_spark.spark.monitoring.metrics import MetricsListener
+    from rocketmq_spark.spark.monitoring.progress import progress
+    from rocketmq_spark.spark.sink.foreach import foreach_batch_writer, write_rocketmq
+    from rocketmq_spark.spark.tuning import low_latency_conf
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Consumer": "session",
     "Context": "consumer.result",
-    "GroupOffsetListener": "source.listener",
+    "GroupOffsetListener": "spark.monitoring.listener",
     "Listener": "consumer.result",
     "LocalBroker": "localbroker",
     "Message": "model",
     "MessageQueue": "model",
-    "MetricsListener": "metrics",
+    "MetricsListener": "spark.monitoring.metrics",
     "OrderedContext": "consumer.result",
-    "PoppedMessage": "popped",
+    "PoppedMessage": "model.popped",
     "Producer": "session",
     "PullConsumer": "session",
     "ReceivedMessage": "model",
@@ -45,12 +45,12 @@ _HOMES = {
     "SendResult": "model",
     "SendStatus": "model",
     "SimpleConsumer": "session",
-    "explain": "explained",
-    "foreach_batch_writer": "sink.foreach",
-    "low_latency_conf": "tuning",
-    "progress": "source.progress",
-    "register": "registration",
-    "write_rocketmq": "sink.foreach",
+    "explain": "spark.explained",
+    "foreach_batch_writer": "spark.sink.foreach",
+    "low_latency_conf": "spark.tuning",
+    "progress": "spark.monitoring.progress",
+    "register": "spark.datasource",
+    "write_rocketmq": "spark.sink.foreach",
 }
 
 __all__ = [
@@ -90,5 +90,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if workers.in_a_driver():
-    workers.warn_if_workers_differ(workers.program_of_workers())
+if tuning.in_a_driver():
+    tuning.warn_if_workers_differ(tuning.program_of_workers())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
 from rocketmq_spark.options import Options
+from rocketmq_spark.options.callables import resolve
 from rocketmq_spark.queues.environment import suffix_of
-from rocketmq_spark.queues.named import resolve
 from rocketmq_spark.wire.names import Scope
 
 

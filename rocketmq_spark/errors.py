@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rocketmq_spark import codes
+from rocketmq_spark.base import codes
 
 
 class RocketMQError(Exception):

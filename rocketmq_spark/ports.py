@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
-from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import (
     BrokerData,
     Filter,
@@ -27,7 +26,8 @@ from rocketmq_spark.model import (
     SpoolMetrics,
     TopicRoute,
 )
-from rocketmq_spark.popped import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.membership import Asked, Membership
+from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
 
 
 class Sender(Protocol):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_spark import extras, process
 from rocketmq_spark.access import credentials, scope
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base import extras, process
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.options import Options
@@ -32,8 +32,7 @@ _STARTS = {b"\x04\x22\x4d\x18": SysFlag.LZ4, b"\x28\xb5\x2f\xfd": SysFlag.ZSTD}
 def _proxy(options: Options) -> Proxy:
     """A new one."""
     try:
-        from rocketmq_spark.grpc_proxy.channel import Tls
-        from rocketmq_spark.grpc_proxy.metadata import Keys
+        from rocketmq_spark.grpc_proxy.channel import Keys, Tls
         from rocketmq_spark.grpc_proxy.proxy import Access, Proxy
     except ModuleNotFoundError as e:
         raise OptionError(
@@ -109,7 +108,7 @@ def by_columns(request: SendRequest, encode: RequestEncoder) -> ProxySendRequest
     """A batch as one request, where Arrow is loaded anyway, as in Spark's tasks: who sends a few messages need not have it."""
     if not request.batch or "pyarrow" not in sys.modules:
         return None
-    from rocketmq_spark.encode import proxy_request
+    from rocketmq_spark.columnar.encode import proxy_request
 
     return proxy_request.by_columns(request.body, encode)
 

@@ -13,33 +13,33 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rocketmq_spark import extras, process, proxied, transport
 from rocketmq_spark import options as options_table
+from rocketmq_spark import proxied
 from rocketmq_spark.access import credentials, scope
+from rocketmq_spark.base import extras, process
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.committer import RemotingCommitter
+from rocketmq_spark.client.groups import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
-from rocketmq_spark.client.kinds import Kinds
-from rocketmq_spark.client.long_polls import wanted_of
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.pulls import RemotingPulls, wanted_of
 from rocketmq_spark.client.questions import BrokerQuestions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer import consumer as group_consumer
-from rocketmq_spark.consumer import pull_consumer, simple_consumer
+from rocketmq_spark.client.topics import Kinds
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.assigned import FetchedPart
-from rocketmq_spark.consumer.pop_settings import PopSettings
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.running import ConsumerTools
-from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.pop import simple_consumer
+from rocketmq_spark.consumer.pull import pull_consumer
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.push import consumer as group_consumer
+from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.settings import ConsumerSettings, PopSettings, PullConsumerSettings
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, PullRequest, ReceivedMessage
-from rocketmq_spark.options import Options
+from rocketmq_spark.options import Options, transport
 from rocketmq_spark.ports import (
     GroupMember,
     OffsetCommitter,
@@ -55,19 +55,17 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
-from rocketmq_spark.retry import Retry
-from rocketmq_spark.spool.settings import SpoolSettings, owner_of
-from rocketmq_spark.timer import Timer
+from rocketmq_spark.spool.folders import SpoolSettings, owner_of
 
 if TYPE_CHECKING:
-    from rocketmq_spark.option_types import (
+    from rocketmq_spark.options.typed import (
         ConsumerOptions,
         ProducerOptions,
         PullConsumerOptions,
         SimpleConsumerOptions,
     )
-    from rocketmq_spark.pull.plain import PlainRun
     from rocketmq_spark.pull.puller import Puller
+    from rocketmq_spark.pull.reading import PlainRun
     from rocketmq_spark.spool.spool import SendSpool, Trade
     from rocketmq_spark.spool.store import Store
 
@@ -390,7 +388,7 @@ class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
 
 
 def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
-    from rocketmq_spark.decode.polled import batch_of  # here, for who polls messages needs no Arrow
+    from rocketmq_spark.columnar.decode.decoder import batch_of  # here, for who polls messages needs no Arrow
 
     begun = {part.queue: part.begun for part in parts if part.begun > part.start}
     return batch_of((((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts), begun)
@@ -404,7 +402,7 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
 
     @cache
     def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRun]:
-        from rocketmq_spark.pull.plain import PlainRun
+        from rocketmq_spark.pull.reading import PlainRun
 
         return partial(PlainRun, replace(puller(options, "hint"), group=group))
 
@@ -416,8 +414,8 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
 
 def puller(options: Options, read_from: str | None = None) -> Puller:
     """What opens reads with these options; ``read_from`` instead of theirs."""
-    from rocketmq_spark.pull.pacing import PullSettings  # here, for reads need numpy, and a producer does not
     from rocketmq_spark.pull.puller import Puller
+    from rocketmq_spark.pull.requests import PullSettings  # here, for reads need numpy, and a producer does not
 
     settings = PullSettings.of(options)
     return Puller(pulls(options), _dialling(options), options.group, settings, read_from or options.read_from)

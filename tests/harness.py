@@ -18,10 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, RemoteProtocolError
 from rocketmq_spark.wire import bodies, compression, header, loose_json, messages
-from rocketmq_spark.wire.frame import FrameSplitter
+from rocketmq_spark.wire.header import FrameSplitter
 
 VECTORS = Path(__file__).parent / "vectors"
 MAX_FRAME = 1 << 20

@@ -14,9 +14,9 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import PullSysFlag, Response
 from rocketmq_spark.client.calls import refused as refusal
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import PullSysFlag, Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest

@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Flag, Request, Response, SerializeType
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire import header, rpc
-from rocketmq_spark.wire.frame import FrameSplitter
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Command, FrameSplitter
 
 WAIT_S = 60.0
 MAX_FRAME = 64 << 20

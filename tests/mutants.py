@@ -47,10 +47,11 @@ def places(root: Path, module: str) -> list[list[str]]:
     """Where the tests of a module are, the nearest first: files of its name, then the folder of its room."""
     inside = PurePosixPath(module).parts[1:-1]
     name = f"test_{PurePosixPath(module).stem}.py"
-    room = next(
-        (place for n in range(len(inside), 0, -1) if (place := root.joinpath("tests", *inside[:n])).is_dir()), None
-    )
+    # The tests of spark/source are in tests/source, those of cli/doctor in tests/cli/doctor.
+    named = [inside[n:] for n in range(len(inside))] + [inside[:n] for n in range(len(inside) - 1, 0, -1)]
+    room = next((place for parts in named if (place := root.joinpath("tests", *parts)).is_dir()), None)
     files = sorted((room or root / "tests").rglob(name) if inside else (root / "tests").glob(name))
+    files = files or sorted((root / "tests").rglob(name))
     return [
         [str(path.relative_to(root)) for path in found]
         for found in (files, [room] if room is not None else [])

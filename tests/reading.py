@@ -30,11 +30,11 @@ from pyspark.sql.types import (
 
 from rocketmq_spark import Message, Producer, session
 from rocketmq_spark import options as options_table
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.datasource import RocketMQDataSource
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.readers import RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.spark.datasource import RocketMQDataSource
+from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
 from tests.helpers import indexed
 from tests.mockbroker import eventually
 

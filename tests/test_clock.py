@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark import clock
-from rocketmq_spark.clock import Deadline, backoff, wait_until
+from rocketmq_spark.base import clock
+from rocketmq_spark.base.clock import Deadline, backoff, wait_until
 
 
 @pytest.fixture

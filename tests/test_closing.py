@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.closing import Closing
+from rocketmq_spark.base.lifecycle import Closing
 
 
 class Door(Closing):

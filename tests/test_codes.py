@@ -3,8 +3,9 @@
 import ast
 import inspect
 
-from rocketmq_spark import codes, errors
-from rocketmq_spark.codes import LanguageCode, Property, Request, Response, SysFlag
+from rocketmq_spark import errors
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.codes import LanguageCode, Property, Request, Response, SysFlag
 from tests.harness import vectors
 
 

@@ -9,8 +9,8 @@ import pytest
 from pyspark import cloudpickle
 
 import pyspark_rocketmq
-from rocketmq_spark.datasource import RocketMQDataSource
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.fix_spark import environment
 from tests.schemas import struct
 

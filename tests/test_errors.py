@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from rocketmq_spark import errors
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import BrokerError, OptionError, RocketMQError, error_for
 
 CLASSES = [

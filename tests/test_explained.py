@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
-from rocketmq_spark.explained import explain
+from rocketmq_spark.spark.explained import explain
 
 CAUSE = RouteNotFound("no such topic", "h:1", topic="t", remedy="Create it")
 IN_A_TASK = f"""Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times: Traceback (most recent call last):
@@ -16,7 +16,7 @@ rocketmq_spark.errors.CallTimeout: [ROCKETMQ_TIMEOUT] no answer (at h:2)
 The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
-  File "/x/rocketmq_spark/sink/task.py", line 7, in write
+  File "/x/rocketmq_spark/spark/sink/task.py", line 7, in write
     raise error from e
 rocketmq_spark.errors.RouteNotFound: {CAUSE}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark import extras
+from rocketmq_spark.base import extras
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark.failures import Failure, attempt, start_thread, text_of
+from rocketmq_spark.base.threads import Failure, attempt, start_thread, text_of
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
@@ -66,7 +66,7 @@ def test_a_loop_that_fails_is_logged_and_begins_again(error: BaseException, capl
     start_thread("t-1", loop, ended.set).join(60)
     assert ended.is_set()
     assert outcomes == []
-    said = [record.getMessage() for record in caplog.records if record.name == "rocketmq_spark.failures"]
+    said = [record.getMessage() for record in caplog.records if record.name == "rocketmq_spark.base.threads"]
     assert len(said) == 2
     assert said[0].startswith(f"the work of thread t-1 failed: {type(error).__name__}")
 
@@ -99,7 +99,7 @@ def test_a_log_that_fails_ends_no_thread() -> None:
             raise ValueError
         done.set()
 
-    log = logging.getLogger("rocketmq_spark.failures")
+    log = logging.getLogger("rocketmq_spark.base.threads")
     log.addHandler(handler)
     try:
         start_thread("t-1", loop)

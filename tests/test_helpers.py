@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from tests.helpers import _reached, awaited, counts, indexed, stored, stored_now, total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.java_strings import string_hash, string_order
+from rocketmq_spark.base.java import string_hash, string_order
 
 
 def slow(text: str) -> int:

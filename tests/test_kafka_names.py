@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructType
 
-from rocketmq_spark import kafka_names
-from rocketmq_spark.decode.schema import BASIC, chosen, columns_of
+from rocketmq_spark.columnar.decode.schema import BASIC, chosen, columns_of
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options import TABLE, parse
-from rocketmq_spark.sink import columns
+from rocketmq_spark.options import TABLE, kafka_names, parse
+from rocketmq_spark.spark.sink import columns
 
 OPTIONS = {row.name for row in TABLE}
 PAGE = (Path(__file__).parents[1] / "docs" / "coming-from-kafka.md").read_text("utf-8")

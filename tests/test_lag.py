@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.lag import Pace, QueueLag, Total, pace, total
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.lag import Pace, QueueLag, Total, pace, total
 
 Q = MessageQueue("t", "a", 0)
 NOW_MS = 10_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.membership import DirectOutcome, Membership, QueueInfo
 from rocketmq_spark.model import Filter
+from rocketmq_spark.model.membership import DirectOutcome, Membership, QueueInfo
 
 
 @pytest.mark.parametrize("outcome", DirectOutcome, ids=lambda one: one.name)

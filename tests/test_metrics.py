@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.metrics import METRICS, MetricsListener, QueryFigures, markdown, text
-from rocketmq_spark.sink.report import AtBroker, Written
+from rocketmq_spark.spark.monitoring.metrics import METRICS, MetricsListener, QueryFigures, markdown, text
+from rocketmq_spark.spark.sink.report import AtBroker, Written
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = json.loads((ROOT / "conf" / "grafana-dashboard.json").read_text("utf-8"))

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.codes import Response, SerializeType
+from rocketmq_spark.base.codes import Response, SerializeType
 from rocketmq_spark.wire import header
-from rocketmq_spark.wire.frame import FrameSplitter
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Command, FrameSplitter
 from tests import mockbroker as mb
 from tests.mockbroker import PING, MockBroker, ok, ping, refuse
 

@@ -187,13 +187,23 @@ def test_where_the_tests_of_a_module_are() -> None:
     root = mutants.ROOT
     found = {
         name: mutants.places(root, f"rocketmq_spark/{name}.py")
-        for name in ("source/rewind", "cli/doctor/examine", "owner", "decode/inner", "queues/nothing")
+        for name in (
+            "spark/source/stream",
+            "spark/checkpoints/rewind",
+            "cli/doctor/servers",
+            "base/clock",
+            "columnar/decode/inner",
+            "ports",
+            "queues/nothing",
+        )
     }
     assert found == {
-        "source/rewind": [["tests/source/test_rewind.py"], ["tests/source"]],
-        "cli/doctor/examine": [["tests/cli/doctor/test_examine.py"], ["tests/cli/doctor"]],
-        "owner": [["tests/test_owner.py"]],
-        "decode/inner": [["tests/decode/test_inner.py"], ["tests/decode"]],
+        "spark/source/stream": [["tests/source/test_stream.py"], ["tests/source"]],
+        "spark/checkpoints/rewind": [["tests/source/test_rewind.py"], ["tests/spark"]],
+        "cli/doctor/servers": [["tests/cli/doctor/test_servers.py"], ["tests/cli/doctor"]],
+        "base/clock": [["tests/test_clock.py"]],
+        "columnar/decode/inner": [["tests/decode/test_inner.py"], ["tests/decode"]],
+        "ports": [["tests/test_ports.py"]],
         "queues/nothing": [["tests/queues"]],
     }
     assert "slow" in mutants.in_memory(["tests/source"])

@@ -12,7 +12,7 @@ from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import ROLES, TABLE, Options
-from rocketmq_spark.transport import NEEDS
+from rocketmq_spark.options.transport import NEEDS
 from tests.harness import in_one_test
 
 QUEUE = MessageQueue("orders", "broker-a", 0)

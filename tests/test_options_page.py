@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from rocketmq_spark import errors, options_page
-from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
+from docs import options_page
+from docs.options_page import markdown
+from rocketmq_spark import errors
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.options import TABLE, Option
-from rocketmq_spark.options_page import markdown
-from rocketmq_spark.sink import columns
+from rocketmq_spark.spark.sink import columns
 from tests.test_house import ROOT
 
 
@@ -54,5 +53,5 @@ def test_every_code_of_an_error_stands_on_the_page_once() -> None:
 
 
 def test_the_types_of_keywords_are_those_of_the_table() -> None:
-    written = Path(options_page.__file__).with_name("option_types.py").read_text("utf-8")
+    written = (ROOT / "rocketmq_spark" / "options" / "typed.py").read_text("utf-8")
     assert written == options_page.typed_keywords(), "run: make docs"

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from rocketmq_spark.base.lifecycle import Owner
 from rocketmq_spark.errors import ClosedError
-from rocketmq_spark.owner import Owner
 
 
 def test_it_may_be_used_here_until_it_is_closed():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark import extras
+from rocketmq_spark.base import extras
 from rocketmq_spark.localbroker import distro
 from tests.fix_wheel import environment, pip, run
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark import parsing as p
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import parsing as p
 from tests.strategies import names, queues
 
 PARSERS = {

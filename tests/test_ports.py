@@ -13,14 +13,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import ports, session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.committer import RemotingCommitter
+from rocketmq_spark.client.groups import RemotingCommitter
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Perm
 from rocketmq_spark.errors import GroupNotFound, RocketMQError
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.sender import ProxySender
@@ -39,13 +39,13 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.pull import replica
-from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.puller import Puller
+from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.pool import Dialling
-from rocketmq_spark.sink import checks
-from rocketmq_spark.sink.task import TaskWriter
-from rocketmq_spark.source.commit import GroupOffsets
-from rocketmq_spark.source.readers import PrunedReader, RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.spark.sink import checks
+from rocketmq_spark.spark.sink.task import TaskWriter
+from rocketmq_spark.spark.source.commit import GroupOffsets
+from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, RocketMQStreamReader
 from tests.consumer import group
 from tests.consumer.pop import FakeProxy
 from tests.consumer.test_simple_consumer import Scripted

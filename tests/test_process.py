@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark import process
+from rocketmq_spark.base import process
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark import options, proxied, session
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, SendRequest
 from rocketmq_spark.producer import encoding
@@ -93,7 +93,8 @@ def test_without_the_extra_the_error_says_what_to_install():
 
 def test_nobody_imports_grpc_who_does_not_ask_for_it():
     code = (
-        "import sys, rocketmq_spark.session, rocketmq_spark.datasource, rocketmq_spark.sink.task, rocketmq_spark.cli\n"
+        "import sys, rocketmq_spark.session, rocketmq_spark.spark.datasource, rocketmq_spark.cli\n"
+        "import rocketmq_spark.spark.sink.task\n"
         "print([name for name in sys.modules if name.partition('.')[0] in ('grpc', 'google')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.retry import Retry, Trouble
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, NotFound, OptionError, RocketMQError
-from rocketmq_spark.retry import Retry, Trouble
 
 FIRST = ConnectionLost("the server closed the connection", "h:1", remark="mid-frame")
 LAST = CallTimeout(

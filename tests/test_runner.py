@@ -7,19 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark import runner
+from rocketmq_spark.base import process
 
 
 @pytest.mark.parametrize(
     ("name", "quiet"),
-    [(runner._RUNNER, True), ("pyspark.daemon", False), (None, False)],
+    [(process._RUNNER, True), ("pyspark.daemon", False), (None, False)],
     ids=["runner", "worker", "script"],
 )
 def test_11_24_only_a_runner_stops_telling_that_nobody_listens(monkeypatch, capsys, name, quiet):
     spec = SimpleNamespace(name=name) if name else None
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    runner.end_quietly()
+    process.end_quietly()
     for error in (BrokenPipeError(32, "Broken pipe"), ConnectionResetError(), ValueError("still told")):
         sys.excepthook(type(error), error, None)
     said = capsys.readouterr().err
@@ -27,10 +27,10 @@ def test_11_24_only_a_runner_stops_telling_that_nobody_listens(monkeypatch, caps
     assert ("BrokenPipeError" not in said and "ConnectionResetError" not in said) is quiet
 
 
-@pytest.mark.parametrize(("name", "frozen"), [(runner._RUNNER, True), ("pyspark.daemon", False)])
+@pytest.mark.parametrize(("name", "frozen"), [(process._RUNNER, True), ("pyspark.daemon", False)])
 def test_12_7_only_a_runner_freezes_what_was_imported(monkeypatch, name, frozen):
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=SimpleNamespace(name=name)))
     calls = []
-    monkeypatch.setattr(runner.gc, "freeze", lambda: calls.append(name))
-    runner.settle()
+    monkeypatch.setattr(process.gc, "freeze", lambda: calls.append(name))
+    process.settle()
     assert bool(calls) is frozen

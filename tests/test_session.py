@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark import options, session
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.client.credentials import Credentials
-from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import Options

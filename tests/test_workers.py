@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark import workers
+from rocketmq_spark.spark import tuning
 from tests.fix_spark import ROOT, environment
 
 
 @pytest.fixture(autouse=True)
 def warns_again():
-    workers.warn_if_workers_differ.cache_clear()
+    tuning.warn_if_workers_differ.cache_clear()
     yield
-    workers.warn_if_workers_differ.cache_clear()
+    tuning.warn_if_workers_differ.cache_clear()
 
 
 def program(tmp_path: Path, code: int) -> str:
@@ -31,8 +31,8 @@ def program(tmp_path: Path, code: int) -> str:
 def said(name: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        workers.warn_if_workers_differ(name)
-        workers.warn_if_workers_differ(name)
+        tuning.warn_if_workers_differ(name)
+        tuning.warn_if_workers_differ(name)
     return [str(warning.message) for warning in caught]
 
 
@@ -53,7 +53,7 @@ def test_nothing_is_said_of_a_python_that_has_it_or_is_not_here(tmp_path):
 
 def test_the_probe_finds_what_is_missing():
     """In a Python without site packages pyarrow is, while the package itself lies in the folder of the clone."""
-    probe = [sys.executable, "-c", workers._PROBE]
+    probe = [sys.executable, "-c", tuning._PROBE]
     assert subprocess.run(probe, env=environment()).returncode == 0
     assert subprocess.run([probe[0], "-S", *probe[1:]], env=environment()).returncode == 1
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from rocketmq_spark import extras
+from rocketmq_spark.base import extras
 
 __all__ = ["main"]
 

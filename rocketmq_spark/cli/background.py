@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO
 
 import rocketmq_spark
-from rocketmq_spark.clock import Deadline, wait_until
+from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distro, loopback
 from rocketmq_spark.localbroker.java import find_java

@@ -24,10 +24,8 @@ from rocketmq_spark.errors import (
 if TYPE_CHECKING:
     from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
     from rocketmq_spark.session import Client
-    from rocketmq_spark.source.checkpoint import LoggedBatch, Read
-    from rocketmq_spark.source.drift import Drift
-    from rocketmq_spark.source.files import Folder
-    from rocketmq_spark.source.rewind import RewindPlan
+    from rocketmq_spark.spark.checkpoints.entries import Folder, LoggedBatch, Read
+    from rocketmq_spark.spark.checkpoints.rewind import Drift, RewindPlan
 
 _BATCHES = {"batchId": "BATCH", "begun": "BEGUN", "done": "DONE", "offsets": "OFFSETS", "queues": "QUEUES"}
 _RANGES = {
@@ -74,8 +72,8 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     A batch without DONE was begun and is read again, as it was, when the query starts. With --json one object a batch, with
     its ranges.
     """
-    from rocketmq_spark.source.checkpoint import history
-    from rocketmq_spark.source.files import folder as opened
+    from rocketmq_spark.spark.checkpoints.entries import folder as opened
+    from rocketmq_spark.spark.checkpoints.entries import history
 
     found = history(opened(folder))
     if not found:
@@ -138,8 +136,8 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     before it was read), went back or made again (the topic was deleted and created), gone (the topic or the queue). Not
     registered (its broker is down) and not told (it does not answer) are no loss. Exit code 1 if any queue is in one of these.
     """
-    from rocketmq_spark.source.checkpoint import last_batch
-    from rocketmq_spark.source.files import folder as opened
+    from rocketmq_spark.spark.checkpoints.entries import folder as opened
+    from rocketmq_spark.spark.checkpoints.entries import last_batch
 
     batch = last_batch(opened(folder))
     if batch is None:
@@ -165,8 +163,8 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
     """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
     from rocketmq_spark.cli.positions import deadline
-    from rocketmq_spark.source.drift import drift
-    from rocketmq_spark.source.recreation import RecreationWatch, share
+    from rocketmq_spark.spark.checkpoints.rewind import drift
+    from rocketmq_spark.spark.source.recreation import RecreationWatch, share
 
     bounds: dict[MessageQueue, QueueBounds] = {}
     away: set[str] = set()
@@ -215,7 +213,7 @@ def _drifted(one: Drift) -> dict[str, object]:
 
 
 def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    from rocketmq_spark.parsing import timestamp
+    from rocketmq_spark.options.parsing import timestamp
 
     try:
         return None if value is None else timestamp(value)
@@ -224,7 +222,7 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    from rocketmq_spark.parsing import duration
+    from rocketmq_spark.options.parsing import duration
 
     try:
         return duration(value)
@@ -248,9 +246,9 @@ def rewind(
 
     A backup of what goes is made beside FOLDER first. Nothing is sent to brokers.
     """
-    from rocketmq_spark.source import rewind as back
-    from rocketmq_spark.source.checkpoint import history
-    from rocketmq_spark.source.files import folder as opened
+    from rocketmq_spark.spark.checkpoints import rewind as back
+    from rocketmq_spark.spark.checkpoints.entries import folder as opened
+    from rocketmq_spark.spark.checkpoints.entries import history
 
     if (number is None) == (time_ms is None):
         raise OptionError("rewind needs either --to-batch N or --to-time TIME")
@@ -299,7 +297,7 @@ def _will_be_read(planned: RewindPlan) -> Iterator[str]:
 
 
 def _refuse_restless(folder: Folder, quiet_s: float) -> None:
-    from rocketmq_spark.source.rewind import changed_ms
+    from rocketmq_spark.spark.checkpoints.rewind import changed_ms
 
     changed = changed_ms(folder)
     if changed is None:

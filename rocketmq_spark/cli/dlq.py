@@ -44,7 +44,7 @@ class DeadLetterFilter:
 
 
 def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    from rocketmq_spark.parsing import timestamp
+    from rocketmq_spark.options.parsing import timestamp
 
     try:
         return None if value is None else timestamp(value)
@@ -113,7 +113,7 @@ def resend(
     the letter. A letter whose key brokers find in its topic was sent again before, and is left out without --again. One that
     cannot be decoded or sent, or does not say where it came from, is named and left out.
     """
-    from rocketmq_spark.codes import DLQ_PREFIX
+    from rocketmq_spark.base.codes import DLQ_PREFIX
     from rocketmq_spark.errors import RocketMQError
 
     if not any_queue:
@@ -171,7 +171,7 @@ def _check_environment(target: Target, group: str) -> None:
 
 def _sent(producer: BaseProducer, letter: ReceivedMessage) -> str | RocketMQError:
     """Sends a letter again, to the queue of its sharding key if it has one; its new id, or why it is refused for good."""
-    from rocketmq_spark.codes import Property
+    from rocketmq_spark.base.codes import Property
     from rocketmq_spark.errors import RocketMQError
 
     key = letter.properties.get(Property.SHARDING_KEY)
@@ -218,9 +218,9 @@ def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str |
 def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
     """With the topics that they came from, in the user's names."""
     from rocketmq_spark import access
+    from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import reading
     from rocketmq_spark.cli.positions import near_groups
-    from rocketmq_spark.codes import Property
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.queues.environment import environment_of
     from rocketmq_spark.wire.names import dlq_topic, normal_topic

@@ -13,7 +13,7 @@ from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 
 if TYPE_CHECKING:
-    from rocketmq_spark.client.readers import GroupReader
+    from rocketmq_spark.client.groups import GroupReader
     from rocketmq_spark.model import MessageQueue
     from rocketmq_spark.options import Options
 
@@ -41,7 +41,7 @@ def show(output: Output, target: Target, topic: str) -> None:
     Who writes is who a queue belongs to, by -o environments=... as producers have it, for brokers do not know more. Who
     reads is what members of consumer groups say; of a group without members, where it has offsets.
     """
-    from rocketmq_spark.client.readers import readers
+    from rocketmq_spark.client.groups import readers
 
     options, client = target.options(), target.client()
     route = client.admin.routes.existing(topic, 0.0)

@@ -55,7 +55,7 @@ class OffsetChange:
 
 
 def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
-    from rocketmq_spark.parsing import consume_from, offsets
+    from rocketmq_spark.options.parsing import consume_from, offsets
 
     try:
         if not value.lstrip().startswith("{"):
@@ -177,7 +177,7 @@ def _changes(
 def _resolved(client: Client, wanted: Wanted, bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     """The new offsets. Raises ``OffsetError`` for those that a queue does not have."""
     from rocketmq_spark.cli.positions import deadline
-    from rocketmq_spark.source import starting_offsets
+    from rocketmq_spark.spark.source import starting_offsets
 
     if isinstance(wanted, int):
         return starting_offsets.at(client.brokers, GROUP, bounds, dict.fromkeys(bounds, wanted), deadline(client))

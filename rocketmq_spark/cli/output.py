@@ -16,7 +16,7 @@ from typing import Protocol, TextIO
 
 import click
 
-from rocketmq_spark.clock import utc_text
+from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.errors import RocketMQError
 
 Row = Mapping[str, object]

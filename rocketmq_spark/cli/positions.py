@@ -8,15 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli.connection import GROUP, Target
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import BrokerError, OffsetError, RocketMQError, RouteNotFound
-from rocketmq_spark.lag import QueueLag
 from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.model.lag import QueueLag
 
 if TYPE_CHECKING:
     from rocketmq_spark.session import Client
-    from rocketmq_spark.source.checkpoint import Read
+    from rocketmq_spark.spark.checkpoints.entries import Read
 
 Positions = dict[MessageQueue, int | None]
 
@@ -55,10 +55,10 @@ def of_group(client: Client, group: str, topics: Sequence[str]) -> Positions:
 
 def near_groups(client: Client, group: str) -> str:
     """A question for who may have misspelt a group, with the nearest names; empty if brokers know it, or none that is near."""
-    from rocketmq_spark.client import readers
+    from rocketmq_spark.client import groups
 
     try:
-        known = readers.groups(client.calls, client.admin)
+        known = groups.groups(client.calls, client.admin)
     except RocketMQError:  # it is a hint only
         return ""
     near = difflib.get_close_matches(group, known, n=3, cutoff=0.6) if group not in known else []
@@ -81,8 +81,7 @@ def of_checkpoint(name: str, topics: Sequence[str]) -> Reached:
 
     Raises ``OffsetError`` for what is no checkpoint, and for topics that the query does not read.
     """
-    from rocketmq_spark.source.checkpoint import last_batch, merged, under_way
-    from rocketmq_spark.source.files import folder
+    from rocketmq_spark.spark.checkpoints.entries import folder, last_batch, merged, under_way
 
     opened = folder(name)
     done = last_batch(opened)

@@ -26,7 +26,7 @@ _UNDER_WAY = 1000
 
 
 def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    from rocketmq_spark.cli.orders import parse_rate
+    from rocketmq_spark.cli.topic import parse_rate
 
     try:
         return parse_rate(value) if value is not None else None
@@ -91,7 +91,7 @@ def _lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
 
 
 def _orders(topic: str, rate: float, count: int | None, stop: threading.Event) -> Iterator[Message]:
-    from rocketmq_spark.cli.orders import Orders, paced
+    from rocketmq_spark.cli.topic import Orders, paced
 
     supply = Orders()
     for due in paced(rate, count, stop):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli.connection import GROUP
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.decode import answers
-from rocketmq_spark.decode.answers import placed
+from rocketmq_spark.columnar.decode import answers
+from rocketmq_spark.columnar.decode.answers import placed
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull import reading
@@ -24,7 +24,7 @@ from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.pull.verdict import OnLoss
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import decode_leniently
-from rocketmq_spark.wire.subscription import ALL, parse_subscription
+from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 # How far one queue is read ahead, its messages held to be merged with the others'; further when a filter drops most.
 _CHUNK, _FILTERED_CHUNK = 256, 8192

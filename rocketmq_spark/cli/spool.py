@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import GROUP, Target, connected
 from rocketmq_spark.cli.output import Output
-from rocketmq_spark.clock import utc_text
 from rocketmq_spark.errors import OptionError, SpoolError
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import Options
-    from rocketmq_spark.spool.reading import SpoolEntry, SpoolReading
     from rocketmq_spark.spool.records import SpoolOwner
+    from rocketmq_spark.spool.spool import SpoolEntry, SpoolReading
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 _SUMMARY = {
@@ -44,7 +44,7 @@ def spool() -> None:
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
     """How the spools of FOLDER stand. A process that uses them goes on meanwhile."""
-    from rocketmq_spark.spool.reading import SpoolReading
+    from rocketmq_spark.spool.spool import SpoolReading
 
     rows = []
     for path in _paths(folder):
@@ -75,7 +75,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
 @click.pass_obj
 def export(output: Output, folder: Path) -> None:
     """Every record of FOLDER with its body (base64) and properties, one JSON object a line."""
-    from rocketmq_spark.spool.reading import SpoolReading
+    from rocketmq_spark.spool.spool import SpoolReading
 
     count = 0
     for path in _paths(folder):
@@ -153,9 +153,9 @@ def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[Spool
     """Whose the records of a folder are, and whose they are to be."""
     from rocketmq_spark.delay.node import purpose_of
     from rocketmq_spark.delay.waiting import KIND
-    from rocketmq_spark.spool.reading import SpoolReading
+    from rocketmq_spark.spool.folders import owner_of
     from rocketmq_spark.spool.records import LOST_OWNER, Record
-    from rocketmq_spark.spool.settings import owner_of
+    from rocketmq_spark.spool.spool import SpoolReading
 
     reading = SpoolReading(path)
     try:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, shown
-from rocketmq_spark.clock import utc_text
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
@@ -41,7 +41,7 @@ def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 
 
 def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    from rocketmq_spark.wire.subscription import parse_subscription
+    from rocketmq_spark.wire.properties import parse_subscription
 
     try:
         parse_subscription(value)
@@ -136,7 +136,7 @@ def line(message: ReceivedMessage) -> str:
 
 def _own(message: ReceivedMessage) -> dict[str, str]:
     """The user's properties, without RocketMQ's."""
-    from rocketmq_spark.codes import RESERVED_PROPERTIES
+    from rocketmq_spark.base.codes import RESERVED_PROPERTIES
 
     return {name: value for name, value in message.properties.items() if name not in RESERVED_PROPERTIES}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE
+from rocketmq_spark.base.lifecycle import Closing
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.questions import BrokerQuestions
 from rocketmq_spark.client.route import NameServers, Routes
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.closing import Closing
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,

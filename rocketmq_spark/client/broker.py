@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rocketmq_spark import codes
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,

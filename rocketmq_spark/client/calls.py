@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import UNREADABLE, Response
+from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import UNREADABLE, Response
 from rocketmq_spark.errors import (
     AccessDenied,
     NotReadable,
@@ -19,7 +20,6 @@ from rocketmq_spark.errors import (
     ServiceNotAvailable,
     error_for,
 )
-from rocketmq_spark.failures import start_thread
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool

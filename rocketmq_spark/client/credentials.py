@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import LocalProtocolError, OptionError, RocketMQError
-from rocketmq_spark.failures import Failure, attempt
-from rocketmq_spark.wire import acl
+from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
 
 
@@ -29,7 +29,7 @@ class Credentials:
 
     def sign(self, command: Command) -> Command:
         try:
-            return acl.sign(command, self.access_key, self.secret_key, self.security_token)
+            return header.sign(command, self.access_key, self.secret_key, self.security_token)
         except UnicodeEncodeError as e:
             raise LocalProtocolError(f"request {command.code} cannot be signed: {e}") from e
 

@@ -20,15 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rocketmq_spark.client.aside import Aside
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import Property, Request, Response
+from rocketmq_spark.base.threads import Aside, Failure, attempt
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Property, Request, Response
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
-from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.remoting.connection import ServerRequest
-from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command

@@ -8,18 +8,16 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rocketmq_spark.client import asked as questions_of_brokers
-from rocketmq_spark.client.asked import told
-from rocketmq_spark.client.committer import Commit
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.client import groups as questions_of_brokers
+from rocketmq_spark.client.groups import Commit, told
 from rocketmq_spark.client.instance import Instance, Member
-from rocketmq_spark.client.kinds import Kinds
-from rocketmq_spark.client.long_polls import Done, LongPolls
+from rocketmq_spark.client.pulls import Done, LongPolls
 from rocketmq_spark.client.questions import BrokerQuestions, Question
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.client.send_back import RemotingSendBack
-from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.client.sender import RemotingSendBack, RemotingSender
+from rocketmq_spark.client.topics import Kinds
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -29,8 +27,8 @@ from rocketmq_spark.errors import (
     RocketMQError,
     ServerFault,
 )
-from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage, TopicRoute
+from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 

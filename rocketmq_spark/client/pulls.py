@@ -1,18 +1,46 @@
-"""The ``PullSource`` port over remoting: what reads ask beside their pulls."""
+"""Pulls over remoting: the ``PullSource`` port, and the long polls of group members.
+
+The ``PullSource`` port over remoting: what reads ask beside their pulls.
+
+Pulls of group members: the request of one, the replica that gets it, and what its answer means.
+
+Mirrors ``PullAPIWrapper`` and ``MQClientAPIImpl.processPullResponse``. Nothing here blocks the thread that asks: a broker
+that must be connected to first is waited for aside.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from rocketmq_spark import codes
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.kinds import Kinds
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
+from rocketmq_spark.base.retry import Retry
+from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.errors import AccessDenied
-from rocketmq_spark.model import MessageQueue, TopicRoute
-from rocketmq_spark.retry import Retry
+from rocketmq_spark.client.topics import Kinds, is_batched
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
+from rocketmq_spark.model import (
+    MASTER_ID,
+    NO_FILTER,
+    BrokerData,
+    MessageQueue,
+    PullAnswer,
+    PullRequest,
+    PullStatus,
+    ReceivedMessage,
+    TopicRoute,
+)
+from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.header import Bytes, Command
+from rocketmq_spark.wire.messages import decode_leniently, portion
+from rocketmq_spark.wire.names import Scope
+from rocketmq_spark.wire.properties import parse_subscription
 
 T = TypeVar("T")
 
@@ -57,3 +85,169 @@ class RemotingPulls:
         except AccessDenied as e:
             e.remedy = f"{why}; to tell what it is, the reader needs Get on the topic's configuration"
             raise
+
+
+Done = Callable[[PullAnswer | RocketMQError], None]
+
+_STATUS = {
+    Response.SUCCESS: PullStatus.FOUND,
+    Response.PULL_NOT_FOUND: PullStatus.NO_NEW_MSG,
+    Response.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCHED_MSG,
+    Response.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
+}
+
+
+class LongPolls:
+    """Pulls over the connections of a client."""
+
+    def __init__(self, calls: Calls, routes: Routes, kinds: Kinds) -> None:
+        self._calls = calls
+        self._routes = routes
+        self._kinds = kinds
+        self._aside = Aside()
+
+    def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
+        name = request.queue.broker_name
+        try:
+            data = self._routes.broker(name)
+            if data is None or not data.addresses:
+                raise BrokerNotFound("no address of the queue's broker is known", queue=str(request.queue))
+            broker_id, address = replica(data, request.broker_id)
+            ask = functools.partial(self._ask, request, address, broker_id == MASTER_ID, deadline, done)
+            knows = not request.filter or self._kinds.fresh(request.queue)
+            if knows and self._calls.pool.live(address) and not self._aside.busy(address):
+                ask()
+            else:
+                self._aside.run(address, ask)
+        except RocketMQError as e:
+            done(e)
+        except RuntimeError as e:
+            done(ConnectionLost(f"no connection can be made: {e}", queue=str(request.queue)))
+
+    def introduce(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
+        """Have brokers make a group, which they do at its first pull if ``autoCreateSubscriptionGroup`` says so."""
+        asked = []
+        for queue in {queue.broker_name: queue for queue in offsets}.values():
+            data = self._routes.broker(queue.broker_name)
+            if data is not None and data.master is not None:
+                request = PullRequest(group, queue, offsets[queue], count=1, suspend_s=0.0)
+                asked.append((data.master, command_of(request, self._calls, True)))
+        self._calls.exchange_each(asked, deadline)
+
+    def _ask(self, request: PullRequest, address: str, is_master: bool, deadline: Deadline, done: Done) -> None:
+        try:
+            on_broker = self._on_broker(request, deadline) if request.filter else request
+        except RocketMQError as e:
+            done(e)
+            return
+        command = command_of(on_broker, self._calls, is_master)
+        self._calls.ask_async(address, command, deadline, functools.partial(self._told, request, address, done))
+
+    def _on_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
+        """What the broker is asked: of a batch topic it would drop whole batches, so tags are compared here alone."""
+        queue, wanted = request.queue, request.filter
+        try:
+            batched = is_batched(self._kinds.attributes(queue.topic, queue.broker_name, deadline))
+        except AccessDenied:  # who may read may yet not be allowed to know
+            batched = None
+        if wanted.kind == "TAG":
+            return request if batched is False else replace(request, filter=NO_FILTER, post_filter=True)
+        if batched:
+            raise OptionError(
+                f"sql is {wanted.expression!r}, but {queue.topic} is a batch topic, of whose messages brokers know no properties",
+                topic=queue.topic,
+                remedy="Subscribe with tags, or filter in the listener",
+            )
+        return request
+
+    def _told(self, request: PullRequest, address: str, done: Done, answer: Command | RocketMQError) -> None:
+        result: PullAnswer | RocketMQError
+        try:
+            if isinstance(answer, RocketMQError):
+                raise answer
+            result = answer_of(request, answer, address, self._calls.scope)
+        except RocketMQError as e:
+            result = e
+        done(result)
+
+
+def replica(broker: BrokerData, wanted: int) -> tuple[int, str]:
+    """Number and address of the replica to ask: the wanted one, instead of a slave that is gone the next, or else any.
+
+    Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
+    """
+    addresses = broker.addresses
+    for number in (wanted, wanted + 1) if wanted != MASTER_ID else (wanted,):
+        if number in addresses:
+            return number, addresses[number]
+    return min(addresses.items())
+
+
+def command_of(request: PullRequest, calls: Calls, to_master: bool) -> Command:
+    """The request on the wire. Only a master takes the offset that comes along."""
+    commits = to_master and request.commit_offset is not None
+    sys_flag = PullSysFlag(0)
+    sys_flag |= PullSysFlag.COMMIT_OFFSET if commits else 0
+    sys_flag |= PullSysFlag.SUSPEND if request.suspend_s else 0
+    sys_flag |= PullSysFlag.SUBSCRIPTION if request.post_filter else 0
+    fields: dict[str, Any] = {
+        "consumerGroup": calls.on_wire(request.group),
+        "topic": calls.on_wire(request.queue.topic),
+        "queueId": request.queue.queue_id,
+        "queueOffset": request.offset,
+        "maxMsgNums": request.count,
+        "sysFlag": sys_flag,
+        "commitOffset": (commits and request.commit_offset) or 0,
+        "suspendTimeoutMillis": round(1000 * request.suspend_s),
+        "subscription": request.filter.expression if request.post_filter else None,
+        "subVersion": request.version_ms,
+        "expressionType": request.filter.kind,
+        "maxMsgBytes": request.max_bytes,
+        "bname": request.queue.broker_name,
+    }
+    return rpc.PULL_MESSAGE.request(**fields)
+
+
+def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope) -> PullAnswer:
+    """What an answer says; raises the error for any code that is none of a pull's four outcomes."""
+    status = _STATUS.get(Response(answer.code)) if answer.code in _STATUS else None
+    if status is None:
+        raise refused(answer, address, request.queue.topic, str(request.queue))
+    fields = rpc.PULL_MESSAGE.answer(answer)
+    empty = PullAnswer(
+        status,
+        fields["nextBeginOffset"],
+        fields["minOffset"],
+        fields["maxOffset"],
+        broker_id=fields["suggestWhichBrokerId"] or MASTER_ID,
+        reset=status is PullStatus.OFFSET_ILLEGAL and answer.remark == OFFSET_RESET,
+    )
+    if status is not PullStatus.FOUND:
+        return empty
+
+    if not request.decoded:
+        return replace(empty, stored=answer.body, read=lambda: wanted_of(request, answer.body, scope))
+    found, left = portion(wanted_of(request, answer.body, scope))
+    return replace(empty, messages=found, next_offset=empty.next_offset if left is None else left.queue_offset)
+
+
+def wanted_of(request: PullRequest, stored: Bytes, scope: Scope) -> Iterator[ReceivedMessage]:
+    """The messages of an answer that were asked for, in the user's names.
+
+    A broker compares tags by their hashes, and gives the whole of an inner batch. What cannot be decoded is given raw,
+    so that it stops nobody; where it does not say its offset, it stands behind the one before it.
+    """
+    queue = request.queue
+    tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
+    retried = queue.topic.startswith(RETRY_PREFIX)
+    at = request.offset
+    for message in decode_leniently(stored, queue.broker_name, queue=queue):
+        if message.queue_offset < 0:
+            message = replace(message, queue_offset=at)
+        at = message.queue_offset + 1
+        if message.decode_error is None:
+            if message.queue_offset < request.offset and message.sys_flag & SysFlag.INNER_BATCH:
+                continue
+            if tags is not None and not tags.accepts(message.tags):
+                continue
+        yield own(message, scope) if retried else message

@@ -9,10 +9,10 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,

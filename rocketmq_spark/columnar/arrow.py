@@ -1,7 +1,16 @@
-"""Arrow columns as buffers: bytes, offsets, lengths, and pieces of rows that are joined in one go. Pure.
+"""Arrow columns: their buffers, and columns that are cut out of received bytes.
+
+Arrow columns as buffers: bytes, offsets, lengths, and pieces of rows that are joined in one go. Pure.
 
 A join costs a few nanoseconds per piece and row, whatever its size; so pieces of equal width are made by numpy and
 constants next to each other are one.
+
+Arrow columns out of byte positions: one copy per value, made by Arrow, none by Python.
+
+An Arrow binary array over the whole buffer with the offsets ``0, start, end, start, end, …`` has the wanted slices as
+its odd elements; one ``take`` extracts them. The elements between, which may run backwards, are never looked at.
+
+Columns are made of buffers: ``pa.array`` would import pandas, more than a tenth of a second that a task need not pay.
 """
 
 from __future__ import annotations
@@ -12,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from rocketmq_spark.errors import DecodeError
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -137,3 +148,153 @@ def joined(*parts: pa.Array | bytes) -> pa.Array:
     return pc.binary_join_element_wise(
         *[pa.scalar(p, pa.binary()) if isinstance(p, bytes) else p for p in parts], NOTHING
     )
+
+
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+_ODDS: list[pa.Array] = [pa.nulls(0, pa.int64())]
+
+
+def odds(count: int) -> pa.Array:
+    """1, 3, 5, … as an Arrow array."""
+    if len(_ODDS[0]) < count:
+        _ODDS[0] = integers(np.arange(1, max(1 << 15, 4 * count), 2, dtype=np.int64), pa.int64())
+    return _ODDS[0][:count]
+
+
+# Positions in Arrow's binary arrays have 32 bits.
+_MAX_BYTES = (1 << 31) - 1
+
+
+def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
+    """``buffer[start:end]`` of every row as a binary array."""
+    count = len(starts)
+    if count == 0:
+        return pa.nulls(0, pa.binary())
+    if len(buffer) > _MAX_BYTES:
+        buffer, starts, ends = _narrowed(buffer, starts, ends)
+    offsets = np.empty(2 * count + 1, np.int32)
+    offsets[0] = 0
+    offsets[1::2] = starts
+    offsets[2::2] = ends
+    laid = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
+    return pc.take(laid, odds(count), boundscheck=False)
+
+
+def _narrowed(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
+    """The same slices of the part of the buffer that has them."""
+    low, high = int(starts.min()), int(ends.max())
+    if high - low > _MAX_BYTES:
+        raise DecodeError(
+            f"{high - low} bytes of messages are too many for one Arrow array, which has at most {_MAX_BYTES}",
+            remedy="Lower option 'maxBytesInFlight'",
+        )
+    return buffer[low:high], starts - low, ends - low
+
+
+def data(array: pa.Array) -> tuple[Bytes, npt.NDArray[np.int32]]:
+    """Bytes and offsets of a fresh binary array (one whose first row begins at 0)."""
+    _, offsets, content = array.buffers()
+    positions = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8), positions
+
+
+def validity(present: Mask) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(present, bitorder="little"))
+
+
+def present(column: pa.Array) -> Mask:
+    """Which rows are not null."""
+    if not column.null_count:
+        return np.ones(len(column), bool)
+    bits = np.unpackbits(np.frombuffer(column.buffers()[0], np.uint8), bitorder="little")
+    return bits[column.offset : column.offset + len(column)].astype(bool)
+
+
+def truth(column: pa.Array) -> Mask:
+    """Which rows are true, null being false; numpy's own conversion would import pandas."""
+    bits = np.unpackbits(np.frombuffer(column.buffers()[1], np.uint8), bitorder="little")
+    return bits[column.offset : column.offset + len(column)].astype(bool) & present(column)
+
+
+def strings(array: pa.Array, present: Mask | None, ascii_only: bool) -> pa.Array:
+    """A binary array as text, null where not ``present``; bytes that are not UTF-8 become replacement characters."""
+    _, offsets, content = array.buffers()
+    if not ascii_only and not _is_utf8(array):
+        return pa.array(
+            [
+                value.decode("utf-8", "replace") if present is None or present[i] else None
+                for i, value in enumerate(array.to_pylist())
+            ],
+            pa.string(),
+        )
+    bitmap = None if present is None else validity(present)
+    return pa.Array.from_buffers(pa.string(), len(array), [bitmap, offsets, content], offset=array.offset)
+
+
+def _is_utf8(array: pa.Array) -> bool:
+    try:
+        array.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def repeated(value: str, count: int) -> pa.Array:
+    """A column with one value in every row."""
+    return _tiled((value,), count)
+
+
+class _Tiles:
+    """Repeated texts of recent batches: batches of one query repeat the same few."""
+
+    def __init__(self, keep: int = 64) -> None:
+        self._made: dict[tuple[str, ...], pa.Array] = {}
+        self._keep = keep
+
+    def __call__(self, values: tuple[str, ...], times: int) -> pa.Array:
+        array = self._made.get(values)
+        if array is None or len(array) < times * len(values):
+            if len(self._made) >= self._keep:
+                self._made.clear()
+            array = self._made[values] = _tile(values, max(times, 1 << 14))
+        return array[: times * len(values)]
+
+
+def _tile(values: tuple[str, ...], times: int) -> pa.Array:
+    encoded = [value.encode() for value in values]
+    lengths = np.tile(np.array([len(value) for value in encoded], np.int32), times)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    content = pa.py_buffer(b"".join(encoded) * times)
+    return pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), content])
+
+
+_tiled = _Tiles()
+
+
+def tiled(values: tuple[str, ...], times: int) -> pa.Array:
+    """``values`` in turn, ``times`` times over."""
+    return _tiled(values, times)
+
+
+def integers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """A number or timestamp column over the native bytes of ``values``, without a copy."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def null_column(kind: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, kind)
+
+
+_HEX = np.array([ord(a) | ord(b) << 8 for a in "0123456789ABCDEF" for b in "0123456789ABCDEF"], np.uint16)
+
+
+def hexadecimal(rows: Bytes) -> pa.Array:
+    """Upper-case hex text of each row of a 2-d byte array."""
+    count, width = rows.shape
+    content = np.ascontiguousarray(_HEX[rows])
+    offsets = np.arange(count + 1, dtype=np.int32) * (2 * width)
+    offsets = offsets.astype(np.int32)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(content)])

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from rocketmq_spark.base.threads import Failure, text_of
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.failures import Failure, text_of
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 MIN_SUSPEND_MS, MAX_SUSPEND_MS = 10, 30_000

@@ -1,4 +1,11 @@
-"""The settings of one consumer; defaults and ranges are those of ``DefaultMQPushConsumer``."""
+"""The settings of the three kinds of consumers; defaults are Java's unless it says why not.
+
+The settings of one consumer; defaults and ranges are those of ``DefaultMQPushConsumer``.
+
+The settings of one ``PullConsumer``; names and defaults are those of ``DefaultLitePullConsumer`` unless it says why not.
+
+The settings of one consumer with a listener whose messages come from a Proxy (POP).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate
-from rocketmq_spark.consumer.start_offset import ConsumeFrom
+from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.allocation import allocate
@@ -163,3 +169,106 @@ def allocation(options: Options, on_wire: OnWire = str) -> Allocate:
         config["onWire"] = on_wire
     known = {name: value for name, value in config.items() if value is not None}
     return partial(allocate, strategy, **known)
+
+
+_MAX_PULL_BATCH = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PullConsumerSettings:
+    """What a pull consumer is told once.
+
+    Java asks for 10 messages a pull; 32 is what a broker gives at most unless it is configured otherwise.
+    """
+
+    group: str
+    environment: Environment | None = None
+    allocate: Allocate = field(default=partial(allocate, "averagely"))
+    consume_from: ConsumeFrom = field(default_factory=ConsumeFrom)
+    pull_batch_size: int = 32
+    max_waiting: int = 1000
+    max_bytes: int = 100 << 20
+    auto_commit: bool = True
+    auto_commit_interval_s: float = 5.0
+    suspend_s: float = 15.0
+    pull_timeout_s: float = 30.0
+    request_timeout_s: float = 3.0
+    retry_s: float = 1.0
+    busy_retry_s: float = 0.02
+    route_refresh_s: float = 30.0
+
+    @classmethod
+    def of(cls, options: Options, on_wire: OnWire = str) -> PullConsumerSettings:
+        """Those of a pull consumer with these options, whose names stand ``on_wire`` in a namespace or environment."""
+        environment, group = isolated(options)
+        return cls(
+            group=group,
+            environment=environment,
+            allocate=allocation(options, on_wire),
+            consume_from=ConsumeFrom.of(options.consume_from_where),
+            pull_batch_size=options.pull_batch_size,
+            max_waiting=options.pull_threshold_for_queue,
+            max_bytes=options.pull_threshold_size_for_queue,
+            auto_commit=options.auto_commit,
+            auto_commit_interval_s=options.auto_commit_interval,
+            request_timeout_s=options.request_timeout,
+        )
+
+    def __post_init__(self) -> None:
+        problems = group_problems(self.group)
+        if not 1 <= self.pull_batch_size <= _MAX_PULL_BATCH:
+            problems.append(
+                f"option 'pullBatchSize' is {self.pull_batch_size}; expected a whole number from 1 to {_MAX_PULL_BATCH}"
+            )
+        if problems:
+            raise OptionError.of(problems)
+
+
+# What a broker hands out at once, and for how long a question for which there is nothing yet waits at a Proxy.
+MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PopSettings:
+    """What a consumer is told once; times in seconds.
+
+    ``threads`` call the listener, and as many messages may wait for them before no more are asked for. A listener that has a
+    message for longer than ``consume_timeout_s`` keeps it from nobody any more.
+    """
+
+    group: str
+    ordered: bool = False
+    threads: int = 20
+    batch_size: int = MAX_MESSAGES
+    suspend_time_s: float = 1.0
+    consume_timeout_s: float = 900.0
+    error_pause_s: float = 1.0
+    request_timeout_s: float = 3.0
+
+    @classmethod
+    def of(cls, options: Options) -> PopSettings:
+        """Those of a consumer with these options."""
+        return cls(
+            group=options.group,
+            ordered=options.ordered,
+            threads=options.consume_thread_min,
+            batch_size=options.pull_batch_size,
+            suspend_time_s=options.suspend_current_queue_time,
+            consume_timeout_s=options.consume_timeout,
+            error_pause_s=options.pull_time_delay_when_exception,
+            request_timeout_s=options.request_timeout,
+        )
+
+    @property
+    def retry_topic(self) -> bool:
+        """Whether what failed comes through a topic that the consumer subscribes to: the Proxy sees to that."""
+        return False
+
+    def __post_init__(self) -> None:
+        problems = group_problems(self.group)
+        if not 1 <= self.batch_size <= MAX_MESSAGES:
+            problems.append(
+                f"option 'pullBatchSize' is {self.batch_size}; expected 1 to {MAX_MESSAGES}, which is what a Proxy hands out"
+            )
+        if problems:
+            raise OptionError.of(problems)

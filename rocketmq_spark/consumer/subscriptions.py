@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.wire.names import retry_topic, topic_problem
-from rocketmq_spark.wire.subscription import parse_subscription
+from rocketmq_spark.wire.properties import parse_subscription
 
 
 def filter_of(tags: str | None, sql: str | None) -> Filter:

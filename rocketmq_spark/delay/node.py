@@ -16,7 +16,7 @@ from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Names, Tools
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.settings import owner_of
+from rocketmq_spark.spool.folders import owner_of
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 

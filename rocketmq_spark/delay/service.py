@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import waiting
-from rocketmq_spark.delay.answering import Answering
-from rocketmq_spark.delay.progress import Progress, Seen, note_of, noted, resumed
-from rocketmq_spark.delay.retention import Retention
+from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
+from rocketmq_spark.delay.waiting import Answering, Retention
 from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember

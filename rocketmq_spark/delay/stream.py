@@ -1,4 +1,8 @@
-"""Delays of any length as a Spark stream: envelopes wait in Spark's own state store until they are due.
+"""Delays of any length as a Spark stream.
+
+A Spark job that reads envelopes is no member of a consumer group; producers see it while its driver joins one.
+
+Delays of any length as a Spark stream: envelopes wait in Spark's own state store until they are due.
 
 Envelopes of one second and one shard are one list with one timer. Spark's state answers call by call, so that a timer for
 each message would cost a round trip for each.
@@ -6,8 +10,10 @@ each message would cost a round trip for each.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
+import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -16,10 +22,38 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from rocketmq_spark import extras
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.base import extras
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, SCHEMA, Released, is_cancel, once, released
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import NO_FILTER
+from rocketmq_spark.model.membership import BrokerRequest, Membership
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
+
+GROUP = "rocketmq_delay_job"
+_REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
+
+
+def _say_nothing(broker: str, question: BrokerRequest) -> None:
+    """It has no queues to tell of."""
+
+
+@contextlib.contextmanager
+def present(topic: str = INNER_TOPIC, **options: object) -> Iterator[None]:
+    """In its block brokers know a member of a group (option ``group``) that subscribes to ``topic``; it reads nothing."""
+    parsed = options_table.parse({"group": GROUP, **options}).for_role("pull consumer")
+    member = session.member(parsed)
+    told = Membership({topic: NO_FILTER}, {topic: time.time_ns() // 1_000_000}, "CONSUME_ACTIVELY")
+    member.queues(topic, Deadline.after(_REQUEST_S))  # whose brokers are the ones to be told
+    leave = member.join(parsed.group, lambda: told, _say_nothing, _HEARTBEAT_S)
+    try:
+        member.heartbeat(Deadline.after(_REQUEST_S))
+        yield
+    finally:
+        leave(Deadline.after(_REQUEST_S))
+
 
 __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
 

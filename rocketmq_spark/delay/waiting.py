@@ -1,15 +1,24 @@
-"""Envelopes as records of a store, and what is sent when they are due. Pure."""
+"""Envelopes that wait: as records, on brokers that answer, and for as long as brokers keep them.
+
+Which brokers answer: what is to be done for their queues must not wait for one that does not.
+
+Whether brokers keep envelopes for as long as they wait: a disk that is lost is rebuilt from them alone.
+
+Envelopes as records of a store, and what is sent when they are due. Pure.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from rocketmq_spark.codes import Property
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property
 from rocketmq_spark.delay import release
-from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.model import Message, MessageQueue, SpooledSend
 from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -19,6 +28,82 @@ from rocketmq_spark.spool.sends import broker_target, topic_target
 from rocketmq_spark.spool.spool import Trade
 from rocketmq_spark.wire.envelope import CANCEL, Opened, digest, unpack
 from rocketmq_spark.wire.properties import encode_properties
+
+logger = logging.getLogger(__name__)
+
+
+class Answering:
+    """A broker that did not answer is asked again after ``again_s`` seconds. Not thread-safe."""
+
+    def __init__(self, again_s: float) -> None:
+        self._again_s = again_s
+        self._silent: dict[str, Deadline] = {}
+
+    def each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
+        """A step for each queue. Those of a broker that does not answer are left for another call.
+
+        Raises what will not pass, and what is wrong with the spool.
+        """
+        for queue in sorted(queues):
+            name = queue.broker_name
+            if name in self._silent and not self._silent[name].expired:
+                continue
+            try:
+                step(queue)
+                self._silent.pop(name, None)
+            except RocketMQError as e:
+                if not e.retriable or isinstance(e, SpoolError):
+                    raise
+                # Once when it begins.
+                level = logging.INFO if name in self._silent else logging.WARNING
+                logger.log(level, "%s is neither begun nor left while its broker does not answer: %s", queue, e)
+                self._silent[name] = Deadline.after(self._again_s)
+
+
+# As often the same is said, and a broker's setting is asked for.
+AGAIN_S = 3600.0
+
+
+class Retention:
+    """``kept_ms`` says for how long a broker keeps messages, None where it does not tell. Not thread-safe."""
+
+    def __init__(self, kept_ms: Callable[[str], int | None]) -> None:
+        self._ask = kept_ms
+        self._longest: dict[str, int] = {}
+        self._kept: dict[str, tuple[int | None, Deadline]] = {}
+        self._said: dict[str, Deadline] = {}
+
+    def note(self, broker_name: str, waits_ms: int) -> None:
+        """An envelope on this broker waits for so long."""
+        if waits_ms > self._longest.get(broker_name, 0):
+            self._longest[broker_name] = waits_ms
+
+    def warn(self) -> list[str]:
+        """Say which brokers keep messages for less than what was noted; their names."""
+        short = []
+        for name, waits_ms in self._longest.items():
+            kept = self._kept_ms(name)
+            if kept is None or waits_ms < kept:
+                continue
+            short.append(name)
+            if name in self._said and not self._said[name].expired:
+                continue
+            self._said[name] = Deadline.after(AGAIN_S)
+            logger.warning(
+                "a message waits for %.1f hours, and %s keeps messages for %.1f: after that it is on this disk alone; raise "
+                "fileReservedTime of the broker above the longest delay",
+                waits_ms / 3_600_000,
+                name,
+                kept / 3_600_000,
+            )
+        return short
+
+    def _kept_ms(self, broker_name: str) -> int | None:
+        known = self._kept.get(broker_name)
+        if known is None or known[1].expired:
+            known = self._kept[broker_name] = self._ask(broker_name), Deadline.after(AGAIN_S)
+        return known[0]
+
 
 KIND = "delayed"
 _DUE = struct.Struct(">Q")

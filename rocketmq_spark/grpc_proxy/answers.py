@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,

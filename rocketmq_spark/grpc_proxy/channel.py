@@ -1,4 +1,14 @@
-"""gRPC channels to the endpoints of a Proxy: made when first used, by the process that uses them.
+"""gRPC channels to the endpoints of a Proxy: which endpoint takes a call, what stands beside the call, and the channel itself.
+
+Which endpoint of a Proxy takes a call: the one it belongs to, or another one while that does not answer. Pure but for a lock.
+
+Every endpoint serves every topic, so that nothing has to wait for one of them.
+
+What stands beside every call: who asks, and the signature. Pure.
+
+Mirrors ``org.apache.rocketmq.client.java.rpc.Signature``: only the date is signed.
+
+gRPC channels to the endpoints of a Proxy: made when first used, by the process that uses them.
 
 gRPC and fork do not mix: a channel of the parent is useless in a child. So nothing here is made before a call, and
 ``process`` keeps it per process. An error of gRPC ends here, as a ``RocketMQError``.
@@ -6,18 +16,96 @@ gRPC and fork do not mix: a channel of the parent is useless in a child. So noth
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.answers import broken
 from rocketmq_spark.grpc_proxy.facts import Rpc
 from rocketmq_spark.grpc_proxy.protos import proto
+
+# How long one that could not be reached is left alone, if there is another one.
+REST_S = 5.0
+
+
+class Endpoints:
+    """Addresses, and until when each is avoided; times are of a monotonic clock, in seconds."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.addresses = tuple(addresses)
+        self._until: dict[str, float] = {}
+        self._turn = 0
+        self._lock = threading.Lock()
+
+    def pick(self, home: str | None, now: float) -> str:
+        """``home`` or, without one, the next in turn; the one after it that is not avoided; itself when all are."""
+        with self._lock:
+            if home in self.addresses:
+                first = self.addresses.index(home)
+            else:
+                first, self._turn = self._turn % len(self.addresses), self._turn + 1
+            ring = self.addresses[first:] + self.addresses[:first]
+            return next((one for one in ring if self._until.get(one, 0.0) <= now), ring[0])
+
+    def failed(self, address: str, now: float) -> None:
+        """It could not be reached."""
+        with self._lock:
+            self._until[address] = now + REST_S
+
+    def worked(self, address: str) -> None:
+        """It answered, whatever."""
+        if address in self._until:
+            with self._lock:
+                self._until.pop(address, None)
+
+
+PROTOCOL = "v2"
+_ALGORITHM = "MQv2-HMAC-SHA1"
+
+
+class Keys(NamedTuple):
+    """Who signs."""
+
+    access_key: str
+    secret_key: str
+    security_token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Keys(access_key={self.access_key!r})"
+
+
+def metadata(client_id: str, version: str, request_id: str, now: datetime, keys: Keys | None) -> list[tuple[str, str]]:
+    """The headers of one call at ``now``; the Proxy wants a ``client_id`` in each."""
+    date = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    headers = [
+        ("x-mq-language", "PYTHON"),
+        ("x-mq-protocol", PROTOCOL),
+        ("x-mq-client-version", version),
+        ("x-mq-client-id", client_id),
+        ("x-mq-request-id", request_id),
+        ("x-mq-date-time", date),
+    ]
+    if keys is None:
+        return headers
+    if keys.security_token:
+        headers.append(("x-mq-session-token", keys.security_token))
+    signature = hmac.new(keys.secret_key.encode(), date.encode(), hashlib.sha1).hexdigest().upper()
+    headers.append(
+        (
+            "authorization",
+            f"{_ALGORITHM} Credential={keys.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}",
+        )
+    )
+    return headers
+
 
 # A Proxy takes 130 MiB and answers with what its brokers had; pings as RocketMQ's Java client sends them.
 _MAX_MESSAGE_BYTES = 128 << 20

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.codes import DELAY_LEVELS, KEY_SEPARATOR, RESERVED_PROPERTIES, Property, timer_due_ms
+from rocketmq_spark.base.codes import DELAY_LEVELS, KEY_SEPARATOR, RESERVED_PROPERTIES, Property, timer_due_ms
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.facts import Encoding, MessageType
-from rocketmq_spark.grpc_proxy.fields import MAP_KEY, MAP_VALUE, VARINTS, content, number, start
-from rocketmq_spark.grpc_proxy.protos import proto, set_ms
-from rocketmq_spark.parsing import positive_duration
+from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, content, number, proto, set_ms, start
+from rocketmq_spark.options.parsing import positive_duration
 
 # What the Proxy sets itself.
 LEFT_OUT = frozenset((Property.WAIT, Property.INSTANCE_ID))

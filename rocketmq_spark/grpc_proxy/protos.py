@@ -1,4 +1,11 @@
-"""The table of facts as classes of protobuf messages, in a pool of their own.
+"""Protobuf messages of the Proxy's protocol, as classes and as bytes.
+
+Fields of protobuf messages as bytes, for what is written once for each message of a batch. Pure.
+
+Protobuf's own objects cost 8 µs a message in Python, a multiple of what the Proxy takes for it. Numbers come from the table of
+facts; a message is its fields one after the other, in any order: so fields that many messages share are made once.
+
+The table of facts as classes of protobuf messages, in a pool of their own.
 
 The pool is private, so that nothing collides with what another library registers in the common one under the same names.
 The edition is one in which a field that was not set can be told from a zero, and in which text that is not UTF-8 is an
@@ -15,6 +22,51 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
 
 from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE, ProtoField
+
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_KEPT = 1 << 14
+
+
+class _Varints(dict[int, bytes]):
+    """Numbers as protobuf writes them; the small ones, which are asked for again and again, are kept."""
+
+    def __missing__(self, number: int) -> bytes:
+        made, left = bytearray(), number
+        while left > 0x7F:
+            made.append(left & 0x7F | 0x80)
+            left >>= 7
+        made.append(left)
+        varint = bytes(made)
+        if number < _KEPT:
+            self[number] = varint
+        return varint
+
+
+# Of lengths and other numbers that are not negative.
+VARINTS = _Varints()
+
+
+@functools.cache
+def start(message: str, name: str) -> bytes:
+    """What a field begins with; behind it stand the length and the content, or a number."""
+    (field,) = (one for one in FIELDS if (one.message, one.name) == (message, name))
+    delimited = field.kind not in ("enum", "int32", "int64", "bool")
+    return VARINTS[field.number << 3 | (_LENGTH_DELIMITED if delimited else _VARINT)]
+
+
+def number(message: str, name: str, value: int) -> bytes:
+    """A field of kind ``enum``, or a number that is not negative."""
+    return start(message, name) + VARINTS[value]
+
+
+def content(message: str, name: str, data: bytes) -> bytes:
+    """A field that is a text as UTF-8, bytes, or the fields of another message."""
+    return start(message, name) + VARINTS[len(data)] + data
+
+
+# An entry of a map is a message of two fields.
+MAP_KEY, MAP_VALUE = (VARINTS[which << 3 | _LENGTH_DELIMITED] for which in (1, 2))
+
 
 _FILE = "rocketmq_spark/grpc_proxy.proto"
 # No clock and no lock can wait for longer than some centuries; nobody who is in his right mind asks for a year.

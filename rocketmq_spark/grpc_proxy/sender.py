@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, RouteNotFound
-from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.grpc_proxy.answers import STORED, refused
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder, RequestMessage, Topic, chains

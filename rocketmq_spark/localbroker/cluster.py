@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.lifecycle import Closing
 from rocketmq_spark.client.admin import Admin, batch_attributes, shown_queues
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.closing import Closing
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import config, distro, leftovers, loopback, natives, servers
 from rocketmq_spark.localbroker.java import find_java

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from rocketmq_spark import extras
+from rocketmq_spark.base import extras
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import ivy
 

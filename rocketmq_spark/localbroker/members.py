@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import config, loopback, servers
 from rocketmq_spark.localbroker.process import Program, Server

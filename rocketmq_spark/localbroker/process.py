@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import loopback
 from rocketmq_spark.localbroker.archive import Archive

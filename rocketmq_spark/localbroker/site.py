@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import loopback
 from rocketmq_spark.localbroker.archive import Archive

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rocketmq_spark import codes
+from rocketmq_spark.base import codes
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 

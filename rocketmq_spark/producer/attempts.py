@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rocketmq_spark.clock import backoff
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.clock import backoff
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,

@@ -17,18 +17,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from rocketmq_spark import codes, process
+from rocketmq_spark.base import codes, process
+from rocketmq_spark.base.clock import Timer
+from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
-from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import How, Prepared
-from rocketmq_spark.producer.outgoing import Outcome
-from rocketmq_spark.producer.pending import Callback, Kept, Pending, Promise
-from rocketmq_spark.producer.results import split
+from rocketmq_spark.producer.in_flight import Callback, Kept, Pending, Promise
+from rocketmq_spark.producer.outgoing import Outcome, split
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
 

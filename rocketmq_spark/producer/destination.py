@@ -1,25 +1,166 @@
-"""Which queue a sender says a message goes to: one that is named, one that a selector chooses, or none.
+"""Which queue a message goes to: by order, by selector, by the user's choice.
+
+The order of what is to be sent: one thing at a time per queue, and a thing that must be sent again stays first.
+
+While one of the things of a queue is out, or waits for its next try, the queue is muted; so nothing can overtake a
+retry. Things without a queue are free. Pure: the clock is an argument, locks are the caller's.
+Mirrors what Kafka's accumulator does with muted partitions; RocketMQ's Java client gives no order to pipelined sends.
+
+Which queue an attempt goes to: the one that was chosen, or the next one on a good broker.
+
+A driver in so far as it asks for routes; several threads use one. Each thread goes round the queues by itself.
+
+Which queue a sender says a message goes to: one that is named, one that a selector chooses, or none.
 
 A driver in so far as it asks for routes, and waits for a name server that does not answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import heapq
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.errors import CallTimeout, MessageRefused, RocketMQError, RouteNotFound, SelectorError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.attempts import Attempts, OutOfTime
 from rocketmq_spark.producer.encoding import How
+from rocketmq_spark.producer.faults import FaultTable
+from rocketmq_spark.producer.outgoing import Outgoing, Queues
 from rocketmq_spark.producer.spooling import passing, storable
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.queues.selection import Select, check_arg, select
-from rocketmq_spark.timer import Timer
+from rocketmq_spark.queues.selection import RoundRobin, Select, check_arg, select
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Hashable)
+
+
+class OrderedQueues(Generic[T]):
+    """Waiting things by queue, and those that are out; at most ``max_out`` are out at once."""
+
+    def __init__(self, max_out: int) -> None:
+        self.max_out = max_out
+        self._waiting: dict[Hashable, deque[T]] = {}
+        self._out: dict[T, Hashable] = {}
+        self._ready: deque[Hashable] = deque()
+        self._muted: list[tuple[int, int, Hashable]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        """Everything that is not done."""
+        return len(self._out) + sum(map(len, self._waiting.values()))
+
+    def put(self, thing: T, queue: Hashable | None = None) -> None:
+        """Add ``thing`` at the end of its queue; None makes a queue of its own."""
+        queue = ("free", next(self._numbers)) if queue is None else ("ordered", queue)
+        known = queue in self._waiting
+        self._waiting.setdefault(queue, deque()).append(thing)
+        if not known:
+            self._ready.append(queue)
+
+    def take(self, now_ms: int) -> list[T]:
+        """What may go out now, in the order in which queues became free."""
+        while self._muted and self._muted[0][0] <= now_ms:
+            self._ready.append(heapq.heappop(self._muted)[2])
+        taken = []
+        while self._ready and len(self._out) < self.max_out:
+            queue = self._ready.popleft()
+            thing = self._waiting[queue].popleft()
+            self._out[thing] = queue
+            taken.append(thing)
+        return taken
+
+    def done(self, thing: T) -> None:
+        """``thing`` has its answer: the next one of its queue may go."""
+        queue = self._out.pop(thing)
+        if self._waiting[queue]:
+            self._ready.append(queue)
+        else:
+            del self._waiting[queue]
+
+    def shut(self, thing: T) -> list[T]:
+        """``thing`` has failed for good: nothing of its queue may follow it, and what waits there is given up."""
+        return list(self._waiting.pop(self._out.pop(thing)))
+
+    def again(self, thing: T, not_before_ms: int) -> None:
+        """``thing`` must be sent once more: it goes back to the front, and its queue is muted until then."""
+        queue = self._out.pop(thing)
+        self._waiting[queue].appendleft(thing)
+        heapq.heappush(self._muted, (not_before_ms, next(self._numbers), queue))
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something could go out if ``max_out`` were larger."""
+        return bool(self._ready)
+
+    def drop(self) -> list[T]:
+        """Give up everything that is not done and return it, what is out first."""
+        dropped = [*self._out, *(thing for things in self._waiting.values() for thing in things)]
+        self._out.clear()
+        self._waiting.clear()
+        self._ready.clear()
+        self._muted.clear()
+        return dropped
+
+
+class QueueChoice:
+    """Chooses for every attempt of an engine."""
+
+    def __init__(self, topics: Topics, faults: FaultTable, timer: Timer) -> None:
+        self._topics = topics
+        self._faults = faults
+        self._timer = timer
+        self._indexes = threading.local()
+
+    def queue(self, outgoing: Outgoing, attempts: Attempts, deadline: Deadline, refresh: bool) -> MessageQueue:
+        """The queue of the next attempt; with ``refresh`` the route is asked for first."""
+        if deadline.expired:
+            raise OutOfTime("the send timeout is over", topic=outgoing.topic)
+        if outgoing.queue is not None:
+            self._prepare(outgoing.topic, deadline, refresh)
+            return outgoing.queue
+        queues = self._topics.queues(outgoing.topic, deadline, refresh)
+        if outgoing.candidates is not None:
+            queues, index = outgoing.candidates(queues), RoundRobin()
+        else:
+            index = self._index(outgoing.topic, queues)
+        if attempts.count and self._faults.enabled:
+            index.reset()
+        return self._pick(queues, index, attempts.last_broker)
+
+    def _prepare(self, topic: str, deadline: Deadline, refresh: bool) -> None:
+        """A broker's address comes with a route."""
+        if refresh:
+            self._topics.queues(topic, deadline, refresh=True)
+        elif self._topics.any_topic() is None:  # nobody asked for an address so far, perhaps
+            with contextlib.suppress(RouteNotFound):
+                self._topics.queues(topic, deadline)
+
+    def _pick(self, queues: Queues, index: RoundRobin, last_broker: str | None) -> MessageQueue:
+        try:
+            return self._faults.pick(queues, index, last_broker, self._timer.now_ms())
+        except Exception:  # the choice of a queue must never be why a message is not sent
+            logger.exception("fault tolerance failed; going round the queues instead")
+            return index.pick(queues, last_broker)
+
+    def _index(self, topic: str, queues: Queues) -> RoundRobin:
+        """This thread's index into ``queues``; a new list starts a new one, as a new publish info does in Java."""
+        indexes: dict[str, tuple[Queues, RoundRobin]] = self._indexes.__dict__
+        known = indexes.get(topic)
+        if known is None or known[0] is not queues:
+            known = indexes[topic] = (queues, RoundRobin())
+        return known[1]
 
 
 class Destination(NamedTuple):

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from rocketmq_spark import codes
-from rocketmq_spark.codes import LONGEST_DELAY_MS, Property, SysFlag
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
+from rocketmq_spark.options.transport import CHOOSES, SELECTORS
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
-from rocketmq_spark.transport import CHOOSES, SELECTORS
 from rocketmq_spark.wire.compression import smaller
 from rocketmq_spark.wire.messages import BatchItem, encode_batch, encode_item
 from rocketmq_spark.wire.names import is_send_forbidden, topic_problem

@@ -17,20 +17,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, report_of
-from rocketmq_spark.producer.choice import QueueChoice
+from rocketmq_spark.producer.destination import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
-from rocketmq_spark.producer.hooks import Hooks, SendContext
+from rocketmq_spark.producer.in_flight import Sending, UnderWay, closed
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
-from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.settings import Hooks, ProducerSettings, SendContext
 from rocketmq_spark.producer.spooling import Spooling
 from rocketmq_spark.producer.topics import Topics
-from rocketmq_spark.producer.under_way import Sending, UnderWay, closed
-from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,8 @@
-"""What a producer does beside sending: fresh routes, probes of brokers that could not be reached.
+"""What a producer does beside sending: routes, the detector, and what becomes of it when the program ends.
+
+What becomes of producers that are still open when the program ends: they send what waits, and say what is lost.
+
+What a producer does beside sending: fresh routes, probes of brokers that could not be reached.
 
 Mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of ``LatencyFaultToleranceImpl``.
 A driver, on a timer of its own: these calls may block, and sends must not wait for them.
@@ -6,16 +10,51 @@ A driver, on a timer of its own: these calls may block, and sends must not wait 
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Protocol
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
+
+
+class Open(Protocol):
+    """A producer as it is seen here."""
+
+    settings: ProducerSettings
+
+    def at_exit(self) -> Mapping[str, RocketMQError]:
+        """Send what waits for company. What fails from now on, by message id; nothing for one that was closed."""
+
+
+# What they hold keeps them alive.
+_open: weakref.WeakSet[Open] = weakref.WeakSet()
+
+
+def watch(producer: Open) -> None:
+    """From now on until it is gone."""
+    _open.add(producer)
+
+
+@atexit.register
+def _leave() -> None:
+    for producer in list(_open):
+        lost = producer.at_exit()
+        if lost:
+            shown, cause = ", ".join(list(lost)[:10]), next(iter(lost.values()))
+            sys.stderr.write(
+                f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(lost)} "
+                f"messages are not acknowledged: {shown}{', …' if len(lost) > 10 else ''}. {cause}\n"
+            )
+
 
 FIRST_ROUTES_S = 0.01
 DETECTOR_S = 3.0

@@ -1,13 +1,42 @@
-"""How much may be under way at once: requests, their bytes, and how many of them are at brokers. Pure.
+"""Requests without an outcome yet: how many, in which order, and who waits for them.
+
+How much may be under way at once: requests, their bytes, and how many of them are at brokers. Pure.
 
 A bound per broker adapts unless the user gave one: enough to keep a connection busy, and no more, since every batch
 that waits in a broker adds to the latency by which slow brokers are recognised. So it grows while little is under way,
 and halves when a broker had to be asked again.
+
+Results that someone waits for: futures and callbacks of asynchronous sends, counted so that a close can wait.
+
+A driver: it owns a lock and the thread on which callbacks run.
+
+The requests of an engine that have no outcome yet: their order, their bounds, and who waits for them.
+
+The one lock of an engine is here. A driver: what is decided under the lock is decided by ``ordered_queues`` and ``in_flight``,
+and acted upon by the engine, outside of it.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, RUNNING
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
+from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
+from rocketmq_spark.producer.attempts import Attempts, RetryAttempt
+from rocketmq_spark.producer.destination import OrderedQueues
+from rocketmq_spark.producer.outgoing import Outcome, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
 
 START = 4
 MAX_PER_BROKER = 64
@@ -69,3 +98,273 @@ class InFlight:
             self.per_broker = max(1, self.per_broker // 2)
         elif size * (self.per_broker + 1) <= AIM_BYTES:
             self.per_broker = min(MAX_PER_BROKER, self.per_broker + 1)
+
+
+Callback = Callable[[Outcome], None]
+
+_LAST_CALLBACKS_S = 5.0
+# What Python's futures have for those who wait for them.
+_WAITING = frozenset(("_condition", "_waiters", "_done_callbacks"))
+
+
+class Promise(Future[SendResult]):
+    """The future result of one message.
+
+    A condition takes several times as long to make as all the rest, and most results are there when they are asked for: so it
+    is made with the first who waits, under the lock under which outcomes are handed over. It is each future's own, for Python
+    locks the futures of one ``wait`` in the order of their addresses: a shared one would be locked in any order.
+    """
+
+    _state: str = RUNNING  # what is on its way cannot be called back
+    _result: SendResult | None = None
+    _exception: BaseException | None = None
+    _awaited = False
+    _done_callbacks: list[Callable[[Future[SendResult]], object]]
+
+    def __init__(self, pending: Pending, callback: Callback | None, msg_id: str) -> None:
+        self.pending = pending
+        self.callback = callback
+        self.msg_id = msg_id
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _WAITING:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self.pending.lock:
+            if not self._awaited:
+                self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
+                self._awaited = True
+        return self.__dict__[name]
+
+    def done(self) -> bool:
+        return self._state == FINISHED
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        if self._state == FINISHED and self._result is not None:
+            return self._result
+        return super().result(timeout)
+
+    def keep(self, outcome: Outcome) -> bool:
+        """Take the outcome, with the lock; False when somebody may wait for it, who must be told."""
+        if self._awaited:
+            return False
+        if isinstance(outcome, RocketMQError):
+            self._exception = outcome
+        else:
+            self._result = outcome
+        self._state = FINISHED
+        return True
+
+    def tell(self, outcome: Outcome) -> None:
+        """The same, and those who wait are told, without the lock."""
+        if isinstance(outcome, RocketMQError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+
+Kept = tuple[Promise, Outcome]
+
+
+class Pending:
+    """Outcomes that were promised and are not there yet."""
+
+    def __init__(self, callbacks: Timer) -> None:
+        self.lock = threading.RLock()
+        self._callbacks = callbacks
+        self._none_left = threading.Condition(self.lock)
+        self._count = 0
+        self._lost: dict[str, RocketMQError] | None = None
+
+    def watch(self) -> dict[str, RocketMQError]:
+        """Fills with what fails from now on."""
+        lost: dict[str, RocketMQError] = {}
+        self._lost = lost
+        return lost
+
+    def expect(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
+        """A future that ``keep`` completes, once; then ``callback`` is called, too."""
+        promise = Promise(self, callback, msg_id)
+        with self.lock:
+            self._count += 1
+        return promise
+
+    def keep(self, kept: Sequence[Kept]) -> None:
+        """The outcomes are there: together, for those of a batch come together."""
+        try:
+            if self._lost is not None:
+                self._lost.update({promise.msg_id: o for promise, o in kept if isinstance(o, RocketMQError)})
+            with self.lock:
+                awaited = [each for each in kept if not each[0].keep(each[1])]
+            for promise, outcome in awaited:
+                failed = attempt(promise.tell, outcome)
+                if isinstance(failed, Failure):  # Python's futures let through what is no Exception
+                    failed.log(logger, "a callback of a future failed")
+            if called := [(promise.callback, outcome) for promise, outcome in kept if promise.callback is not None]:
+                self._callbacks.later(0, functools.partial(_call_each, called))
+        finally:
+            self.forget(len(kept))
+
+    def forget(self, count: int = 1) -> None:
+        """So many promises less: kept, or taken back."""
+        with self.lock:
+            self._count -= count
+            if not self._count:
+                self._none_left.notify_all()
+
+    def none_left(self, deadline: Deadline) -> bool:
+        """Whether all promises are kept by then."""
+        with self.lock:
+            while self._count and not deadline.expired:
+                self._callbacks.hold(self._none_left, deadline.remaining())
+            return not self._count
+
+    def close(self) -> None:
+        """Let the last callbacks run, and end their thread."""
+        self._callbacks.drain(_LAST_CALLBACKS_S)
+        self._callbacks.close()
+
+
+def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
+    for callback, outcome in called:
+        failed = attempt(callback, outcome)
+        if isinstance(failed, Failure):  # a user's code: it must not cost the others their outcomes
+            failed.log(logger, "a callback failed")
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """A request under way. ``refresh`` when the route is to be asked for before the next attempt."""
+
+    outgoing: Outgoing
+    deadline: Deadline
+    attempts: Attempts
+    refresh: bool = False
+    finished: bool = False
+
+
+class Landing(NamedTuple):
+    """What follows an outcome: the requests that fail ``behind`` it; ``more`` when something could go out at once."""
+
+    behind: list[Sending]
+    more: bool
+
+
+class UnderWay:
+    """Knows what is under way, and what may go out next."""
+
+    def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
+        self.in_flight = InFlight(settings)
+        self._stay_shut = settings.queues_stay_shut
+        self._timer = timer
+        self._queues: OrderedQueues[Sending] = OrderedQueues(self.in_flight.max_out)
+        self._shut: dict[MessageQueue | None, RocketMQError] = {}
+        self._lock = threading.RLock()  # to enter and leave it costs less than its condition
+        self._changed = threading.Condition(self._lock)
+        self._blocking: set[Sending] = set()
+        self._closed = False
+
+    def has_room(self, outgoing: Outgoing) -> bool:
+        """Whether it is within the bounds; when closed there is nothing to wait for."""
+        with self._lock:
+            return self._has_room(outgoing)
+
+    def wait_for_room(self, outgoing: Outgoing) -> None:
+        """Until it is within the bounds; ``SendFailed`` in the end."""
+        deadline = outgoing.deadline
+        with self._lock:
+            while not self._has_room(outgoing):
+                if deadline.expired:
+                    raise SendFailed(
+                        f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not "
+                        "answered yet",
+                        remedy="Send more slowly, or wait for results",
+                    )
+                self._timer.hold(self._changed, deadline.remaining())
+
+    def put(self, sending: Sending, brokers: int) -> RocketMQError | None:
+        """Add it at the end of its queue's order, or say why what was before it failed. ``ClosedError`` when closed."""
+        queue = sending.outgoing.ordered_queue
+        with self._lock:
+            if self._closed:
+                raise closed()
+            self.in_flight.brokers = brokers
+            self._queues.max_out = self.in_flight.max_out
+            if queue in self._shut:
+                return self._shut[queue]
+            self._queues.put(sending, queue)
+            self.in_flight.add(sending.outgoing.size)
+            return None
+
+    def take(self) -> list[Sending]:
+        """What may go out now."""
+        with self._lock:
+            return self._queues.take(self._timer.now_ms())
+
+    def landed(self, sending: Sending, verdict: Outcome | RetryAttempt) -> Landing | None:
+        """It ended, or is to be sent again; None when it was given up before that."""
+        with self._lock:
+            if sending.finished:
+                return None
+            behind: list[Sending] = []
+            if isinstance(verdict, RetryAttempt):
+                sending.refresh = verdict.refresh
+                self._queues.again(sending, self._timer.now_ms() + int(verdict.pause_s * 1000))
+            else:
+                behind = self._finish(sending, verdict)
+            return Landing(behind, self._queues.blocked)
+
+    def block(self, sending: Sending) -> None:
+        """A thread sends it by itself from now on."""
+        with self._lock:
+            self._blocking.add(sending)
+
+    def unblock(self, sending: Sending) -> None:
+        """The thread has its outcome."""
+        with self._lock:
+            self._blocking.discard(sending)
+            self._changed.notify_all()
+
+    def idle(self, deadline: Deadline) -> bool:
+        """Whether everything has its outcome by then."""
+        with self._lock:
+            while (self.in_flight.requests or self._blocking) and not deadline.expired:
+                self._timer.hold(self._changed, deadline.remaining())
+            return not self.in_flight.requests and not self._blocking
+
+    def close(self) -> tuple[list[Sending], list[Sending]]:
+        """Give up everything and take nothing more; what is given up, and what threads still wait for."""
+        with self._lock:
+            self._closed = True
+            left = self._queues.drop()
+            for sending in left:
+                sending.finished = True
+            self.in_flight.clear()
+            self._changed.notify_all()
+            return left, list(self._blocking)
+
+    def _has_room(self, outgoing: Outgoing) -> bool:
+        return self._closed or self.in_flight.has_room(outgoing.size, outgoing.ordered_queue is not None)
+
+    def _finish(self, sending: Sending, outcome: Outcome) -> list[Sending]:
+        """What fails with it: the requests that wait for the same queue, since none may overtake another."""
+        behind: list[Sending] = []
+        queue = sending.outgoing.ordered_queue
+        if queue is not None and isinstance(outcome, RocketMQError):
+            behind = self._queues.shut(sending)
+            if self._stay_shut:
+                self._shut[queue] = outcome
+        else:
+            self._queues.done(sending)
+        for each in (sending, *behind):
+            each.finished = True
+            self.in_flight.remove(each.outgoing.size)
+        if isinstance(outcome, SendResult):
+            clean = sending.attempts.count == 1 and outcome.status is not SendStatus.SPOOLED
+            self.in_flight.answered(sending.outgoing.size, clean)
+            self._queues.max_out = self.in_flight.max_out
+        self._changed.notify_all()
+        return behind
+
+
+def closed() -> ClosedError:
+    return ClosedError("the producer was closed before the message was acknowledged; it may have been stored")

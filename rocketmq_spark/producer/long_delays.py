@@ -10,8 +10,8 @@ import logging
 import random
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import TIMER_MAX_DELAY_S, Property
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import TIMER_MAX_DELAY_S, Property
 from rocketmq_spark.errors import AccessDenied, MessageRefused, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender

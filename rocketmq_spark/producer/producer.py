@@ -15,29 +15,25 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.closing import Closing
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.lifecycle import Closing, Owner
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
-from rocketmq_spark.owner import Owner
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer import batching, encoding, unclosed
+from rocketmq_spark.producer import batching, encoding, housekeeping
 from rocketmq_spark.producer.accumulator import MessageBatch
 from rocketmq_spark.producer.batching import AccumulatorMember
 from rocketmq_spark.producer.destination import Destination, Destinations, Later
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
-from rocketmq_spark.producer.hooks import Hook
 from rocketmq_spark.producer.housekeeping import Housekeeping
+from rocketmq_spark.producer.in_flight import Callback, Pending
 from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, with_handle
-from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, nobody
-from rocketmq_spark.producer.pending import Callback, Pending
-from rocketmq_spark.producer.results import with_ids
-from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, nobody, with_ids
+from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.queues.selection import Select
-from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DelayHandle
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
 
@@ -82,7 +78,7 @@ class BaseProducer(Closing):
             self._shared_as = shared_as or name
             batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
             self._membership = AccumulatorMember(batcher, self, self._pending, settings.send_timeout_s)
-        unclosed.watch(self)
+        housekeeping.watch(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s)
 

@@ -7,8 +7,8 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
@@ -17,7 +17,6 @@ from rocketmq_spark.producer.engine import Engine, Together
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import cause_of, chooser, passing
-from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.identifiers import UniqKeys
 from rocketmq_spark.wire.messages import encode_item
 from rocketmq_spark.wire.properties import decode_properties, encode_properties

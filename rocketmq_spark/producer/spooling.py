@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Property, timer_due_ms
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import Property, timer_due_ms
 from rocketmq_spark.errors import (
     BrokerBusy,
     BrokerNotFound,
@@ -33,7 +33,6 @@ from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult,
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing, Queues
 from rocketmq_spark.queues.selection import Select, is_built_in, select
-from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)

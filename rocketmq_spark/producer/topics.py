@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from rocketmq_spark import codes, process
-from rocketmq_spark.clock import Deadline, backoff
+from rocketmq_spark.base import codes, process
+from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import Sender

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 
 # Where a stored message has its offset and its flags.
 _OFFSET_AT, _FLAGS_AT = 20, 36

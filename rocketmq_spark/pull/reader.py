@@ -1,4 +1,9 @@
-"""Offset ranges of one broker as pipelined pulls: in order, complete, and within a bound of bytes.
+"""Offset ranges of one broker as pipelined pulls, and the answers that were received but not read yet.
+
+Answers that were received and not read yet, as pieces of a stream's buffer: which of them may be handed out, and what
+of the buffer is still needed.
+
+Offset ranges of one broker as pipelined pulls: in order, complete, and within a bound of bytes.
 
 The offsets of a range are known, so many pulls are under way at once. Answers may be short (a broker sends 32 messages
 or 256 KiB, 8 when the data is cold), empty (filters, compaction), late or out of order: what an answer did not cover is
@@ -10,20 +15,16 @@ decided in ``verdict``, what is missing is kept in ``missing``, what is there in
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
-from rocketmq_spark.clock import Clock, Deadline
+from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, RocketMQError
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.pull.collected import Collected
-from rocketmq_spark.pull.doubts import Doubts, lasting, undoubted
 from rocketmq_spark.pull.fetched import Fetched, Hole, Piece, covered, first_offset, is_inner_batch
-from rocketmq_spark.pull.hints import Hints, OnHint
-from rocketmq_spark.pull.missing import Missing, Slot
-from rocketmq_spark.pull.pacing import Pacing, PullSettings
-from rocketmq_spark.pull.patience import SILENCE_S, Patience
-from rocketmq_spark.pull.requests import Requests
-from rocketmq_spark.pull.trials import Trials
+from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
+from rocketmq_spark.pull.replica import SILENCE_S, Hints, OnHint, Patience
+from rocketmq_spark.pull.requests import Pacing, PullSettings, Requests
 from rocketmq_spark.pull.verdict import (
     Cause,
     Continue,
@@ -39,6 +40,52 @@ from rocketmq_spark.pull.verdict import (
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 
 logger = logging.getLogger(__name__)
+
+
+class Collected:
+    """``pieces`` in any order and ``rows``, the offsets that they answer: the reader adds to both."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.rows = 0
+        self.lent: list[Piece] = []  # what is handed out
+        self._returned: list[Piece] = []  # what came back of it
+        self._begin = 0  # where in the buffer what is handed out begins
+
+    def add(self, piece: Piece, rows: int) -> None:
+        self.pieces.append(piece)
+        self.rows += rows
+
+    def before(self, frontier: tuple[int, int]) -> tuple[list[Piece], list[Piece]]:
+        """What lies before the first offset that is missing, in order, and the rest."""
+        self.pieces.sort()
+        split = bisect_left(self.pieces, frontier)
+        return self.pieces[:split], self.pieces[split:]
+
+    def give_back(self, pieces: Sequence[Piece]) -> None:
+        """Of what is handed out: they come again."""
+        self._returned = list(pieces)
+
+    def keep(self, rest: list[Piece], rows: int, stream: BulkStream) -> None:
+        """``rest`` and what was given back are all that is left; the buffer turns where as much might not fit again."""
+        if self._returned:
+            rest, self._returned = self._returned + rest, []
+            rows = covered(rest)
+        self.pieces, self.rows, self.lent = rest, rows, []
+        if stream.full or stream.room < stream.filled - self._begin:
+            moved = stream.turn((piece.begin, piece.end) for piece in self.pieces)
+            self.pieces = [
+                piece._replace(begin=moved[piece.begin], end=moved[piece.begin] + piece.end - piece.begin)
+                for piece in self.pieces
+            ]
+        self._begin = stream.filled
+
+    def drop(self) -> list[Slot]:
+        """Bodies lived in the buffer of a stream that is gone: their offsets, to be asked for again."""
+        lost = [Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)) for piece in self.pieces]
+        self.pieces, self.rows, self._begin = [], 0, 0
+        return lost
+
 
 # How long a look at another address may take while the connection at hand still works.
 MOVE_S = 5.0

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocketmq_spark.codes import OFFSET_RESET, UNREADABLE, Response
+from rocketmq_spark.base.codes import OFFSET_RESET, UNREADABLE, Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.remoting.bulk import Answer

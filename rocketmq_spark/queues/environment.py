@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
+from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX
+from rocketmq_spark.base.java import string_order
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.java_strings import string_order
 from rocketmq_spark.model import MessageQueue
 
 _LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from rocketmq_spark.base.java import java_hash
+from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import OptionError, RocketMQError, SelectorError
-from rocketmq_spark.failures import Failure, attempt
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options.callables import nearest, resolve
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.queues.java_hash import java_hash
-from rocketmq_spark.queues.named import nearest, resolve
 
 Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
 SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocketmq_spark import codes
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
 from rocketmq_spark.wire import header

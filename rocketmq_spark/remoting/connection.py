@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Flag
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Flag
+from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.failures import Failure, attempt
-from rocketmq_spark.remoting.channel import TICK_S, SocketChannel
-from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
+from rocketmq_spark.remoting.endpoint import TICK_S, SocketChannel, TlsSettings, closed_by_peer, connect, mapped
 from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of
 from rocketmq_spark.wire.header import Command
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocketmq_spark.clock import Deadline, backoff
+from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
 from rocketmq_spark.remoting.endpoint import TlsSettings

@@ -11,11 +11,10 @@ import copy
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from rocketmq_spark import codes
+from rocketmq_spark.base import codes
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.wire import header
-from rocketmq_spark.wire.frame import FrameSplitter
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Command, FrameSplitter
 
 W = TypeVar("W")
 

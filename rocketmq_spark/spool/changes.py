@@ -1,8 +1,18 @@
-"""One write of a store, before it is made: what it puts and deletes, and the totals after it. Pure."""
+"""Writes of a store: what one puts and deletes, and additions of several threads as one write.
+
+One write of a store, before it is made: what it puts and deletes, and the totals after it. Pure.
+
+Additions of several threads as one write. Whoever gets the lock writes for all who wait for it.
+"""
 
 from __future__ import annotations
 
-from rocketmq_spark.spool.keys import DEAD, LAST, RECORD, TOTALS, Due, marked, numbered, ordered
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from rocketmq_spark.errors import RocketMQError, SpoolError
+from rocketmq_spark.spool.keys import DEAD, LAST, NOTE, RECORD, TOTALS, Due, marked, numbered, ordered
 from rocketmq_spark.spool.records import Record, RecordState, Totals, decoded
 
 _NEVER = Due(LAST, LAST)
@@ -70,3 +80,53 @@ class AtomicChange:
         totals = self.totals
         totals.depth, totals.size = totals.depth + 1, totals.size + size
         totals.dead, totals.dead_bytes = totals.dead - 1, totals.dead_bytes - size
+
+
+class Ticket:
+    """What one caller adds: records with their due times, how they are stored, and notes. ``error`` is why they are not."""
+
+    def __init__(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
+        self.items = [(record, due_ms, record.encode()) for record, due_ms in records]
+        self.notes = [(NOTE + name, value) for name, value in (notes or {}).items()]
+        self.size = sum([len(data) for _, _, data in self.items])
+        self.laned = any(record.lane for record, _ in records)
+        self.error: RocketMQError | None = None
+        self.done = False
+
+
+class GroupCommit:
+    """Hands tickets to ``write`` under ``lock``: one by one, or those that wait ``together``."""
+
+    def __init__(
+        self, lock: AbstractContextManager[bool], write: Callable[[Sequence[Ticket]], None], together: bool
+    ) -> None:
+        self._lock = lock
+        self._write = write
+        self._together = together
+        self._waiting: deque[Ticket] = deque()
+
+    def put(self, ticket: Ticket) -> None:
+        """Returns when it is written; raises its error."""
+        if not self._together:
+            with self._lock:
+                self._write((ticket,))
+        else:
+            self._waiting.append(ticket)
+            with self._lock:
+                if not ticket.done:
+                    waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                    # Ctrl-C may have hit whoever took it from there, before it wrote.
+                    self._write_all(waiting if ticket in waiting else [*waiting, ticket])
+        if ticket.error is not None:
+            raise ticket.error
+
+    def _write_all(self, tickets: Sequence[Ticket]) -> None:
+        try:
+            self._write(tickets)
+        except BaseException:  # Ctrl-C hits one of them; that the others are written is not known
+            for each in tickets:
+                each.error = each.error or SpoolError("the write to the spool was interrupted")
+            raise
+        finally:
+            for each in tickets:
+                each.done = True

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocketmq_spark import extras
+from rocketmq_spark.base import extras
 from rocketmq_spark.errors import ClosedError, SpoolError
 from rocketmq_spark.spool.files import LOG, Wal, damaged_headers, make_folder, mirror
 

@@ -14,15 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.spool.keys import Due
 from rocketmq_spark.spool.lanes import Runs
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.schedule import Schedule
-from rocketmq_spark.spool.silence import Silences
+from rocketmq_spark.spool.schedule import Schedule, Silences
 from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict, Work
-from rocketmq_spark.timer import Timer
 
 logger = logging.getLogger(__name__)
 

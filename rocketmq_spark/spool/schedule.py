@@ -1,12 +1,19 @@
-"""When what failed is tried again. Pure.
+"""When what failed is tried again, and which targets fell silent. Pure.
+
+When what failed is tried again. Pure.
 
 Seed 003's steps, counted from each failure. Its answer for a number beyond the table (10 s) is never reached, for that is
 when it gives up.
+
+Which targets fell silent, and when their answering makes what waits for them due at once. Pure.
+
+A broker that answers some requests and refuses others must not use up all tries of a record in a moment: after each
+failure that follows such a call the next one is put off, by the steps of the schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 STEPS_S = (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800)
@@ -39,3 +46,59 @@ class SteadyClock:
 
     def __call__(self) -> int:
         return self._monotonic_ms() + self._offset_ms
+
+
+# After so long without a failure a target begins anew.
+FORGOTTEN_MS = 1000 * STEPS_S[-1]
+
+
+@dataclass(slots=True)
+class _Silence:
+    not_before_ms: int
+    failed_ms: int
+    calls: int = 0
+    called: bool = False
+
+
+class Silences:
+    """Targets that failed. Times are ms of a clock that does not go back."""
+
+    def __init__(self) -> None:
+        self._silent: dict[str, _Silence] = {}
+        self._assumed_ms: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._silent) or self._assumed_ms is not None
+
+    def assume(self, now_ms: int) -> None:
+        """Any target may have failed before: nobody has asked yet."""
+        self._assumed_ms = now_ms
+
+    def failed(self, target: str, now_ms: int) -> None:
+        """Something for ``target`` could not be sent."""
+        known = self._silent.get(target)
+        if known is None or now_ms - known.failed_ms >= FORGOTTEN_MS:
+            self._silent[target] = _Silence(now_ms, now_ms)
+        elif known.called:
+            step = STEPS_S[min(known.calls, len(STEPS_S)) - 1]
+            self._silent[target] = _Silence(now_ms + 1000 * step, now_ms, known.calls)
+        else:
+            known.failed_ms = now_ms
+
+    def answered(self, targets: Iterable[str], now_ms: int) -> set[str]:
+        """Those of ``targets`` that were silent and are to be called now."""
+        called = set()
+        for target in targets:
+            if target not in self._silent and self._assumed_ms is not None:
+                self.failed(target, self._assumed_ms)
+            known = self._silent.get(target)
+            if known is not None and not known.called and known.not_before_ms <= now_ms:
+                known.called = True
+                known.calls += 1
+                called.add(target)
+        return called
+
+    def forget(self) -> None:
+        """Nothing waits any more."""
+        self._silent.clear()
+        self._assumed_ms = None

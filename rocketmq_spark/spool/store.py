@@ -18,12 +18,10 @@ from typing import NamedTuple
 
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.spool import mending
-from rocketmq_spark.spool.changes import AtomicChange
+from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database
-from rocketmq_spark.spool.group import GroupCommit, Ticket
 from rocketmq_spark.spool.keys import NOTE, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered
-from rocketmq_spark.spool.lanes import Behind, Joins, followers, lane_with, lanes, leave
-from rocketmq_spark.spool.marks import Marks
+from rocketmq_spark.spool.lanes import Behind, Joins, Marks, followers, lane_with, lanes, leave
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals, decoded
 from rocketmq_spark.spool.salvage import Salvaged, finish, salvage
 

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocketmq_spark.codes import MAX_QUEUES, Perm
+from rocketmq_spark.base.codes import MAX_QUEUES, Perm
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.loose_json import read_json
-from rocketmq_spark.wire.subscription import Subscription
+from rocketmq_spark.wire.properties import Subscription
 
 
 @dataclass(frozen=True, slots=True)

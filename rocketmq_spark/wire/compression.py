@@ -13,8 +13,8 @@ import functools
 import zlib
 from typing import Any
 
-from rocketmq_spark import extras
-from rocketmq_spark.codes import COMPRESSION_MASK, SysFlag
+from rocketmq_spark.base import extras
+from rocketmq_spark.base.codes import COMPRESSION_MASK, SysFlag
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
 from rocketmq_spark.wire.header import Bytes
 

@@ -1,19 +1,81 @@
-"""One remoting command and its two header encodings, JSON and binary.
+"""Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
+
+Cuts the byte stream of a connection into frames.
+
+Knows the length field and the limit, nothing of what is inside. After an error the stream has lost its place: the
+connection must be dropped, and the splitter keeps raising.
+
+One remoting command and its two header encodings, JSON and binary.
 
 A command is a request or a response: a code, a map of strings and a body. Each frame says how its own header is
 written and nothing is negotiated, so both decoders are always needed. This module does not know what any code or field
 means. Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
+
+Signs requests with an access key, as brokers with access control demand.
+
+The signature covers the values of all fields and the body, but neither the code nor the request number: it proves who
+asks, and does not protect against a replay. It must be made last, when every field has its final text. Algorithm:
+``AclClientRPCHook``, the same for ACL 1.0 and 2.0.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocketmq_spark.codes import MAX_FRAME_BYTES, VERSION, Flag, LanguageCode, SerializeType
+from rocketmq_spark.base.codes import MAX_FRAME_BYTES, VERSION, Flag, LanguageCode, SerializeType
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
+
+_LENGTH_BYTES = 4
+
+
+class FrameSplitter:
+    """Collects bytes until frames are whole. ``max_frame`` bounds what a peer can make us keep."""
+
+    def __init__(self, max_frame: int) -> None:
+        self.max_frame = max_frame
+        self._buffer = bytearray()
+        self._broken: RemoteProtocolError | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of a frame that has not ended yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+        """Frames that ``data`` completes, without their length fields.
+
+        An announced length above the limit raises before anything of that frame is kept, and so does every later call.
+        """
+        if self._broken is not None:
+            raise self._broken
+        self._buffer += data
+        frames: list[bytes] = []
+        at = 0
+        available = len(self._buffer)
+        with memoryview(self._buffer) as view:
+            while available - at >= _LENGTH_BYTES:
+                start = at + _LENGTH_BYTES
+                length = int.from_bytes(view[at:start], "big")
+                if length > self.max_frame:
+                    self._broken = RemoteProtocolError(
+                        f"The peer announces a frame of {length} bytes, the limit is {self.max_frame}"
+                    )
+                    break
+                if available - start < length:
+                    break
+                at = start + length
+                frames.append(bytes(view[start:at]))
+        if self._broken is not None:
+            self._buffer.clear()
+            raise self._broken
+        del self._buffer[:at]
+        return frames
+
 
 Bytes = bytes | memoryview
 
@@ -192,3 +254,28 @@ def _sized(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
     if length < 0 or end > len(data):
         raise ValueError(f"a text of {length} bytes does not fit the header")
     return data[start:end].decode(), end
+
+
+ACCESS_KEY = "AccessKey"
+SECURITY_TOKEN = "SecurityToken"
+SIGNATURE = "Signature"
+
+
+def sign(command: Command, access_key: str, secret_key: str, security_token: str | None = None) -> Command:
+    """A copy of ``command`` with credentials and signature; the body is shared."""
+    ext = {name: value for name, value in command.ext.items() if name != SIGNATURE}
+    ext[ACCESS_KEY] = access_key
+    if security_token:
+        ext[SECURITY_TOKEN] = security_token
+    digest = hmac.new(secret_key.encode(), signed_fields(ext), "sha1")
+    digest.update(command.body)
+    ext[SIGNATURE] = base64.b64encode(digest.digest()).decode()
+    return replace(command, ext=ext)
+
+
+def signed_fields(ext: dict[str, str]) -> bytes:
+    """Values in the order of their names, which is Java's: by UTF-16 code units."""
+    # The two orders differ only beyond the basic plane, and names are ASCII but for a user's own fields.
+    plain = all(map(str.isascii, ext))
+    names = sorted(ext) if plain else sorted(ext, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
+    return "".join([ext[name] for name in names]).encode()

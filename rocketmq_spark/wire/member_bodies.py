@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rocketmq_spark.codes import VERSION
-from rocketmq_spark.membership import DirectResult, QueueInfo, RunningInfo, TopicFigures
+from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.membership import DirectResult, QueueInfo, RunningInfo, TopicFigures
 from rocketmq_spark.wire.bodies import GroupMembership, subscription_data
 
 _MIB = 1 << 20

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from rocketmq_spark.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
+from rocketmq_spark.base.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from rocketmq_spark.codes import (
+from rocketmq_spark.base.codes import (
     DLQ_PREFIX,
     MAX_GROUP_LENGTH,
     MAX_RETRY_OR_DLQ_TOPIC_LENGTH,

@@ -1,4 +1,11 @@
-"""The property string of a message: ``name 0x01 value 0x02``, repeated, without any escaping.
+"""Property strings of messages, and tag expressions.
+
+Tag expressions, as a broker's filter reads them: ``*`` or ``a || b``.
+
+A broker compares 32-bit hashes of tags only, so what it lets through must be compared again by text. Mirrors
+``FilterAPI`` of the Java client. SQL92 filters are not understood here.
+
+The property string of a message: ``name 0x01 value 0x02``, repeated, without any escaping.
 
 Decoding forgives as Java does (``MessageDecoder.string2messageProperties``): what is malformed vanishes. Encoding
 refuses what decoding would tear apart. Which names mean something is known to ``codes.Property`` only.
@@ -7,17 +14,51 @@ refuses what decoding would tear apart. Which names mean something is known to `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rocketmq_spark.codes import (
+from rocketmq_spark.base.codes import (
     KEY_SEPARATOR,
     MAX_PROPERTIES_BYTES,
     RESERVED_PROPERTIES,
     TRANSIENT_PROPERTY_PREFIX,
     Property,
 )
+from rocketmq_spark.base.java import string_hash
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
+
+ALL = "*"
+
+# What Java's trim() removes: everything up to the blank, but not the no-break space.
+_BLANKS = "".join(map(chr, range(0x21)))
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a group wants of a topic. No tags: everything."""
+
+    sub_string: str = ALL
+    tags: tuple[str, ...] = ()
+    codes: tuple[int, ...] = ()
+
+    def accepts(self, tag: str | None) -> bool:
+        """Whether a message with this tag was really asked for; brokers also pass tags with an equal hash."""
+        return not self.tags or tag in self.tags
+
+
+def parse_subscription(expression: str | None) -> Subscription:
+    """The tags of an expression and their hashes, sorted. Raises ``ValueError`` when it consists of ``||`` only."""
+    if not expression or expression == ALL:
+        return Subscription()
+    parts = expression.split("||")
+    while parts and not parts[-1]:  # Java's split() drops these
+        parts.pop()
+    if not parts:
+        raise ValueError(f"No tag in the expression {expression!r}")
+    tags = tuple(sorted({part.strip(_BLANKS) for part in parts} - {""}))
+    return Subscription(expression, tags, tuple(sorted({string_hash(tag) for tag in tags})))
+
 
 _NAME_END = "\x01"
 _VALUE_END = "\x02"

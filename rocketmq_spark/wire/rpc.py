@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rocketmq_spark.codes import Flag, PullSysFlag, Request, Response
+from rocketmq_spark.base.codes import Flag, PullSysFlag, Request, Response
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes, Command
 

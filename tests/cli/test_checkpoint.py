@@ -13,7 +13,7 @@ from click.testing import Result
 from rocketmq_spark import session
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import documents
 from tests.cli.test_lag import feed
 from tests.mockbroker import eventually

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import Message, Producer
-from rocketmq_spark.clock import Deadline, wait_until
+from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import Envelope
 from tests.cli.conftest import documents

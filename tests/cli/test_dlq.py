@@ -13,10 +13,10 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli import dlq
 from rocketmq_spark.cli.dlq import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message

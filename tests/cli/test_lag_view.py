@@ -17,9 +17,9 @@ from rocketmq_spark.cli.lag_view import (
     under_way,
     waiting,
 )
-from rocketmq_spark.lag import QueueLag
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.checkpoint import LoggedBatch, Read
+from rocketmq_spark.model.lag import QueueLag
+from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, Read
 
 NOW_MS = 1_800_000_000_000
 LARGE = 9_876_543_210

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rocketmq_spark.cli import metrics_server
-from rocketmq_spark.cli.metrics_server import serving
+from rocketmq_spark.cli import lag
+from rocketmq_spark.cli.lag import serving
 from rocketmq_spark.errors import CallTimeout, OptionError
 from tests.mockbroker import eventually
 
@@ -76,7 +76,7 @@ def test_a_browser_that_was_led_here_under_another_name_gets_nothing() -> None:
 
 
 def test_who_is_silent_is_let_go_and_so_is_who_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "_AT_ONCE", 3)
+    monkeypatch.setattr(lag, "_AT_ONCE", 3)
     with serving(LOCAL, lambda: "a 1\n") as url:
         parts = urlsplit(url)
         place = (parts.hostname or "", parts.port or 0)
@@ -95,7 +95,7 @@ def asked_or_closed(url: str) -> bytes:
 
 
 def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "_IDLE_S", 0.05)
+    monkeypatch.setattr(lag, "_IDLE_S", 0.05)
     with serving(LOCAL, lambda: "a 1\n") as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as sock:
@@ -103,7 +103,7 @@ def test_a_silent_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_request_that_comes_byte_by_byte_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "_IDLE_S", 0.5)
+    monkeypatch.setattr(lag, "_IDLE_S", 0.5)
     with serving(LOCAL, lambda: "a 1\n") as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as sock:

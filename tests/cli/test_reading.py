@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from rocketmq_spark import Message, options
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.fetched import Fetched, Piece

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli.tail import document, line
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
 from rocketmq_spark.options import parse
 from tests.cli.conftest import documents

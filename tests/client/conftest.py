@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request
+from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.committer import RemotingCommitter
+from rocketmq_spark.client.groups import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
-from rocketmq_spark.client.kinds import Kinds
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.questions import BrokerQuestions
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request
+from rocketmq_spark.client.topics import Kinds
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.remoting.pool import Dialling, Pool
-from rocketmq_spark.retry import Retry
 from tests.mockbroker import MockBroker, route, topic_config
 
 

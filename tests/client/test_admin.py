@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from rocketmq_spark.base.codes import FIRST_WITH_ATTRIBUTES, Request, Response
 from rocketmq_spark.client.admin import Admin, batch_attributes
-from rocketmq_spark.codes import FIRST_WITH_ATTRIBUTES, Request, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,

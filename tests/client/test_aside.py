@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rocketmq_spark.client.aside import Aside
+from rocketmq_spark.base.threads import Aside
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.client.asked import BrokerRequests, own, told
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.client.groups import BrokerRequests, own, told
 from rocketmq_spark.errors import RemoteProtocolError
-from rocketmq_spark.membership import (
+from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.model.membership import (
     Answer,
+    BrokerRequest,
     ConsumeDirectly,
     DirectOutcome,
     DirectResult,
@@ -20,12 +22,10 @@ from rocketmq_spark.membership import (
     MembersChanged,
     Membership,
     OffsetsAsked,
-    Question,
     QueueInfo,
     ResetOffsets,
     RunningInfo,
 )
-from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.loose_json import read_json
@@ -39,10 +39,10 @@ STORED = store("%RETRY%ns%g", b"body", "RETRY_TOPIC\x01ns%t\x02", queue_offset=3
 INFO = RunningInfo(Membership({"t": Filter("a")}), 5, queues={QUEUE: QueueInfo()})
 
 
-def ask(code: Request, answer: Answer | None, body: bytes = b"", **ext: Any) -> tuple[Question, Command | None]:
-    asked: list[tuple[str, Question]] = []
+def ask(code: Request, answer: Answer | None, body: bytes = b"", **ext: Any) -> tuple[BrokerRequest, Command | None]:
+    asked: list[tuple[str, BrokerRequest]] = []
 
-    def worker(address: str, question: Question) -> Answer | None:
+    def worker(address: str, question: BrokerRequest) -> Answer | None:
         asked.append((address, question))
         return answer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.codes import Request
+from rocketmq_spark.base.codes import Request
 from tests.mockbroker import Call, Command, MockBroker, ok, route
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ with Producer(name_server=sys.argv[1], group="g", compress_above="10b") as produ
     producer.flush()
 """
 LZ4 = """
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.wire.compression import compress, decompress
 for work in (lambda: compress(b"x", SysFlag.LZ4), lambda: decompress(b"x", SysFlag.ZSTD)):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client.broker import first_not_older
-from rocketmq_spark.codes import Request, Response, SysFlag
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client import calls
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.credentials import Credentials
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -29,7 +29,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.pool import Pool
-from rocketmq_spark.wire import acl
+from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
@@ -248,7 +248,7 @@ def test_every_kind_of_request_is_signed(broker: MockBroker) -> None:
     parts.pool.close()
     for command in broker.seen(PING):
         plain = Command(PING, {k: v for k, v in command.ext.items() if k == "a"}, command.body)
-        assert command.ext == acl.sign(plain, "key", "secret", "token").ext
+        assert command.ext == header.sign(plain, "key", "secret", "token").ext
 
 
 def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, parts: Parts) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import threading
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import CallTimeout, GroupNotFound
 from rocketmq_spark.model import MessageQueue
 from tests.client.conftest import Parts

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import LocalProtocolError, OptionError
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts

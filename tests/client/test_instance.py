@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Flag, Request, Response
 from rocketmq_spark.client.instance import Groups, Instance, Member
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Flag, Request, Response
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
-from rocketmq_spark.wire.subscription import parse_subscription
+from rocketmq_spark.wire.properties import parse_subscription
 from tests.client.conftest import Parts
 from tests.harness import store
 from tests.helpers import RAISED, raising

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client import instance, member
 from rocketmq_spark.client.instance import Member
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer import consumer, pull_consumer, running, subscribed, upkeep
-from rocketmq_spark.consumer.consumer import BaseConsumer
-from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.running import ConsumerTools
-from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.pull import pull_consumer, subscribed, upkeep
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.push import consumer, running
+from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.settings import ConsumerSettings, PullConsumerSettings
 from rocketmq_spark.wire.bodies import GroupMembership
 from tests.client.conftest import Parts
 from tests.helpers import no_more_threads, raising

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.long_polls import LongPolls, command_of, replica, wanted_of
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import BATCH_QUEUE, PullSysFlag, Request, Response
+from rocketmq_spark.client.pulls import LongPolls, command_of, replica, wanted_of
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.remoting.pool import Dialling, Pool

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import (
     BrokerError,
     BrokerNotFound,
@@ -22,8 +22,8 @@ from rocketmq_spark.errors import (
     ServerFault,
 )
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.membership import Answer, MembersChanged, Membership, Question
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, SendRequest
+from rocketmq_spark.model.membership import Answer, BrokerRequest, MembersChanged, Membership
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
@@ -33,7 +33,7 @@ from tests.mockbroker import NO_ROUTE, WAIT_S, Call, MockBroker, eventually, off
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
 
 
-def nothing(address: str, question: Question) -> None:
+def nothing(address: str, question: BrokerRequest) -> None:
     raise AssertionError(f"{question} was not expected")
 
 
@@ -210,7 +210,7 @@ def test_locks_are_asked_of_each_broker_and_one_that_fails_is_alone(broker: Mock
 
 
 def join(
-    parts: Parts, group: str, topic: str = "t", asked: Callable[[str, Question], Answer | None] = nothing
+    parts: Parts, group: str, topic: str = "t", asked: Callable[[str, BrokerRequest], Answer | None] = nothing
 ) -> Callable[[Deadline], None]:
     return parts.member.join(group, lambda: Membership({topic: Filter("a")}, versions_ms={topic: 3}), asked, 0.0)
 
@@ -235,9 +235,9 @@ def test_what_a_broker_asks_gets_to_the_group(broker: MockBroker, parts: Parts) 
     broker.on(Request.HEART_BEAT, ok())
     parts.routes.get("t")
     asked = threading.Event()
-    questions: list[Question] = []
+    questions: list[BrokerRequest] = []
 
-    def worker(address: str, question: Question) -> Answer | None:
+    def worker(address: str, question: BrokerRequest) -> Answer | None:
         questions.append(question)
         asked.set()
         return {QUEUES[0]: 4} if not isinstance(question, MembersChanged) else None

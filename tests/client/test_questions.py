@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.client.questions import Question, first_of_each
-from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc

@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.client.readers import GroupReader, groups, readers, wanted
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.client.groups import GroupReader, groups, readers, wanted
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.client.route import NameServers
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     ConnectionLost,

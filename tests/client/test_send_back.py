@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.client.send_back import copy_of
-from rocketmq_spark.codes import DELAY_LEVELS, Request, Response
+from rocketmq_spark.base.codes import DELAY_LEVELS, Request, Response
+from rocketmq_spark.client.sender import copy_of
 from rocketmq_spark.errors import DecodeError, NotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import decompress

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from rocketmq_spark.codes import Request, Response, SysFlag
+from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,

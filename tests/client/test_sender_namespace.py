@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.codes import FIRST_WITH_TIMERS, Request
+from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, Request
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts

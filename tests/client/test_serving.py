@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Clock, Deadline
-from rocketmq_spark.codes import Response
-from rocketmq_spark.consumer.assigned import FetchedPart
-from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import (
     LocalProtocolError,
     RocketMQError,
@@ -20,7 +20,6 @@ from rocketmq_spark.errors import (
     ServerFault,
     error_for,
 )
-from rocketmq_spark.membership import Asked, Membership
 from rocketmq_spark.model import (
     Filter,
     MessageQueue,
@@ -30,6 +29,7 @@ from rocketmq_spark.model import (
     QueueBounds,
     ReceivedMessage,
 )
+from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.wire.messages import portion
 from tests.producer.scripted import ManualTimer, Time
 

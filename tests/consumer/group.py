@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import RETRY_PREFIX, Response
-from rocketmq_spark.consumer.consumer import BaseConsumer
-from rocketmq_spark.consumer.running import ConsumerTools
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import RETRY_PREFIX, Response
+from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.push.workers import Work, Workers
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.workers import Work, Workers
 from rocketmq_spark.errors import (
     BrokerError,
     LocalProtocolError,
@@ -32,7 +32,6 @@ from rocketmq_spark.errors import (
     ServerFault,
     error_for,
 )
-from rocketmq_spark.membership import Asked, MembersChanged, Membership
 from rocketmq_spark.model import (
     Filter,
     MessageQueue,
@@ -42,6 +41,7 @@ from rocketmq_spark.model import (
     QueueBounds,
     ReceivedMessage,
 )
+from rocketmq_spark.model.membership import Asked, MembersChanged, Membership
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, Time
 from tests.queues import qs
@@ -339,7 +339,7 @@ class GroupBench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
-        monkeypatch.setattr("rocketmq_spark.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
+        monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
         self.brokers = FakeBrokers(self.time, {"T": "a:0-1 b:0-1"})
         self.workers: list[ManualWorkers] = []
         self.counts: list[int] = []  # how many threads each wanted

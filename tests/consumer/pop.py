@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.in_hand import InHand, Lent
-from rocketmq_spark.consumer.pop_settings import PopSettings
-from rocketmq_spark.consumer.settling import Settling
-from rocketmq_spark.consumer.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pop.in_hand import InHand, Lent, Settling
+from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
+from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.popped import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
 from tests.consumer.group import ManualWorkers
 from tests.producer.scripted import ManualTimer, Time
 from tests.test_popped import popped

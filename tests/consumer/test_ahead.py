@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Clock
+from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.fake_member import FakeMember, as_rows, bodies, message

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
+from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
 from tests.helpers import raising

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketmq_spark.consumer.assigned import Ask, Assigned, FetchedPart
-from rocketmq_spark.consumer.start_offset import Start
+from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
+from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))

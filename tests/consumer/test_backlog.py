@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer import ahead, backlog
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.consumer import ahead
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.assigned import Ask
-from rocketmq_spark.consumer.backlog import Backlog
-from rocketmq_spark.consumer.consumer import BaseConsumer
-from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.running import ConsumerTools
+from rocketmq_spark.consumer.pull.assigned import Ask
+from rocketmq_spark.consumer.push import backlog
+from rocketmq_spark.consumer.push.backlog import Backlog
+from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
-from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire import messages
 from tests.consumer.group import FakeBrokers, FakeMember
 from tests.consumer.reads import COUNT, Reads

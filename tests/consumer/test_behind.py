@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rocketmq_spark.consumer.assigned import Ask, AssignedQueue
-from rocketmq_spark.consumer.behind import MAX_RANGES, Bounds, ReadPace, Stretch, far_behind, pace, ranges
-from rocketmq_spark.consumer.start_offset import Start
+from rocketmq_spark.consumer.ahead import MAX_RANGES, Bounds, ReadPace, Stretch, far_behind, pace, ranges
+from rocketmq_spark.consumer.pull.assigned import Ask, AssignedQueue
+from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.model import MessageQueue, OffsetRange
 
 A, B, C = (MessageQueue("t", broker, i) for broker, i in (("a", 0), ("a", 1), ("b", 0)))

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.concurrent import Concurrent
-from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import MemberState
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.concurrent import Concurrent
+from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.workers import Workers
 from rocketmq_spark.errors import CallTimeout
-from rocketmq_spark.timer import Timer
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import QUEUE, messages
 from tests.helpers import RAISED, raising
@@ -207,7 +206,7 @@ def test_a_log_handler_that_raises_costs_no_message(group: GroupBench) -> None:
             raise fails.pop()
 
     fails: list[BaseException] = [SystemExit("no log")]
-    handler, log = Breaks(logging.WARNING), logging.getLogger("rocketmq_spark.consumer.concurrent")
+    handler, log = Breaks(logging.WARNING), logging.getLogger("rocketmq_spark.consumer.push.concurrent")
     log.addHandler(handler)
     try:
         group.brokers.send(A, b"bad")

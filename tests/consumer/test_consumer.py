@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.consumer import BaseConsumer
-from rocketmq_spark.consumer.running import HANGS_S, TIMEOUT_S, ConsumerTools
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push.running import HANGS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import CallTimeout, ClosedError, LocalProtocolError, OptionError
-from rocketmq_spark.membership import ResetOffsets
 from rocketmq_spark.model import Filter, PullRequest
-from rocketmq_spark.timer import Timer
+from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
 from tests.helpers import RAISED
 from tests.mockbroker import eventually

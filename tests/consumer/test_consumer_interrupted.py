@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.consumer import BaseConsumer
+from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from tests.consumer.group import FakeBrokers, FakeMember, GroupBench

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.differing import Differing, differences
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.push.differing import Differing, differences
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter

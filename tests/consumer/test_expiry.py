@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from rocketmq_spark.consumer.expiry import Call, expired
 from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.concurrent import Call, expired
 from tests.consumer.messages import QUEUE, message, messages
 
 MINUTE = 60_000

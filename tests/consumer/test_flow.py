@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.codes import Response
-from rocketmq_spark.consumer import flow
-from rocketmq_spark.consumer.flow import Next, Thresholds, after, divided, full
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push import flow
+from rocketmq_spark.consumer.push.flow import Next, Thresholds, after, divided, full
 from rocketmq_spark.errors import BrokerBusy, CallTimeout
 from rocketmq_spark.model import PullAnswer, PullStatus
 from tests.consumer.messages import QUEUE, message, messages

@@ -3,9 +3,9 @@ from __future__ import annotations
 import random
 import threading
 
-from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import MemberState, Stats
 from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.push.held import MemberState, Stats
 from tests.consumer.messages import messages
 from tests.queues import q, qs
 

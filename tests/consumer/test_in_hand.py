@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import threading
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.held import Stats
-from rocketmq_spark.consumer.in_hand import InHand
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pop.in_hand import InHand
+from rocketmq_spark.consumer.push.held import Stats
 from tests.consumer.pop import of
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.consumer.local_offsets import LocalOffsets, file_of
+from rocketmq_spark.consumer.push.offset_store import LocalOffsets, file_of
 from rocketmq_spark.errors import OffsetError, OptionError
 from tests.queues import q
 from tests.strategies import queues
@@ -124,7 +124,7 @@ def test_a_file_has_one_owner_in_a_process_under_any_name(path: Path, tmp_path: 
 HOLDER = """
 import sys
 from pathlib import Path
-from rocketmq_spark.consumer.local_offsets import LocalOffsets
+from rocketmq_spark.consumer.push.offset_store import LocalOffsets
 one = LocalOffsets(Path(sys.argv[1]))
 one.hold()
 print("held", flush=True)

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import MemberState
-from rocketmq_spark.consumer.local_offsets import LocalOffsets
-from rocketmq_spark.consumer.offset_store import BrokerOffsets, FileOffsets
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeMember, GroupBench

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer import ownership
-from rocketmq_spark.consumer.held import MemberState
-from rocketmq_spark.consumer.local_offsets import LocalOffsets
-from rocketmq_spark.consumer.offset_store import BrokerOffsets
-from rocketmq_spark.consumer.ownership import Ownership
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push import ownership
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, LocalOffsets
+from rocketmq_spark.consumer.push.ownership import Ownership
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import AccessDenied, CallTimeout, ServerFault
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import GROUP, FakeMember, GroupBench

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from rocketmq_spark.clock import Clock, Deadline
-from rocketmq_spark.consumer.polls import Polls
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import Start
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.consumer.pull.polls import Polls
+from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.held import Stats
-from rocketmq_spark.consumer.pop_listening import InAnyOrder, InOrder, pause_s
+from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, pause_s
+from rocketmq_spark.consumer.push.held import Stats
 from rocketmq_spark.errors import ConnectionLost
-from rocketmq_spark.popped import GroupPolicy
+from rocketmq_spark.model.popped import GroupPolicy
 from tests.consumer.pop import INVISIBLE_MS, PopBench, of
 from tests.helpers import raising
 

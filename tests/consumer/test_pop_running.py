@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.consumer import BaseConsumer
-from rocketmq_spark.consumer.running import ConsumerTools
+from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.errors import ConnectionLost, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.popped import GroupPolicy
+from rocketmq_spark.model.popped import GroupPolicy
 from tests.consumer.pop import SETTINGS, FakeProxy, of
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually

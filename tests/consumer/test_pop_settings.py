@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.consumer.pop_settings import PopSettings
+from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.errors import OptionError
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.in_hand import Lent
-from rocketmq_spark.consumer.popping import Popping
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pop.in_hand import Lent
+from rocketmq_spark.consumer.pop.running import Popping
 from rocketmq_spark.errors import ConnectionLost
 from tests.consumer.pop import SETTINGS, PopBench, of
 from tests.helpers import no_more_threads

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.positions import Positions
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import Start
+from rocketmq_spark.consumer.pull.positions import Positions
+from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import OffsetError, ServerFault
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.fake_member import FakeMember

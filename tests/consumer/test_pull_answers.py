@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Clock, Deadline
-from rocketmq_spark.consumer.polls import Polls
-from rocketmq_spark.consumer.pull_answers import PullAnswers
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import Start
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.consumer.pull.polls import Polls
+from rocketmq_spark.consumer.pull.positions import PullAnswers
+from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.membership import (
+from rocketmq_spark.model import NO_FILTER, MessageQueue
+from rocketmq_spark.model.membership import (
     ConsumeDirectly,
     InfoAsked,
     MembersChanged,
@@ -22,7 +23,6 @@ from rocketmq_spark.membership import (
     ResetOffsets,
     RunningInfo,
 )
-from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import FakeMember, message
 
 A, B, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1), MessageQueue("u", "b", 0)

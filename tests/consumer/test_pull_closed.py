@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.errors import ClosedError
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once

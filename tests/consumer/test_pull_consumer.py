@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.assigned import FetchedPart
-from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -26,8 +26,15 @@ from rocketmq_spark.errors import (
     OptionError,
     ServerFault,
 )
-from rocketmq_spark.membership import InfoAsked, MembersChanged, OffsetsAsked, QueueInfo, ResetOffsets, RunningInfo
 from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.model.membership import (
+    InfoAsked,
+    MembersChanged,
+    OffsetsAsked,
+    QueueInfo,
+    ResetOffsets,
+    RunningInfo,
+)
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import messages
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, as_rows, bodies, made

@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Clock
+from rocketmq_spark.base.clock import Clock, Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.assigned import FetchedPart
-from rocketmq_spark.consumer.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
-from rocketmq_spark.membership import ResetOffsets
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
-from rocketmq_spark.timer import Timer
+from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, as_rows, bodies, made, message
 from tests.consumer.reads import COUNT, Reads
 from tests.helpers import RAISED

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import OptionError
 
 

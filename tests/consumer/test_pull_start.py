@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import PullAnswer, PullStatus
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.errors import BrokerBusy, BrokerError, CallTimeout, GroupNotFound, RocketMQError
 from rocketmq_spark.model import Filter, PullAnswer, PullRequest, PullStatus
 from tests.consumer.group import RARE, Done, FakeMember, GroupBench

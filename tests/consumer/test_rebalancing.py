@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from rocketmq_spark.errors import CallTimeout, OptionError, ServerFault
-from rocketmq_spark.membership import ResetOffsets
+from rocketmq_spark.model.membership import ResetOffsets
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment
 from tests.consumer.group import RETRY, FakeMember, GroupBench

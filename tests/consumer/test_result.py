@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.result import (
     Context,
     OrderedContext,
@@ -19,7 +20,6 @@ from rocketmq_spark.consumer.result import (
     slices,
 )
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.failures import Failure
 from tests.consumer.messages import QUEUE, message
 
 FAILED = Failure(KeyError("k"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.consumer.flow import Thresholds
+from rocketmq_spark.consumer.push.flow import Thresholds
 from rocketmq_spark.errors import RouteNotFound
 from tests.consumer.group import GroupBench
 from tests.queues import q, qs

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.held import MemberState
-from rocketmq_spark.consumer.send_back import SendBack
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.workers import SendBack
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from tests.consumer.group import FakeMember, GroupBench
 from tests.consumer.messages import QUEUE, message

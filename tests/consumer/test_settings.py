@@ -8,10 +8,9 @@ import pytest
 
 from rocketmq_spark import options
 from rocketmq_spark.access import scope
-from rocketmq_spark.consumer.flow import Thresholds
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
+from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.settings import ConsumerSettings, PullConsumerSettings
 from rocketmq_spark.errors import OptionError
 from tests.harness import in_one_test
 from tests.queues import qs, read

@@ -3,10 +3,10 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.held import Stats
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.push.held import Stats
 from rocketmq_spark.errors import ConnectionLost, NotFound
-from rocketmq_spark.popped import PoppedMessage
+from rocketmq_spark.model.popped import PoppedMessage
 from tests.consumer.pop import SETTINGS, PopBench, of
 from tests.mockbroker import eventually
 

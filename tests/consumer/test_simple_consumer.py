@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.simple_consumer import MIN_WAIT_S, BaseSimpleConsumer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pop.simple_consumer import MIN_WAIT_S, BaseSimpleConsumer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.popped import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
 from tests.helpers import raising
 from tests.test_popped import popped
 

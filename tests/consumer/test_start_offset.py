@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Start, StartQuestions, Where, start_offset
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Start, StartQuestions, Where, start_offset
 from rocketmq_spark.errors import CallTimeout, OffsetError, RocketMQError, ServerFault
 from tests.queues import q
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.clock import Clock
-from rocketmq_spark.consumer.positions import Positions
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import Start
-from rocketmq_spark.consumer.subscribed import Subscribed
+from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.consumer.pull.positions import Positions
+from rocketmq_spark.consumer.pull.subscribed import Subscribed
+from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, MessageQueue

@@ -10,15 +10,15 @@ from types import FrameType
 
 import pytest
 
-from rocketmq_spark.clock import Clock
-from rocketmq_spark.consumer import upkeep
-from rocketmq_spark.consumer.polls import Polls
-from rocketmq_spark.consumer.positions import Positions
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.consumer.start_offset import Start
-from rocketmq_spark.consumer.subscribed import Subscribed
+from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.consumer.pull import upkeep
+from rocketmq_spark.consumer.pull.polls import Polls
+from rocketmq_spark.consumer.pull.positions import Positions
+from rocketmq_spark.consumer.pull.subscribed import Subscribed
+from rocketmq_spark.consumer.pull.upkeep import Upkeep
+from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import FakeMember

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.workers import Workers
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.push.workers import Workers
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 

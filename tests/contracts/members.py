@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rocketmq_spark import Producer, options, session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import DLQ_PREFIX, RETRY_PREFIX
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.membership import Membership
 from rocketmq_spark.model import NO_FILTER, Message, MessageQueue, PullAnswer, PullRequest, ReceivedMessage
+from rocketmq_spark.model.membership import Membership
 from rocketmq_spark.ports import GroupMember
 from tests.consumer import fake_member, group
 from tests.mockbroker import eventually

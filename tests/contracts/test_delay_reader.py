@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Message, Producer, PullConsumer, options, session
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import LocalProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.membership import Membership
 from rocketmq_spark.model import NO_FILTER, Filter, PullRequest, PullStatus
+from rocketmq_spark.model.membership import Membership
 from tests.contracts.members import Case, OfGroup, OfQueues, Outcome, Real, messages_of, soon, times
 
 ALL = (pytest.param("real", marks=pytest.mark.needs("rocketmq")), "of a group", "of queues")

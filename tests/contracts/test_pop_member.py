@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.errors import NotFound, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import NO_FILTER, Message
-from rocketmq_spark.popped import PoppedMessage
+from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
 from tests.consumer.pop import FakeProxy
 from tests.helpers import awaited

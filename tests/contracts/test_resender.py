@@ -8,13 +8,12 @@ from queue import SimpleQueue
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.timer import Timer
 from tests.spool.test_spool import FakeResender
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from rocketmq_spark import Consumer, options, session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolFull
 from rocketmq_spark.model import SpooledSend
 from rocketmq_spark.ports import Spool

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.wire import compression

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import answers
-from rocketmq_spark.decode.answers import AnswerCheck
-from rocketmq_spark.decode.decoder import Decoder
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode import answers
+from rocketmq_spark.columnar.decode.answers import AnswerCheck
+from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.pull.fetched import Hole, Piece
 from rocketmq_spark.wire.messages import BatchItem, decode_leniently, encode_batch

@@ -7,11 +7,10 @@ import logging
 
 import pytest
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode.bad import Bad, error
-from rocketmq_spark.decode.careful import Careful
-from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode.careful import Careful
+from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad, error
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.messages import BatchItem, encode_batch

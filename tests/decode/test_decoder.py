@@ -12,11 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import careful, stored_messages
-from rocketmq_spark.decode.bad import Bad
-from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.schema import BASIC, FULL, arrow_schema
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode import careful, stored_messages
+from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression

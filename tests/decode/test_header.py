@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.decode import properties as props
-from rocketmq_spark.decode import stored_messages
-from rocketmq_spark.decode.header import offset_message_ids
-from rocketmq_spark.decode.rows import Located
-from rocketmq_spark.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
+from rocketmq_spark.columnar.decode import properties as props
+from rocketmq_spark.columnar.decode import stored_messages
+from rocketmq_spark.columnar.decode.rows import Located, offset_message_ids
+from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
 from rocketmq_spark.wire.identifiers import host_text
 from tests.decode.fetching import QUEUES, one, stored
 from tests.harness import unhex, vectors

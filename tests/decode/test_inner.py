@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import careful, inner, stored_messages
-from rocketmq_spark.decode.bad import Bad
-from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.schema import BASIC, FULL
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode import careful, inner, stored_messages
+from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.wire import compression

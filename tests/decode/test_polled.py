@@ -6,9 +6,9 @@ import zlib
 
 import pytest
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode.polled import batch_of
-from rocketmq_spark.decode.schema import BASIC, arrow_schema
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode.decoder import batch_of
+from rocketmq_spark.columnar.decode.schema import BASIC, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.wire import messages

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.decode import properties as props
+from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.wire.properties import decode_properties, is_reserved
 from tests.decode.fetching import SLACK, clean_properties, odd_properties
 from tests.harness import unhex, vectors

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.decode.property_columns import cast
-from rocketmq_spark.decode.schema import TIMESTAMP
+from rocketmq_spark.columnar.decode.property_columns import cast
+from rocketmq_spark.columnar.decode.schema import TIMESTAMP
 from tests.harness import in_one_test
 
 UTC = datetime.UTC

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import RESERVED_PROPERTIES, TRANSIENT_PROPERTY_PREFIX
-from rocketmq_spark.decode import property_names as known
+from rocketmq_spark.base.codes import RESERVED_PROPERTIES, TRANSIENT_PROPERTY_PREFIX
+from rocketmq_spark.columnar.decode import property_columns as known
 from rocketmq_spark.wire.properties import is_reserved
 
 

@@ -9,10 +9,9 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode.bad import Bad
-from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.schema import BASIC, FULL, Column
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad, Column
 from rocketmq_spark.pull.fetched import Fetched
 from tests.decode.fetching import QUEUES, Answer, Style, clean_properties, fetch, messages, odd_properties, stored
 

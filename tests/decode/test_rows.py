@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.decode import properties as props
-from rocketmq_spark.decode import rows, stored_messages
-from rocketmq_spark.decode.rows import Located
-from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.columnar.decode import properties as props
+from rocketmq_spark.columnar.decode import rows, stored_messages
+from rocketmq_spark.columnar.decode.rows import Located
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.wire.messages import decode_messages
 from tests.decode.fetching import QUEUES, Answer, fetch, stored, text
 
@@ -44,5 +44,5 @@ def one_message(data):
 def test_a_column_of_the_queue_is_one_constant_where_all_queues_agree(monkeypatch):
     fetched = fetch(Answer(MESSAGES, 0))
     located = Located(stored_messages.locate(fetched.buffer, fetched.pieces), props.Columns(), QUEUES[:2])
-    monkeypatch.setattr(rows.slices, "integers", lambda *a: pytest.fail("looked at rows"))
+    monkeypatch.setattr(rows.arrow, "integers", lambda *a: pytest.fail("looked at rows"))
     assert located.of_queue("topic").to_pylist() == ["t", "t"]

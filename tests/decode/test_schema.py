@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL, arrow_schema, chosen, columns_of, ddl
+from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, arrow_schema, chosen, columns_of, ddl
 from rocketmq_spark.errors import OptionError
 from tests.decode.fetching import QUEUES, one, stored, text
 from tests.schemas import struct

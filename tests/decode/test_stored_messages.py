@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.decode import stored_messages
-from rocketmq_spark.decode.stored_messages import SMALLEST_MESSAGE, Malformed, boundaries
+from rocketmq_spark.columnar.decode import stored_messages
+from rocketmq_spark.columnar.decode.stored_messages import SMALLEST_MESSAGE, Malformed, boundaries
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import Answer, fetch, one, stored
 from tests.harness import peak_bytes

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import stored_messages, unpack
-from rocketmq_spark.decode.careful import Careful
-from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode import stored_messages, unpack
+from rocketmq_spark.columnar.decode.careful import Careful
+from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, one, stored

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service, waiting
 from rocketmq_spark.delay.service import DelayService, Names, Tools
 from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError

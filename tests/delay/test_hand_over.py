@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
-from rocketmq_spark.delay.progress import noted
+from rocketmq_spark.delay.release import noted
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.delay.nodes import QUEUES, Node, World, envelope

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.session import drainer
 from rocketmq_spark.spool.database import in_use
-from rocketmq_spark.spool.settings import owner_of
+from rocketmq_spark.spool.folders import owner_of
 from tests.live.writes import sink_options
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rocketmq_spark import session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.delay.presence import present
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.delay.stream import present
 from rocketmq_spark.localbroker import LocalBroker
 from tests.live.writes import sink_options
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rocketmq_spark.delay.progress import Progress, Seen, resumed
+from rocketmq_spark.delay.release import Progress, Seen, resumed
 from tests.cli.test_tail import MESSAGE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.codes import RESERVED_PROPERTIES
+from rocketmq_spark.base.codes import RESERVED_PROPERTIES
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, once, released
 from rocketmq_spark.wire.envelope import Envelope, cancelling
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import AccessDenied, CallTimeout, SpoolError
 from rocketmq_spark.model import Resent

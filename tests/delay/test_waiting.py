@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.delay import waiting
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, released
 from rocketmq_spark.model import MessageQueue

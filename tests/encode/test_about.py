@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.encode.about import MAX_WORDS, About
+from rocketmq_spark.columnar.encode.batch import MAX_WORDS, About
 from tests.live.writes import frame
 
 COLUMNS = {"tags": "tags", "keys": "keys"}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rocketmq_spark.encode.bad_rows import BadRows
+from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused
 
 

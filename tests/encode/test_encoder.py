@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import RESERVED_PROPERTIES
-from rocketmq_spark.encode.encoder import Encoder
-from rocketmq_spark.encode.identifiers import UniqueIds
+from rocketmq_spark.base.codes import RESERVED_PROPERTIES
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.wire.messages import decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.encode.bad_rows import BadRows
-from rocketmq_spark.encode.maps import add_map
+from rocketmq_spark.columnar.encode.properties import BadRows, add_map
 
 MAPS = pa.map_(pa.string(), pa.string())
 RESERVED = pa.array([b"TAGS", b"KEYS"])

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.encode import properties
-from rocketmq_spark.encode.bad_rows import BadRows
+from rocketmq_spark.columnar.encode import properties
+from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.wire.properties import decode_properties
 from tests.live.writes import frame
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark import proxied
-from rocketmq_spark.codes import Property
-from rocketmq_spark.encode.encoder import Encoder
-from rocketmq_spark.encode.identifiers import UniqueIds
-from rocketmq_spark.encode.proxy_request import MIN_ROWS, by_columns
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.proxy_request import MIN_ROWS, by_columns
 from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, Topic
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import SendRequest

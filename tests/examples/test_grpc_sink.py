@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pyspark
 
-from rocketmq_spark.clock import Deadline, wait_until
-from rocketmq_spark.codes import Property
+from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.base.codes import Property
 from tests.fix_spark import CONF, ROOT, environment
 from tests.live.grpc.proxied import forgotten, new_topic, rows_now, stored_rows
 

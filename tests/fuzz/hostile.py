@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.wire.header import Command
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets import TARGETS

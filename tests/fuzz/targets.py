@@ -8,19 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError as ProtobufError
 
-from rocketmq_spark.codes import SysFlag
-from rocketmq_spark.decode import careful
-from rocketmq_spark.decode.decoder import Decoder
-from rocketmq_spark.decode.polled import batch_of
-from rocketmq_spark.decode.schema import BASIC
-from rocketmq_spark.delay.progress import Progress, Seen
-from rocketmq_spark.delay.release import released
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode import careful
+from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of
+from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.delay.release import Progress, Seen, released
 from rocketmq_spark.delay.waiting import arrival
 from rocketmq_spark.errors import DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
+from rocketmq_spark.grpc_proxy.member import policy, popped
 from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
-from rocketmq_spark.grpc_proxy.received import policy, popped
 from rocketmq_spark.grpc_proxy.sender import _outcome
 from rocketmq_spark.model import NO_FILTER, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.proxied import unpack

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import pytest
 
 from rocketmq_spark import Consumer, Message, Producer, PullConsumer, SimpleConsumer, session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.identifiers import RecallHandle

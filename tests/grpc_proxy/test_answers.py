@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark import codes, errors
+from rocketmq_spark import errors
+from rocketmq_spark.base import codes
 from rocketmq_spark.grpc_proxy.answers import broken, refused
 from rocketmq_spark.grpc_proxy.facts import Code
 from tests.grpc_proxy.scripted import status

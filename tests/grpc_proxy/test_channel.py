@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from rocketmq_spark import errors
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, Code
 from rocketmq_spark.grpc_proxy.protos import proto

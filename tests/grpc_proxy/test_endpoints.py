@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketmq_spark.grpc_proxy.endpoints import REST_S, Endpoints
+from rocketmq_spark.grpc_proxy.channel import REST_S, Endpoints
 
 
 def test_what_belongs_nowhere_goes_round():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.grpc_proxy.facts import Code
-from rocketmq_spark.grpc_proxy.fields import VARINTS, content, number
-from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.protos import VARINTS, content, number, proto
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, (1 << 14) - 1, 1 << 14, (1 << 31) - 1])

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import errors
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer import simple_consumer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pop import simple_consumer
 from rocketmq_spark.grpc_proxy import member as grpc_member
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import NO_FILTER, Message
-from rocketmq_spark.popped import PoppedMessage
+from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.session import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from rocketmq_spark.grpc_proxy.metadata import Keys, metadata
+from rocketmq_spark.grpc_proxy.channel import Keys, metadata
 
 AT = datetime(2026, 1, 2, 4, 4, 5, tzinfo=timezone(timedelta(hours=1)))
 

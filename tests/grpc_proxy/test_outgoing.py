@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.codes import Property
+from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.facts import MessageType
 from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, RequestMessage, Topic, chains

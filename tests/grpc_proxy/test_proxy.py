@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark import errors
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.grpc_proxy.channel import Keys
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, AddressScheme, Code
-from rocketmq_spark.grpc_proxy.metadata import Keys
 from rocketmq_spark.grpc_proxy.protos import proto
 from tests.grpc_proxy.scripted import client, route, serving, status
 

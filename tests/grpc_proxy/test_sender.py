@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import errors
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Property, Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import RequestMessage
 from rocketmq_spark.grpc_proxy.protos import proto

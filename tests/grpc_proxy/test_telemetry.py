@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from rocketmq_spark import errors
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.grpc_proxy.facts import Code
 from rocketmq_spark.grpc_proxy.protos import proto
-from rocketmq_spark.grpc_proxy.telemetry import Telemetry
+from rocketmq_spark.grpc_proxy.proxy import Telemetry
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.helpers import RAISED
 

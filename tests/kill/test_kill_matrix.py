@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark import Message, Producer, low_latency_conf
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from tests.fix_spark import Script, without_frames

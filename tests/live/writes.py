@@ -15,9 +15,9 @@ from rocketmq_spark import session
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.options import Options
-from rocketmq_spark.sink import checks
-from rocketmq_spark.sink.report import Written
-from rocketmq_spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink import checks
+from rocketmq_spark.spark.sink.report import Written
+from rocketmq_spark.spark.sink.task import TaskWriter
 from tests.live.producer.recording import RecordingSender
 
 TYPES = {

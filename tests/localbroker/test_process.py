@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.archive import Archive
 from rocketmq_spark.localbroker.java import find_java

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.localbroker.process import Server
 from rocketmq_spark.localbroker.registration import _NUDGE_EVERY_S, Registration

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, leftovers, loopback, servers
 from rocketmq_spark.localbroker.java import find_java

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import decode_batch
 from tests.queues import qs
 
@@ -245,7 +244,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
-        monkeypatch.setattr("rocketmq_spark.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
+        monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
         self.sender = ScriptedSender(self.time)
         self.timers: dict[str, ManualTimer] = {}
         self.producers: list[BaseProducer] = []

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import process
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, MessageRefused, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer import batching

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, MessageRefused, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.producer.destination import Destinations

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import BrokerNotFound, ClosedError, ConnectionLost, MessageIllegal, SendFailed
 from rocketmq_spark.model import Message, SendRequest, SendResult
 from rocketmq_spark.producer.attempts import Attempts

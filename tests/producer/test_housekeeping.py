@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message
 from tests.producer.scripted import Bench

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost, LocalProtocolError, MessageRefused
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer import long_delays

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rocketmq_spark.producer.ordered_queues import OrderedQueues
+from rocketmq_spark.producer.destination import OrderedQueues
 
 
 def test_one_thing_of_a_queue_is_out_at_a_time() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.outgoing import Ended, Outgoing, nobody

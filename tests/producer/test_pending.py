@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 
 import pytest
 
-from rocketmq_spark.clock import Deadline, wait_until
+from rocketmq_spark.base.clock import Deadline, Timer, wait_until
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
-from rocketmq_spark.producer.pending import Pending
-from rocketmq_spark.timer import Timer
+from rocketmq_spark.producer.in_flight import Pending
 from tests.helpers import RAISED, raising
 from tests.producer.scripted import Bench, ok
 from tests.queues import q

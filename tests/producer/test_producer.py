@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import (
     CallTimeout,
     ClosedError,

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Property, Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.errors import ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES

@@ -4,7 +4,7 @@ import pytest
 
 from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
-from rocketmq_spark.producer.results import split, with_ids
+from rocketmq_spark.producer.outgoing import split, with_ids
 from tests.queues import q
 
 

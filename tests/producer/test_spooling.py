@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Property, Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, RetryPolicy
+from rocketmq_spark.producer.in_flight import Landing, Sending, UnderWay
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.under_way import Landing, Sending, UnderWay
-from rocketmq_spark.timer import Timer
 from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.pull.hints import Hints
-from rocketmq_spark.pull.trials import Trials
+from rocketmq_spark.pull.missing import Trials
+from rocketmq_spark.pull.replica import Hints
 
 QUIET = Trials(15.0, lambda: iter(()))
 

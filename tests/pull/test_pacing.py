@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark import options
-from rocketmq_spark.pull.pacing import DEPTH, Pacing, PullSettings
+from rocketmq_spark.pull.requests import DEPTH, Pacing, PullSettings
 
 Broker = Callable[[int], tuple[int, int]]
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost, RouteNotFound
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.pull.pacing import PullSettings
-from rocketmq_spark.pull.patience import SILENCE_S
+from rocketmq_spark.pull.replica import SILENCE_S
+from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer
 from tests.pull.pull_model import Accidents, Model, Queue, Read, read

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from rocketmq_spark.base.codes import PullSysFlag
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.codes import PullSysFlag
 from rocketmq_spark.errors import BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest
-from rocketmq_spark.pull import patience
-from rocketmq_spark.pull.pacing import PullSettings
+from rocketmq_spark.pull import replica
 from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.wire import rpc
@@ -212,7 +212,7 @@ class TestFaultyNetwork:
     def test_a_way_that_swallows_everything_is_left(
         self, filled: list[OffsetRange], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(patience, "SILENCE_S", 0.2)
+        monkeypatch.setattr(replica, "SILENCE_S", 0.2)
         ways = [proxy.address, proxy.target]
         reading = Reading(filled, lambda: ways.pop(0) if len(ways) > 1 else ways[0], PullSettings(fetched_rows=100))
         for i, _ in enumerate(reading):

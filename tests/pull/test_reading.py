@@ -7,9 +7,9 @@ from typing import Any
 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.fetched import Hole, Piece, first_offset
-from rocketmq_spark.pull.pacing import PullSettings
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import RangesReading, read
+from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.pull.verdict import Cause, OnLoss
 from tests.pull.pull_model import Model, Queue, holes
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, RouteNotFound
 from rocketmq_spark.pull import replica as replica_module
 from rocketmq_spark.pull.replica import Replica

@@ -6,8 +6,7 @@ import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.missing import Missing, Slot
-from rocketmq_spark.pull.pacing import Pacing, PullSettings
-from rocketmq_spark.pull.requests import Requests
+from rocketmq_spark.pull.requests import Pacing, PullSettings, Requests
 from rocketmq_spark.remoting.bulk import PullTemplate
 from rocketmq_spark.wire import header
 from tests.pull.pull_model import pull_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, GroupNotFound, ServerFault
 from rocketmq_spark.pull.verdict import Cause, Continue, Lost, Reconnect, RepeatPull, Reset, Suspect, judge
 from rocketmq_spark.remoting.bulk import Answer

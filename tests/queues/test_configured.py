@@ -7,7 +7,7 @@ import pytest
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.queues.configured import fixed_queues
+from rocketmq_spark.queues.allocation import fixed_queues
 from tests.queues import qs
 
 

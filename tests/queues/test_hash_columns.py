@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.java import string_hash
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.java_strings import string_hash
 from rocketmq_spark.queues.hash_columns import hash_codes
 from tests.queues import read
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from rocketmq_spark.base.java import Long, java_hash
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.queues.java_hash import Long, java_hash
 from tests.harness import in_one_test
 from tests.queues import read
 

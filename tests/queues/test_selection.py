@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.java import Long
 from rocketmq_spark.errors import OptionError, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.queues.java_hash import Long
 from rocketmq_spark.queues.selection import RoundRobin, select
 from tests.harness import in_one_test
 from tests.helpers import raising

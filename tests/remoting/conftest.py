@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.remoting.connection import Connection
 from tests.mockbroker import MockBroker
 

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Flag, PullSysFlag, Response, SerializeType
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Flag, PullSysFlag, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError
 from rocketmq_spark.remoting import bulk
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
-from rocketmq_spark.wire import acl, header, rpc
-from rocketmq_spark.wire.frame import FrameSplitter
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire import header, rpc
+from rocketmq_spark.wire.header import Command, FrameSplitter
 from tests import strategies
 from tests.harness import pieces_of
 
@@ -66,7 +65,7 @@ class TestTemplate:
     ) -> None:
         command = pull(topic)
         got = header.decode(PullTemplate(command, ("key%", secret, token)).frame(opaque, offset, count)[4:])
-        assert got == acl.sign(expected(command, opaque, offset, count), "key%", secret, token)
+        assert got == header.sign(expected(command, opaque, offset, count), "key%", secret, token)
 
     def test_rule_1_frames_are_json_from_python_of_a_recent_version(self) -> None:
         frame = PullTemplate(pull()).frame(1, 2, 3)

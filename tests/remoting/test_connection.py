@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response, SerializeType
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.remoting.channel import SocketChannel
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
+from rocketmq_spark.remoting.endpoint import SocketChannel
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy

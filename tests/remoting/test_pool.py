@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost
 from rocketmq_spark.remoting import pool as pool_module
 from rocketmq_spark.remoting.pool import Dialling, Pool

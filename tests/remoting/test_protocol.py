@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import Flag, Request, Response, SerializeType
+from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.remoting.protocol import OPAQUE_MASK, SMALL_BODY, WRITE_BYTES, Answered, Asked, Conversation
 from rocketmq_spark.wire import header
-from rocketmq_spark.wire.frame import FrameSplitter
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Command, FrameSplitter
 from tests import strategies
 from tests.harness import pieces_of
 

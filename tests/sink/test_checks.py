@@ -6,12 +6,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import codes, process, session
+from rocketmq_spark import session
+from rocketmq_spark.base import codes, process
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.producer import long_delays
-from rocketmq_spark.sink import checks
+from rocketmq_spark.spark.sink import checks
 from tests.live.writes import TYPES, sink_options
 
 OLD = 409  # 4.9.8

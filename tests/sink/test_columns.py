@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.sink.columns import TABLE, look
+from rocketmq_spark.spark.sink.columns import TABLE, look
 from tests.schemas import struct
 
 

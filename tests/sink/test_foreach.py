@@ -16,7 +16,7 @@ import rocketmq_spark
 from rocketmq_spark import foreach_batch_writer, write_rocketmq
 from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.sink.report import AtBroker
+from rocketmq_spark.spark.sink.report import AtBroker
 from tests.fix_spark import finish
 from tests.helpers import stored
 from tests.live.writes import Make, bodies, by_queue

@@ -13,15 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark import process, session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.producer.outgoing import Outcome
-from rocketmq_spark.sink import task
-from rocketmq_spark.timer import Timer
+from rocketmq_spark.spark.sink import task
 from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import indexed, killed, stored, total
 from tests.live.producer.recording import RecordingSender

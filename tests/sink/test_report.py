@@ -3,7 +3,7 @@
 import pickle
 
 from rocketmq_spark.errors import RocketMQError, SendFailed
-from rocketmq_spark.sink.report import AtBroker, Tally, Written, told, total
+from rocketmq_spark.spark.sink.report import AtBroker, Tally, Written, told, total
 
 
 def test_a_tally_counts_by_broker():

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.encode.bad_rows import BadRows
+from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import SelectorError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.sink.selectors import ByCallable, ByColumn, ByHash, TopicRows
+from rocketmq_spark.spark.sink.routing import ByCallable, ByColumn, ByHash, TopicRows
 from tests.live.writes import frame
 from tests.queues import qs
 

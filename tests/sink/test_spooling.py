@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark import session
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import MessageIllegal, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.sink.report import Written
+from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spool.folders import spools
-from rocketmq_spark.spool.reading import SpoolReading
+from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import stored
 from tests.live.writes import Writes, bodies, frame, numbered, writes

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response, SysFlag
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response, SysFlag
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound, SelectorError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest

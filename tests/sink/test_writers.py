@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from rocketmq_spark.datasource import RocketMQDataSource
 from rocketmq_spark.errors import OptionError, RouteNotFound
-from rocketmq_spark.sink import writers
-from rocketmq_spark.sink.report import Written
+from rocketmq_spark.spark.datasource import RocketMQDataSource
+from rocketmq_spark.spark.sink import writers
+from rocketmq_spark.spark.sink.report import Written
 from tests.schemas import struct
 
 SCHEMA = struct("body string")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source.waiting import Absence
+from rocketmq_spark.spark.source.waiting import Absence
 
 A, B, C = (MessageQueue("t", broker, 0) for broker in "abc")
 BOUNDS = {queue: QueueBounds(0, 1, 0) for queue in (A, B, C)}

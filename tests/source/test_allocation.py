@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.allocation import (
+from rocketmq_spark.spark.source.planner import (
     MAX_TASKS,
     ROWS_PER_TASK,
     covered,

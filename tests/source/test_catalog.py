@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import (
     CallTimeout,
     CheckpointMismatch,
@@ -17,8 +17,8 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source.catalog import Catalog
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.catalog import Catalog
+from rocketmq_spark.spark.source.offsets import Offsets
 from tests.mockbroker import NO_ROUTE, Held, MockBroker, eventually, never, ok, refuse, route
 from tests.reading import feed
 from tests.source.scripted import cluster

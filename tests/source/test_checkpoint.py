@@ -9,9 +9,8 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.checkpoint import LoggedBatch, history, last_batch, read, under_way
-from rocketmq_spark.source.files import folder
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, folder, history, last_batch, read, under_way
+from rocketmq_spark.spark.source.offsets import Offsets
 
 Q = MessageQueue("t", "broker-a", 3)
 

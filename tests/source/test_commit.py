@@ -10,11 +10,11 @@ from pyspark import cloudpickle
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, GroupNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source.commit import GroupOffsets
+from rocketmq_spark.spark.source.commit import GroupOffsets
 from tests.mockbroker import Held, MockBroker, never, ok, refuse, route
 from tests.source.scripted import cluster
 

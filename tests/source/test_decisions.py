@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.source import decisions
-from rocketmq_spark.source.decisions import QueuesView
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.spark.source import decisions
+from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source.offsets import Offsets
 
 A, B, C = (MessageQueue(topic, broker, 0) for topic, broker in (("t", "a"), ("t", "b"), ("u", "a")))
 AT_10 = Offsets({A: 10}, marks={A: 700})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source.drift import DriftState, drift
+from rocketmq_spark.spark.checkpoints.rewind import DriftState, drift
 
 Q = MessageQueue("t", "broker-a", 0)
 BOUNDS = QueueBounds(5, 10, 0)

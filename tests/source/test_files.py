@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.source.files import folder
+from rocketmq_spark.spark.checkpoints.entries import folder
 
 
 @pytest.fixture(params=["path", "address"])

@@ -8,11 +8,11 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CheckpointMismatch, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, BrokerData, Filter, MessageQueue, QueueData, TopicRoute
-from rocketmq_spark.source import filters
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.source.offsets import Offsets
 
 
 def options(name_server="h:1", **given):

@@ -10,8 +10,8 @@ import pytest
 READ = """
 import sys
 from rocketmq_spark.options import parse
-from rocketmq_spark.source.readers import RocketMQReader, RocketMQStreamReader
-from rocketmq_spark.decode.schema import BASIC
+from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.columnar.decode.schema import BASIC
 options = parse({"nameServer": sys.argv[1], "subscribe": sys.argv[2], "startingOffsets": "earliest"})
 """
 BATCH = """
@@ -27,7 +27,7 @@ print(sum(r.size for partition in reader.partitions(start, end) for r in partiti
 
 
 @pytest.mark.parametrize(
-    ("steps", "absent"), [(BATCH, ["pandas"]), (STREAM, ["pandas", "rocketmq_spark.decode.decoder"])]
+    ("steps", "absent"), [(BATCH, ["pandas"]), (STREAM, ["pandas", "rocketmq_spark.columnar.decode.decoder"])]
 )
 def test_no_more_is_imported_than_needed(rocketmq, topic, steps, absent):
     from tests.reading import feed

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.codes import Request
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import ConnectionLost, OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source import filters
-from rocketmq_spark.source.listener import GroupOffsetListener
+from rocketmq_spark.spark.monitoring.listener import GroupOffsetListener
+from rocketmq_spark.spark.source import filters
 from tests.mockbroker import MockBroker, ok, route
 
 END = '{"topics":{"t":{"b":{"0":5}},"u":{"b":{"0":7}}},"v":1}'

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from rocketmq_spark import session
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import CheckpointMismatch, DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source import tasks
+from rocketmq_spark.spark.source import tasks
 from tests.harness import store
 from tests.mockbroker import MockBroker, eventually, never, offsets, ok, refuse, topic_config
 from tests.reading import Run, positions, ranges_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source.offsets import VERSION, Offsets
+from rocketmq_spark.spark.source.offsets import VERSION, Offsets
 from tests import strategies
 from tests.reading import canonical
 

@@ -9,12 +9,12 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.clock import Clock
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.planner import TriggerLimits
-from rocketmq_spark.source.stream import Stream
+from rocketmq_spark.spark.source.planner import TriggerLimits
+from rocketmq_spark.spark.source.stream import Stream
 from tests.mockbroker import MockBroker, close, eventually, never, ok, refuse, topic_config
 from tests.reading import Run, plan, positions, ranges_of, read
 from tests.source.scripted import cluster, route, stats

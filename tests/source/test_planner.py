@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.source import planner
-from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.planner import SAMPLED_QUEUES, Admission, TriggerLimits, next_end, ranges, shares
+from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.planner import SAMPLED_QUEUES, Admission, TriggerLimits, next_end, ranges, shares
 from tests.reading import canonical
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in "ab" for i in range(2)]

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.pushdown import CLOCK_MARGIN_MS, enabled, understand
+from rocketmq_spark.spark.source.pushdown import CLOCK_MARGIN_MS, enabled, understand
 
 _COMPARED = {
     EqualTo: operator.eq,

@@ -9,12 +9,21 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source import planner
-from rocketmq_spark.source.offsets import Offsets
-from rocketmq_spark.source.recreation import Found, RecreationWatch, Sign, emptied, made_again, questions, sign, to_mark
+from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.recreation import (
+    Found,
+    RecreationWatch,
+    Sign,
+    emptied,
+    made_again,
+    questions,
+    sign,
+    to_mark,
+)
 from tests.helpers import raising
 
 A, B, C = (MessageQueue("t", "b", number) for number in range(3))

@@ -10,10 +10,9 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source import rewind
-from rocketmq_spark.source.checkpoint import history, last_batch, numbers
-from rocketmq_spark.source.files import Folder, folder
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.spark.checkpoints import rewind
+from rocketmq_spark.spark.checkpoints.entries import Folder, folder, history, last_batch, numbers
+from rocketmq_spark.spark.source.offsets import Offsets
 from tests.source.test_checkpoint import Q, entry, ours
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)

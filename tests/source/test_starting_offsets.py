@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source import starting_offsets
+from rocketmq_spark.spark.source import starting_offsets
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 0, 0)}

@@ -10,8 +10,7 @@ import pytest
 
 from rocketmq_spark.errors import CheckpointMismatch
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.source.checkpoint import history, last_batch, under_way
-from rocketmq_spark.source.files import folder
+from rocketmq_spark.spark.checkpoints.entries import folder, history, last_batch, under_way
 from tests.reading import Run, bodies, canonical, feed, rows
 from tests.source.stored import QUERIES, STORED, VERSIONS, adopted
 

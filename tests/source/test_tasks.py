@@ -8,12 +8,12 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.heads import Heads
-from rocketmq_spark.source import tasks
-from rocketmq_spark.source.tasks import RangePartition
+from rocketmq_spark.pull.reading import Heads
+from rocketmq_spark.spark.source import tasks
+from rocketmq_spark.spark.source.tasks import RangePartition
 from tests.reading import bodies, feed
 
 

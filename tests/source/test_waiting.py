@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.source.decisions import QueuesView
-from rocketmq_spark.source.waiting import patiently, whole
+from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source.waiting import patiently, whole
 
 QUEUE = MessageQueue("t", "a", 0)
 MASTERS = QueuesView({QUEUE: QueueBounds(5, 20, 0)})

@@ -14,7 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from rocketmq_spark.datasource import RocketMQDataSource
+from rocketmq_spark.spark.datasource import RocketMQDataSource
 
 
 def first_attempt() -> bool:

@@ -28,7 +28,7 @@ from benchmarks import (
     write,
 )
 from benchmarks.harness import Found
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.localbroker import LocalBroker
 from tests import witness
 from tests.scale import soak

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pyspark import TaskContext
 
-from rocketmq_spark.codes import RESERVED_PROPERTIES, Property
+from rocketmq_spark.base.codes import RESERVED_PROPERTIES, Property
 from rocketmq_spark.localbroker.servers import PROXY
 from tests.live.grpc.proxied import forgotten, new_topic
 from tests.mockbroker import eventually

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark import foreach_batch_writer
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.sink.report import total
+from rocketmq_spark.spark.sink.report import total
 from tests.fix_spark import wait_until
 from tests.helpers import killed, stored
 from tests.live.writes import bodies
@@ -136,7 +136,7 @@ def test_a_stream_in_update_mode_through_foreach_batch_survives_a_killed_broker(
         reports.append(writer.last_report)
 
     counts = numbers(spark, 500).groupBy("shardingKey").count().selectExpr("concat(shardingKey, ':', count) body")
-    with caplog.at_level(logging.INFO, "rocketmq_spark.sink"):
+    with caplog.at_level(logging.INFO, "rocketmq_spark.spark.sink"):
         query = counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path)).foreachBatch(write)
         running = query.start()
         try:

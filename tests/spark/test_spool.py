@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from rocketmq_spark import LocalBroker, write_rocketmq
 from rocketmq_spark.cli.app import app
 from rocketmq_spark.spool.folders import spools
-from rocketmq_spark.spool.reading import SpoolReading
+from rocketmq_spark.spool.spool import SpoolReading
 from tests.helpers import stored, stored_now
 from tests.live.writes import bodies, numbered
 from tests.mockbroker import eventually

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from rocketmq_spark.errors import SpoolFull
-from rocketmq_spark.spool.group import GroupCommit, Ticket
+from rocketmq_spark.spool.changes import GroupCommit, Ticket
 from tests.spool.bench import record
 
 

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from rocketmq_spark.codes import Request, Response
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.wire.properties import decode_properties
 from tests.mockbroker import Call, Command, MockBroker, ok, refuse, route
 from tests.scale import SCALE

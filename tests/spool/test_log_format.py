@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.spool.log_format import BLOCK, _crc32c, _masked, headers
+from rocketmq_spark.spool.files import BLOCK, _crc32c, _masked, headers
 
 
 def record(payload: bytes, kind: int = 1) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.producer import BaseProducer

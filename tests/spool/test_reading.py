@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.keys import RECORD, numbered
-from rocketmq_spark.spool.reading import SpoolReading
+from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Dead, Store
 from tests.spool.bench import record
 

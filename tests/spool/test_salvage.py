@@ -15,9 +15,9 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.database import is_database
-from rocketmq_spark.spool.log_format import BLOCK
-from rocketmq_spark.spool.reading import SpoolReading
+from rocketmq_spark.spool.files import BLOCK
 from rocketmq_spark.spool.salvage import salvage
+from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
 from tests.spool.test_mending import COUNT, drained, filled, settled

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import extras, options
+from rocketmq_spark import options
+from rocketmq_spark.base import extras
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spool.settings import SpoolSettings
+from rocketmq_spark.spool.folders import SpoolSettings
 
 
 def of(**given: Any) -> SpoolSettings | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketmq_spark.spool.silence import FORGOTTEN_MS, Silences
+from rocketmq_spark.spool.schedule import FORGOTTEN_MS, Silences
 
 
 def test_what_failed_and_answers_is_called_once() -> None:

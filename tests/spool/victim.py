@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rocketmq_spark.base.clock import Timer
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import Handled, Redelivery
 from rocketmq_spark.spool.schedule import Schedule
 from rocketmq_spark.spool.store import Store
-from rocketmq_spark.timer import Timer
 
 LANES = (b"", b"", b"l", b"m")
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from rocketmq_spark.codes import SerializeType
-from rocketmq_spark.wire.acl import sign, signed_fields
-from rocketmq_spark.wire.header import Command, decode, encode
+from rocketmq_spark.base.codes import SerializeType
+from rocketmq_spark.wire.header import Command, decode, encode, sign, signed_fields
 from tests.harness import unhex, vectors
 
 CASES = vectors("acl_signatures")

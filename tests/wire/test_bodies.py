@@ -9,7 +9,7 @@ from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.wire import bodies, header
 from rocketmq_spark.wire.bodies import ConsumeProgress, GroupMembership, TopicConfig
-from rocketmq_spark.wire.subscription import parse_subscription
+from rocketmq_spark.wire.properties import parse_subscription
 from tests.harness import check_decoder, unhex, vectors
 from tests.helpers import raising
 

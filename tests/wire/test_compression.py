@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.compression import compress, decompress, smaller

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import RemoteProtocolError
-from rocketmq_spark.wire.frame import FrameSplitter
+from rocketmq_spark.wire.header import FrameSplitter
 from tests.harness import MAX_FRAME, check_stream, peak_bytes, unhex, vectors
 
 GOLDEN = [unhex(case["frame_json"]) for case in vectors("remoting_frames")]

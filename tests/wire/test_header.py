@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from rocketmq_spark.codes import MAX_FRAME_BYTES, Flag, LanguageCode, SerializeType
+from rocketmq_spark.base.codes import MAX_FRAME_BYTES, Flag, LanguageCode, SerializeType
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Command, decode, encode, encode_header
 from tests import strategies

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 
-from rocketmq_spark.membership import DirectOutcome, DirectResult, Membership, QueueInfo, RunningInfo, TopicFigures
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.membership import (
+    DirectOutcome,
+    DirectResult,
+    Membership,
+    QueueInfo,
+    RunningInfo,
+    TopicFigures,
+)
 from rocketmq_spark.wire import member_bodies
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.loose_json import read_json
-from rocketmq_spark.wire.subscription import parse_subscription
+from rocketmq_spark.wire.properties import parse_subscription
 
 QUEUES = [MessageQueue("t", "b", i) for i in (1, 0)]
 KEYS = [(("brokerName", "b"), ("queueId", i), ("topic", "t")) for i in (0, 1)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import SysFlag
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import header, messages, rpc

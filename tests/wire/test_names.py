@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import SYSTEM_GROUPS, SYSTEM_TOPICS
+from rocketmq_spark.base.codes import SYSTEM_GROUPS, SYSTEM_TOPICS
 from rocketmq_spark.wire import names
 from tests.harness import vectors
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from rocketmq_spark.codes import MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES
+from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved, message_properties

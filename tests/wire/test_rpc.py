@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.codes import Flag, Request, Response, SerializeType
+from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire import header, rpc
 from rocketmq_spark.wire.header import Command

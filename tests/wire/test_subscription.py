@@ -2,8 +2,8 @@
 
 import pytest
 
-from rocketmq_spark.java_strings import string_hash
-from rocketmq_spark.wire.subscription import Subscription, parse_subscription
+from rocketmq_spark.base.java import string_hash
+from rocketmq_spark.wire.properties import Subscription, parse_subscription
 from tests.harness import in_one_test, vectors
 
 CASES = vectors("subscriptions")

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from rocketmq_spark.cli.demo.accounts import Accounts
-    from rocketmq_spark.cli.demo.feed import Feed
+    from rocketmq_spark.cli.demo.feed import Accounts, Feed
     from rocketmq_spark.cli.demo.stage import Stage
-    from rocketmq_spark.cli.demo.watch import DemoState, DemoWatch
+    from rocketmq_spark.cli.demo.view import DemoState, DemoWatch
 
 WINDOW = "5 seconds"
 WATERMARK = "5 seconds"
@@ -97,8 +96,8 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
 
-    from rocketmq_spark.cli.demo.query import read_orders, region_totals, write_totals
-    from rocketmq_spark.cli.demo.watch import OBSERVED
+    from rocketmq_spark.cli.demo.stage import read_orders, region_totals, write_totals
+    from rocketmq_spark.cli.demo.view import OBSERVED
 
     orders = read_orders(spark, made.name_server, made.orders)
     totals = region_totals(orders, WINDOW, WATERMARK)
@@ -118,7 +117,7 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
 
 def _play(output: Output, play: _Play) -> _Result:
     from rocketmq_spark.cli.demo.feed import Feed
-    from rocketmq_spark.cli.demo.watch import DemoWatch
+    from rocketmq_spark.cli.demo.view import DemoWatch
 
     watch = DemoWatch(play.made, play.query)
     with (
@@ -179,8 +178,8 @@ def _check(query: StreamingQuery) -> None:
 def _accounts(play: _Play, feed: Feed, sight: DemoState) -> Accounts:
     from pyspark.sql import functions as sf
 
-    from rocketmq_spark.cli.demo.accounts import CLOSING_ORDERS, Accounts
-    from rocketmq_spark.cli.demo.query import read_totals
+    from rocketmq_spark.cli.demo.feed import CLOSING_ORDERS, Accounts
+    from rocketmq_spark.cli.demo.stage import read_totals
 
     returned = read_totals(play.spark, play.made.name_server, play.made.totals)
     sums = returned.agg(sf.count("*"), sf.sum("orders"), sf.sum("amount")).first()

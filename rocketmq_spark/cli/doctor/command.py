@@ -1,19 +1,278 @@
-"""``rocketmq-spark doctor``: one line for each check, and what to do."""
+"""The command ``doctor``.
+
+Asks machine, name servers and brokers, and has ``machine``, ``servers`` and ``traffic`` judge what they say. In order; what
+stands on something that is broken is left out.
+
+``rocketmq-spark doctor``: one line for each check, and what to do.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import platform
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
+from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import GROUP, Target, connected
+from rocketmq_spark.cli.doctor import findings, proxies, servers
+from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
+from rocketmq_spark.cli.lag_view import under_way
 from rocketmq_spark.cli.output import Output, shown, width_of, wrapped
+from rocketmq_spark.client import groups
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerError,
+    GroupNotFound,
+    LocalBrokerError,
+    NotSupported,
+    OffsetError,
+    RocketMQError,
+)
+from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.model import BrokerData, MessageQueue, SendRequest, TopicRoute
+from rocketmq_spark.spark import tuning
+from rocketmq_spark.wire import bodies, rpc
 
 if TYPE_CHECKING:
-    from rocketmq_spark.cli.doctor.findings import Finding
+    from rocketmq_spark.options import Options
+    from rocketmq_spark.session import Client
+    from rocketmq_spark.wire.header import Command
+
+_PACKAGES = ("rocketmq-spark", "pyspark", "pyarrow", "numpy", "pandas")
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is examined beside the servers."""
+
+    topics: Sequence[str] = ()
+    group: str | None = None
+    checkpoint: str | None = None
+
+
+def examine(target: Target, subject: Subject) -> Iterator[Finding]:
+    """Every check as it is done."""
+    yield from of_machine()
+    yield from proxies.of_proxies(target, subject.topics)
+    brokers = proxies.at_brokers(target)
+    if brokers is not None:
+        yield from of_cluster(brokers, subject)
+    elif subject.group or subject.checkpoint:
+        yield advice(
+            "readers", "a Proxy tells no offsets over gRPC", "Name a name server, too, for --group and --checkpoint"
+        )
+
+
+def of_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
+    """Name servers, brokers, and what is asked of them."""
+    try:
+        options, client = target.options(), target.client()
+    except RocketMQError as e:
+        yield failed("options", e, "Look at docs/options.md")
+        return
+    told = list(of_name_servers(client, options))
+    yield from (finding for finding, _ in told)
+    if not any(usable for _, usable in told):
+        return
+    yield from of_brokers(client, options)
+    for topic in subject.topics:
+        yield from of_topic(client, options, topic, subject.group)
+    yield from of_readers(target, client, subject)
+
+
+def of_machine() -> Iterator[Finding]:
+    try:
+        java = find_java()
+        yield findings.java((str(java.path), java.major))
+    except LocalBrokerError as e:
+        yield findings.java(e)
+    yield findings.python(platform.python_version(), {name: _version(name) for name in _PACKAGES})
+    program = os.environ.get("PYSPARK_PYTHON") or "python3"
+    yield findings.workers(program, sys.executable, tuning.can_import(program))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def of_name_servers(client: Client, options: Options) -> Iterator[tuple[Finding, bool]]:
+    """Each, and whether it can be used."""
+    for address in options.name_server:
+        error = _refused(client, address, rpc.GET_BROKER_CLUSTER_INFO.request())
+        if isinstance(error, NotSupported) and not client.admin.name_servers.routes_at(address):
+            yield servers.of_a_broker(address), False
+            continue
+        usable = error is None or isinstance(error, AccessDenied | NotSupported)
+        yield servers.name_server(address, error, options.tls), usable
+
+
+def _refused(client: Client, address: str, command: Command) -> RocketMQError | None:
+    try:
+        client.calls.ask(address, command)
+    except RocketMQError as e:
+        return e
+    return None
+
+
+def of_brokers(client: Client, options: Options) -> Iterator[Finding]:
+    try:
+        cluster: Mapping[str, BrokerData] = client.routes.cluster()
+    except (AccessDenied, NotSupported):  # said of the name server already
+        return
+    yield servers.brokers(cluster)
+    for name, data in sorted(cluster.items()):
+        for address in data.addresses.values():
+            yield from _of_broker(client, options, name, address)
+
+
+def _of_broker(client: Client, options: Options, name: str, address: str) -> Iterator[Finding]:
+    runtime: Mapping[str, str] = {}
+    error: RocketMQError | None = None
+    try:
+        runtime = bodies.table(client.calls.ask(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body)
+    except RocketMQError as e:
+        error = e
+    told = isinstance(error, BrokerError)  # it says no, but it was reached, and that is the question
+    dialled = options.address_map.get(address, address)
+    yield servers.reached(name, address, dialled, None if told else error, options.tls)
+    if error is not None and not told:
+        return
+    if isinstance(error, AccessDenied):
+        yield servers.locked_out(name, error)
+        return
+    if error is not None:
+        yield servers.untold_state(name, error)
+    now_ms = time.time_ns() // 1_000_000
+    judged = (servers.version(name, runtime), servers.disk(name, runtime), servers.clock(name, runtime, now_ms))
+    yield from (finding for finding in judged if finding is not None)
+    try:
+        config = bodies.read_config(client.calls.ask(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
+    except RocketMQError as e:
+        yield servers.untold(name, e)
+        return
+    yield from servers.settings(name, config, bool(options.sql))
+
+
+def of_topic(client: Client, options: Options, topic: str, group: str | None) -> Iterator[Finding]:
+    try:
+        route = client.routes.existing(topic, 0.0)
+    except RocketMQError as e:
+        yield failed(f"topic {topic}", e, "Check its name")
+        return
+    yield from servers.topic(route, _attributes(client, route))
+    told: dict[str, RocketMQError | None] = {}
+    if queues := [queue for queue in route.readable() if route.brokers[queue.broker_name].master]:
+        told["source"] = _read(client, queues[0], group or options.group)
+    if writable := route.writable():
+        told["sink"] = _written(client, route, writable[0])
+    yield from servers.rights(topic, options.access_key, told)
+
+
+def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
+    """Of all its brokers; None where one does not tell: it is away, as was said, or the user may not ask, as is said next."""
+    found: dict[str, str] = {}
+    try:
+        for data in route.queues:
+            found |= client.admin.topic_config(route.topic, data.broker_name).attributes
+    except RocketMQError:
+        return None
+    return found
+
+
+def _read(client: Client, queue: MessageQueue, group: str) -> RocketMQError | None:
+    """What comes of the questions that a source asks: offsets, then messages as the group."""
+    within = positions.deadline(client)
+    try:
+        bounds = client.brokers.bounds([queue], within)
+        client.brokers.sample(group, queue, bounds[queue].min_offset if queue in bounds else 0, within)
+    except RocketMQError as e:
+        return e
+    return None
+
+
+def _written(client: Client, route: TopicRoute, queue: MessageQueue) -> RocketMQError | None:
+    """What a broker says to a message for a queue that there is not, which it cannot store; rights are looked at before."""
+    nowhere = queue._replace(queue_id=max(data.write_queues for data in route.queues) + 1_000)
+    try:
+        client.sender.send(nowhere, SendRequest(GROUP, b"x"), positions.deadline(client))
+    except AccessDenied as e:
+        return e
+    except RocketMQError as e:
+        return None if e.broker_code is not None else e
+    return None
+
+
+def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Finding]:
+    """The group and the checkpoint."""
+    if subject.group is not None:
+        own = positions.own_group(target, subject.group)
+        try:
+            yield from _of_group(client, own, subject.topics)
+        except (OffsetError, GroupNotFound) as e:
+            yield failed(f"group {own}", e, "Was something consumed and committed?")
+        except RocketMQError as e:
+            yield failed(f"group {own}", e, "Look at the brokers")
+    if subject.checkpoint is not None:
+        try:
+            yield from _of_checkpoint(target, subject.checkpoint)
+        except RocketMQError as e:
+            yield failed(f"checkpoint {subject.checkpoint}", e, "Look at the folder")
+
+
+def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
+    yield servers.subscriptions(group, groups.wanted(client.calls, client.admin, group))
+    found = positions.of_group(client, group, topics)
+    yield _kept(client, f"group {group}", positions.look(client, found))
+
+
+def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
+    from rocketmq_spark.cli.checkpoint import differences
+    from rocketmq_spark.spark.checkpoints.entries import folder as opened
+    from rocketmq_spark.spark.checkpoints.entries import last_batch
+    from rocketmq_spark.spark.checkpoints.entries import under_way as not_done
+
+    check = f"checkpoint {folder}"
+    if (read := not_done(opened(folder))) is not None:
+        silent = positions.silent(target.within(read.batch.reads).client(), {part.queue for part in read.ranges})
+        yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))
+    batch = last_batch(opened(folder))
+    if batch is None or not batch.positions:
+        yield broken(
+            check, "has no finished batch that read RocketMQ", "Wait for the first one, or name another query's"
+        )
+        return
+    client = target.within(batch.reads).client()
+    found, _ = differences(client, batch)
+    yield from servers.drifted(check, found)
+    there = {one.queue: one.position for one in found if one.bounds is not None and one.position is not None}
+    yield _kept(client, check, positions.look(client, there))
+
+
+def _kept(client: Client, whose: str, look: positions.QueuePositions) -> Finding:
+    """Next to the shortest time for which one of the brokers keeps messages."""
+    if look.errors:
+        return failed(whose, look.errors[0], "Look at the broker")
+    hours = []
+    for name in {row.queue.broker_name for row in look.rows}:
+        try:
+            hours.append(int(client.admin.broker_config(name)["fileReservedTime"]))
+        except (RocketMQError, KeyError):
+            continue  # it does not tell, and nothing is claimed
+    kept_ms = min(hours) * _HOUR_MS if hours else None
+    return servers.retention(whose, look.rows, kept_ms, time.time_ns() // 1_000_000)
+
 
 _INDENT = 8
 
@@ -48,7 +307,6 @@ def doctor(
     Nothing is changed, and nothing is sent that a broker would keep. Exit code 0: nothing is broken; 1: something is; 2: wrong
     usage.
     """
-    from rocketmq_spark.cli.doctor.examine import Subject, examine
     from rocketmq_spark.cli.doctor.findings import Level, code
 
     if server is not None:

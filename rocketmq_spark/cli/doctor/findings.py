@@ -1,10 +1,18 @@
-"""What a check says."""
+"""Findings of the doctor, and those about this machine.
+
+What a check says.
+
+This machine: Java, Python, and the packages beside us. Pure.
+"""
 
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from rocketmq_spark.base import extras
 from rocketmq_spark.errors import RocketMQError
 
 
@@ -48,3 +56,50 @@ def code(findings: list[Finding], strict: bool) -> int:
     """The exit code: 1 where something is broken, with ``strict`` also where there is advice."""
     bad = {Level.BROKEN, Level.ADVICE} if strict else {Level.BROKEN}
     return 1 if any(one.level in bad for one in findings) else 0
+
+
+# What the extra ``spark`` needs, and from which version on something does not go well with us.
+_BOUNDS = {name: (low, high) for name, low, high in map(extras.bounds, extras.REQUIREMENTS[extras.SPARK])}
+OLDEST = {name: low for name, (low, _) in _BOUNDS.items()}
+TOO_NEW = {name: high for name, (_, high) in _BOUNDS.items() if high}
+
+
+def java(found: tuple[str, int] | RocketMQError) -> Finding:
+    """Its path and version, or why there is none."""
+    if isinstance(found, RocketMQError):
+        return broken("java", found.message, found.remedy or "Install a Java runtime")
+    return ok("java", f"Java {found[1]}, {found[0]}")
+
+
+def python(version: str, versions: Mapping[str, str | None]) -> Finding:
+    """``versions`` are those of packages by name, None where one is missing."""
+    told = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
+    lacking = [name for name, number in versions.items() if number is None and name in OLDEST]
+    old = [n for n, v in versions.items() if v is not None and n in OLDEST and _parts(v) < OLDEST[n]]
+    new = [n for n, v in versions.items() if v is not None and n in TOO_NEW and _parts(v) >= TOO_NEW[n]]
+    if lacking or old:
+        wanted = " ".join(f"'{name}>={'.'.join(map(str, OLDEST[name]))}'" for name in (*lacking, *old))
+        return broken("python", f"Python {version}, {told}; missing or too old: {', '.join((*lacking, *old))}",
+                      f"pip install {wanted}")  # fmt: skip
+    if new:
+        name = new[0]
+        return advice("python", f"Python {version}, {told}; PySpark does not go with {name} {versions[name]} yet",
+                      f"pip install '{name}<{TOO_NEW[name][0]}'")  # fmt: skip
+    return ok("python", f"Python {version}, {told}")
+
+
+def workers(program: str, executable: str, can_import: bool) -> Finding:
+    """The Python that Spark gives its workers."""
+    if can_import:
+        return ok("workers", f"Spark's workers on this machine run {program}, which has this package")
+    return broken(
+        "workers",
+        f"Spark's workers on this machine run {program}, which cannot import rocketmq_spark and pyarrow",
+        f"Activate the virtual environment, or set PYSPARK_PYTHON={executable}",
+    )
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """The leading numbers: ``4.3.0.dev1`` is (4, 3, 0)."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from rocketmq_spark.cli.demo.accounts import Accounts
+from rocketmq_spark.cli.demo.feed import Accounts
 
 GOOD = Accounts(
     orders_written=100,

@@ -6,10 +6,10 @@ import pytest
 
 from rocketmq_spark import Message
 from rocketmq_spark.cli.demo.stage import Stage
-from rocketmq_spark.cli.demo.watch import OBSERVED, DemoWatch
+from rocketmq_spark.cli.demo.view import OBSERVED, DemoWatch
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import Producer
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.offsets import Offsets
 from tests.helpers import awaited
 from tests.reading import canonical
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from rocketmq_spark import session
 from rocketmq_spark.cli.app import app
 from rocketmq_spark.cli.connection import Target
-from rocketmq_spark.cli.doctor import examine
-from rocketmq_spark.cli.doctor.ask_proxies import at_brokers, at_proxies, of_proxies
-from rocketmq_spark.cli.doctor.examine import Subject
+from rocketmq_spark.cli.doctor import command
+from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level
+from rocketmq_spark.cli.doctor.proxies import at_brokers, at_proxies, of_proxies
 from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.localbroker import LocalBroker
@@ -81,10 +81,10 @@ class TestARealProxy:
         assert (found.level, "speaks no TLS" in found.found) == (Level.BROKEN, True)
 
     def test_beside_its_brokers(self, proxied: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(examine, "of_machine", lambda: iter(()))
+        monkeypatch.setattr(command, "of_machine", lambda: iter(()))
         topic = new_topic(proxied)
         target = Target({"name_server": proxied.name_server, "proxyEndpoint": proxied.proxy_grpc})
-        checks = [one.check for one in examine.examine(target, Subject([topic]))]
+        checks = [one.check for one in command.examine(target, Subject([topic]))]
         assert [checks.count(name) for name in ("proxy", "name server", "brokers", f"topic {topic}")] == [1, 1, 1, 2]
 
     def test_the_command(self, proxied: LocalBroker, no_broker: Path) -> None:

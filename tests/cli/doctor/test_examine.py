@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.cli.connection import Target
-from rocketmq_spark.cli.doctor import examine
-from rocketmq_spark.cli.doctor.examine import Subject
+from rocketmq_spark.cli.doctor import command
+from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level
 from rocketmq_spark.cli.positions import QueuePositions
-from rocketmq_spark.codes import Request
-from rocketmq_spark.lag import QueueLag
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.lag import QueueLag
 from rocketmq_spark.session import Consumer, PullConsumer
-from rocketmq_spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
 from tests.helpers import awaited
@@ -38,14 +38,14 @@ SERVERS = Subject()
 @pytest.fixture(autouse=True)
 def _no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be said of this machine is tested where it is said."""
-    monkeypatch.setattr(examine, "of_machine", lambda: iter(()))
+    monkeypatch.setattr(command, "of_machine", lambda: iter(()))
 
 
 def doctor(name_server: str, subject: Subject = SERVERS, **options: object) -> list[Finding]:
     """What is found once brokers that have just started tell how they are."""
     given = {"name_server": name_server, "num_retries": 0, "request_timeout": "30s", **options}
     return awaited(
-        lambda: list(examine.examine(Target(given), subject)),
+        lambda: list(command.examine(Target(given), subject)),
         lambda found: not any("its version, disk and clock" in one.found for one in found),
     )
 
@@ -156,8 +156,8 @@ def test_settings(sick: LocalBroker) -> None:
 
 
 def test_a_clock_that_is_another(rocketmq: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = examine.time.time_ns
-    monkeypatch.setattr(examine.time, "time_ns", lambda: now_ns() + 3_600_000_000_000)
+    now_ns = command.time.time_ns
+    monkeypatch.setattr(command.time, "time_ns", lambda: now_ns() + 3_600_000_000_000)
     (found,) = [one for one in doctor(rocketmq.name_server) if "clock" in one.found]
     assert (found.level, "behind ours" in found.found) == (Level.ADVICE, True)
 
@@ -236,8 +236,8 @@ class TestOfReaders:
             consumer.commit()
         soon = doctor(sick.name_server, Subject(group=group))
         assert (soon[-1].level, "3 messages behind" in soon[-1].found) == (Level.OK, True)
-        now_ns = examine.time.time_ns
-        monkeypatch.setattr(examine.time, "time_ns", lambda: now_ns() + 45 * 60_000_000_000)
+        now_ns = command.time.time_ns
+        monkeypatch.setattr(command.time, "time_ns", lambda: now_ns() + 45 * 60_000_000_000)
         later = doctor(sick.name_server, Subject(group=group))
         assert (later[-1].level, "kept for 1 h 0 m" in later[-1].found) == (Level.ADVICE, True)
 
@@ -259,7 +259,7 @@ class TestOfReaders:
 
         client: Any = SimpleNamespace(admin=SimpleNamespace(broker_config=told))
         look = QueuePositions([QueueLag(MessageQueue("t", name, 0), 0, 7, 7) for name in hours])
-        found = examine._kept(client, "group g", look)
+        found = command._kept(client, "group g", look)
         assert (found.level, found.found) == (Level.OK, f"0 messages behind{kept}")
 
     def test_a_group_that_nobody_knows(self, rocketmq: LocalBroker) -> None:

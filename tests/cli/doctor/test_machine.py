@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.cli.doctor import machine
+from rocketmq_spark.cli.doctor import findings
 from rocketmq_spark.cli.doctor.findings import Level
 from rocketmq_spark.errors import LocalBrokerError
 
@@ -12,8 +12,8 @@ FINE = {"rocketmq-spark": "0.1.0", "pyspark": "4.3.0.dev1", "pyarrow": "21.0.0",
 
 
 def test_java() -> None:
-    assert machine.java(("/j/bin/java", 17)) == ("java", Level.OK, "Java 17, /j/bin/java", None)
-    gone = machine.java(LocalBrokerError("Java 17 or newer is needed", remedy="Install one"))
+    assert findings.java(("/j/bin/java", 17)) == ("java", Level.OK, "Java 17, /j/bin/java", None)
+    gone = findings.java(LocalBrokerError("Java 17 or newer is needed", remedy="Install one"))
     assert gone == ("java", Level.BROKEN, "Java 17 or newer is needed", "Install one")
 
 
@@ -31,15 +31,15 @@ def test_java() -> None:
     ],
 )
 def test_packages(changed: dict[str, str | None], level: Level, remedy: str | None) -> None:
-    found = machine.python("3.11.9", {**FINE, **changed})
+    found = findings.python("3.11.9", {**FINE, **changed})
     assert (found.level, found.remedy) == (level, remedy)
     told = ", ".join(f"{name} {number}" for name, number in {**FINE, **changed}.items() if number is not None)
     assert found.found.partition(";")[0] == f"Python 3.11.9, {told}"
 
 
 def test_the_python_of_workers() -> None:
-    assert machine.workers("python3", "/venv/bin/python", True).level is Level.OK
-    found = machine.workers("python3", "/venv/bin/python", False)
+    assert findings.workers("python3", "/venv/bin/python", True).level is Level.OK
+    found = findings.workers("python3", "/venv/bin/python", False)
     assert (found.level, found.remedy) == (
         Level.BROKEN, "Activate the virtual environment, or set PYSPARK_PYTHON=/venv/bin/python",
     )  # fmt: skip

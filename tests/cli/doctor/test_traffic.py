@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.cli.doctor import traffic
+from rocketmq_spark.cli.doctor import servers
 from rocketmq_spark.cli.doctor.findings import Level
 from rocketmq_spark.errors import AccessDenied, CallTimeout
-from rocketmq_spark.lag import QueueLag
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
-from rocketmq_spark.source.drift import drift
+from rocketmq_spark.model.lag import QueueLag
+from rocketmq_spark.spark.checkpoints.rewind import drift
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -36,21 +36,21 @@ def route(**perms: int) -> TopicRoute:
     ],
 )
 def test_a_topic(perms, attributes, expected) -> None:
-    found = list(traffic.topic(route(**perms), attributes))
+    found = list(servers.topic(route(**perms), attributes))
     assert [one.level for one in found] == [level for level, _ in expected]
     assert all(words in one.found for one, (_, words) in zip(found, expected, strict=True)), found
 
 
 def test_rights_that_are_missing_are_named() -> None:
     denied = AccessDenied("access denied", remark="User:x has no permission")
-    source, sink = traffic.rights("t", "x", {"source": denied, "sink": denied})
+    source, sink = servers.rights("t", "x", {"source": denied, "sink": denied})
     assert (source.level, sink.level) == (Level.BROKEN, Level.ADVICE)
     assert "user x may not read t: User:x has no permission" in source.found
     assert "Grant Sub and Get on the topic, Sub on the group" in (source.remedy or "")
     assert "Grant Pub on the topic" in (sink.remedy or "")
-    fine = traffic.rights("t", None, {"source": None, "sink": None})
+    fine = servers.rights("t", None, {"source": None, "sink": None})
     assert [one.level for one in fine] == [Level.OK, Level.OK]
-    (away,) = traffic.rights("t", None, {"source": CallTimeout("no answer in time", "h:1")})
+    (away,) = servers.rights("t", None, {"source": CallTimeout("no answer in time", "h:1")})
     assert (away.level, away.found) == (Level.BROKEN, "no answer in time (at h:1)")
 
 
@@ -68,7 +68,7 @@ A, B = {"t": Filter("x || y")}, {"t": Filter("y||x"), "u": Filter()}
     ],
 )
 def test_what_members_want(members, level, words) -> None:
-    found = traffic.subscriptions("g", members)
+    found = servers.subscriptions("g", members)
     assert found.level is level
     assert words in found.found
 
@@ -86,36 +86,36 @@ def test_what_members_want(members, level, words) -> None:
     ],
 )
 def test_how_far_a_reader_is_next_to_retention(row, kept_ms, level, words) -> None:
-    found = traffic.retention("group g", [row], kept_ms, NOW_MS)
+    found = servers.retention("group g", [row], kept_ms, NOW_MS)
     assert (found.check, found.level) == ("group g", level)
     assert words in found.found
 
 
 def test_a_batch_that_waits_for_a_broker() -> None:
     told = {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
-    found = traffic.under_way("c", told)
+    found = servers.under_way("c", told)
     assert (found.level, found.found) == (
         Level.BROKEN,
         "batch 7 under way for 1 m 5 s, waiting for broker-b: no answer",
     )
     assert (found.remedy or "").startswith("Start broker-b: nothing is lost")
-    fine = traffic.under_way("c", {**told, "waitsFor": []})
+    fine = servers.under_way("c", {**told, "waitsFor": []})
     assert (fine.level, fine.found) == (Level.OK, "batch 7 under way for 1 m 5 s")
 
 
 def test_a_checkpoint_next_to_brokers() -> None:
     bounds = {Q: QueueBounds(5, 10, 0)}
-    (well,) = traffic.drifted("c", drift({Q: 7}, bounds))
+    (well,) = servers.drifted("c", drift({Q: 7}, bounds))
     assert well.level is Level.OK
-    (lost,) = traffic.drifted("c", drift({Q: 2}, bounds))
+    (lost,) = servers.drifted("c", drift({Q: 2}, bounds))
     assert (lost.level, lost.found) == (Level.BROKEN, "1 of 1 queues do not go with it: t/a/0 lost")
 
 
 def test_brokers_that_a_checkpoint_waits_for_are_no_loss() -> None:
     other = Q._replace(broker_name="b")
-    (silent,) = traffic.drifted("c", drift({Q: 7}, {}, away={"a"}))
+    (silent,) = servers.drifted("c", drift({Q: 7}, {}, away={"a"}))
     assert (silent.level, silent.found) == (Level.BROKEN, "a does not answer, and 1 of 1 queues wait for it")
-    lost, down = traffic.drifted("c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered={"b"}))
+    lost, down = servers.drifted("c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered={"b"}))
     assert "1 of 2 queues do not go with it: t/a/0 lost" in lost.found
     assert (down.found, down.remedy) == (
         "b is not registered, and 1 of 2 queues wait for it", "Start it on its data; nothing is lost",

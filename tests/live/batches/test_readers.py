@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.codes import Property
+from rocketmq_spark.base.codes import Property
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import Producer

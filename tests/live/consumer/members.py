@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer import running
-from rocketmq_spark.consumer.consumer import BaseConsumer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.push import running
+from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.start_offset import ConsumeFrom, Where
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.pull.plain import PlainRun
+from rocketmq_spark.pull.reading import PlainRun
 from rocketmq_spark.session import Producer, PullConsumer
 from tests.helpers import indexed, killed
 from tests.live.consumer.test_pull_consumer import Make, group, make, texts

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import DLQ_PREFIX
-from rocketmq_spark.consumer import flow
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import DLQ_PREFIX
+from rocketmq_spark.consumer.push import flow
 from rocketmq_spark.model import MessageQueue
 from tests.live.consumer.members import Members
 from tests.mockbroker import eventually

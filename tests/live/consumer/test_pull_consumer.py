@@ -21,10 +21,10 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer.pull_settings import PullConsumerSettings
-from rocketmq_spark.decode.schema import BASIC, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC, arrow_schema
+from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import LocalProtocolError, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, PullRequest, ReceivedMessage
@@ -474,7 +474,7 @@ def test_a_broker_that_hangs_holds_up_no_other(pair: LocalBroker, group: str, mo
 def test_a_broker_that_was_killed_is_read_again_when_it_is_back(
     pair: LocalBroker, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "rocketmq_spark.consumer.polls")
+    caplog.set_level("INFO", "rocketmq_spark.consumer.pull.polls")
     topic = f"killed_{group}"
     pair.create_topic(topic, queues=1)
     with PullConsumer(name_server=pair.name_server, group=group, consume_from_where="earliest") as consumer:

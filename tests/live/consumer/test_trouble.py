@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from rocketmq_spark import Message, Producer
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.consumer import flow
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.push import flow
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.helpers import killed

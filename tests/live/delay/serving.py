@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rocketmq_spark.clock import Deadline, wait_until
+from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_spark import ROOT

@@ -11,17 +11,17 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.client.admin import Admin
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import RETRY_PREFIX
 from rocketmq_spark.errors import CallTimeout, NotSupported, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.source.listener import GroupOffsetListener
+from rocketmq_spark.spark.monitoring.listener import GroupOffsetListener
 from rocketmq_spark.wire import bodies as wire_bodies
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.bodies import GroupMembership
-from rocketmq_spark.wire.subscription import Subscription
+from rocketmq_spark.wire.properties import Subscription
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, canonical, feed, read
 from tests.witness import mqadmin

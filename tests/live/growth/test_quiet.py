@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.codes import Request
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.wire.header import Command
 from tests.mockbroker import Call, MockBroker, ok, route
 from tests.reading import Run, canonical, feed, ranges_of, stream_reader

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rocketmq_spark import Consumer
-from rocketmq_spark.consumer import pop_running, popping, settling, simple_consumer
+from rocketmq_spark.consumer.pop import in_hand, running, simple_consumer
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.popped import PoppedMessage
+from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.session import SimpleConsumer
 
 POISON = b"poison"
@@ -63,14 +63,14 @@ def settle(consumer: SimpleConsumer, message: PoppedMessage) -> None:
 
 def lease(invisible_s: float, put: Callable[[object, str, float], None] = setattr) -> None:
     """Consumers with a listener have messages for so long, and ask for more time three times as often."""
-    for module in (settling, popping):
+    for module in (in_hand, running):
         put(module, "INVISIBLE_S", invisible_s)
-    put(settling, "LOOK_S", invisible_s / 3)
-    put(pop_running, "RENEW_S", invisible_s / 3)
+    put(in_hand, "LOOK_S", invisible_s / 3)
+    put(running, "RENEW_S", invisible_s / 3)
 
 
 def push(endpoint: str, topic: str, group: str, invisible_s: float) -> None:
-    lease(min(invisible_s, settling.INVISIBLE_S))
+    lease(min(invisible_s, in_hand.INVISIBLE_S))
 
     def listener(messages: Sequence[PoppedMessage], context: Any) -> object:
         return None if took(messages[0]) else context.retry(1)

@@ -11,14 +11,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.options import Options
 from rocketmq_spark.session import Producer
-from rocketmq_spark.sink import checks
-from rocketmq_spark.sink.report import Written
-from rocketmq_spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink import checks
+from rocketmq_spark.spark.sink.report import Written
+from rocketmq_spark.spark.sink.task import TaskWriter
 from tests.helpers import awaited
 from tests.mockbroker import eventually
 from tests.reading import Row, names, read

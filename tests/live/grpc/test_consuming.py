@@ -7,8 +7,8 @@ import time
 from collections import Counter, defaultdict
 
 from rocketmq_spark import Consumer, Message
-from rocketmq_spark.codes import DLQ_PREFIX
-from rocketmq_spark.consumer.simple_consumer import MIN_INVISIBLE_S
+from rocketmq_spark.base.codes import DLQ_PREFIX
+from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.localbroker import LocalBroker
 from tests.live.grpc.popper import lease

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.clock import Deadline, wait_until
-from rocketmq_spark.codes import DLQ_PREFIX
+from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.base.codes import DLQ_PREFIX
 from tests.chaos.group_run import say
 from tests.fix_clusters import WITH_TIMERS
 from tests.live.grpc.crew import Account, Crew, Popper, Sending, account

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark import Message, errors
-from rocketmq_spark.codes import RESERVED_PROPERTIES, Property
+from rocketmq_spark.base.codes import RESERVED_PROPERTIES, Property
 from rocketmq_spark.model import MessageQueue, SendStatus
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows, write
 from tests.live.writes import frame, numbered

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketmq_spark.codes import Perm
+from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.errors import CallTimeout, DataLossError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketmq_spark import process, session
-from rocketmq_spark.datasource import RocketMQDataSource
+from rocketmq_spark import session
+from rocketmq_spark.base import process
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.helpers import stored
 from tests.live.writes import bodies, frame
 from tests.mockbroker import eventually

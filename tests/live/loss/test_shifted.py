@@ -8,9 +8,9 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.client import sender as sender_module
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import SysFlag
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.wire import bodies, rpc

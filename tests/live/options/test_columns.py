@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField
 
 from rocketmq_spark import Producer, session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.decode.schema import BASIC, FULL
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.columnar.decode.schema import BASIC, FULL
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, SendRequest
 from rocketmq_spark.options import parse

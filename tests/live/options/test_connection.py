@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.codes import Request
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.reading import Run, batch_reader, bodies, feed, plan, read, rows

@@ -12,8 +12,8 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker, servers
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.allocation import allocate
-from rocketmq_spark.source import pushdown
-from rocketmq_spark.source.readers import PrunedReader
+from rocketmq_spark.spark.source import pushdown
+from rocketmq_spark.spark.source.readers import PrunedReader
 from tests.reading import Run, batch_reader, bodies, feed, plan, ranges_of, read, rows
 
 

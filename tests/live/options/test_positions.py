@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rocketmq_spark import session
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue

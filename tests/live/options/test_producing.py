@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark import Message, Producer, session
-from rocketmq_spark.codes import Request, Response, SysFlag
+from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import SendStatus

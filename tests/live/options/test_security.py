@@ -9,8 +9,8 @@ from contextlib import nullcontext
 import pytest
 
 from rocketmq_spark import session
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.client.admin import Admin, batch_attributes
-from rocketmq_spark.codes import Request
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import ADMIN, Certificates, Secured

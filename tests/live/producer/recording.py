@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rocketmq_spark import options, session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.producer.producer import BaseProducer

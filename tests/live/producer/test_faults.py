@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer.faults import FaultTables

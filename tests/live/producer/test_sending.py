@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.clock import Deadline
-from rocketmq_spark.codes import Response
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageRefused, RouteNotFound, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
@@ -22,7 +22,6 @@ from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.timer import Timer
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from tests.helpers import counts, stored, total
 from tests.live.producer.recording import RecordingSender, recorded

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from rocketmq_spark import session
-from rocketmq_spark.clock import Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message

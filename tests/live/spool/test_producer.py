@@ -16,7 +16,7 @@ import pytest
 from rocketmq_spark import LocalBroker, Message, Producer, session
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
-from rocketmq_spark.producer.hooks import SendContext
+from rocketmq_spark.producer.settings import SendContext
 from tests.helpers import stored
 from tests.mockbroker import eventually
 from tests.reading import names

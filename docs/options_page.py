@@ -1,0 +1,230 @@
+"""The tables of options and columns as docs/options.md shows them, that of errors in docs/errors.md, and ``option_types``."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+
+from rocketmq_spark import errors
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.options import ROLES, SOURCE_ROLES, TABLE, Option
+from rocketmq_spark.spark.sink import columns
+
+_SHOWN_ROLE = {
+    "batch source": "batch",
+    "stream source": "stream",
+    "sink": "sink",
+    "producer": "`Producer`",
+    "consumer": "`Consumer`",
+    "pull consumer": "`PullConsumer`",
+}
+
+SOURCE_COLUMNS = {
+    "topic": "the topic",
+    "brokerName": "the broker that the queue lies on",
+    "queueId": "the queue; with `topic` and `brokerName` it names one",
+    "queueOffset": "place in the queue, from 0 on",
+    "body": "what was sent; empty, not null, where it is empty; null only with `badMessage=null`",
+    "tags": "the tag that brokers filter by; null when there is none",
+    "keys": "what a message is found by, as RocketMQ has it: split at blanks; null when there are none",
+    "bornTimestamp": "when it was sent, by the sender's clock",
+    "storeTimestamp": "when its broker stored it",
+    "msgId": "id that the sender made; a repeated send has another one",
+    "properties": "as option `includeProperties` says; null with `none`",
+    "offsetMsgId": "id that the broker made of its address and `commitLogOffset`",
+    "flag": "number that the sender chose",
+    "sysFlag": "how it is stored: compressed, in a transaction, addresses of version 6",
+    "reconsumeTimes": "how often a consumer group has sent it back",
+    "bornHost": "the sender, `host:port`",
+    "storeHost": "the broker, `host:port`",
+    "commitLogOffset": "place in the broker's log, in bytes",
+    "storeSize": "bytes that it takes there",
+    "decodeError": "with `badMessage=null` too: why it could not be decoded; null when it could",
+}
+SINK_COLUMNS = {
+    "body": "what is sent; required, neither null nor empty",
+    "value": "another name of `body`",
+    "topic": "where the row goes; option `topic` beats it",
+    "tags": "the tag that readers may filter by",
+    "keys": "what the message is found by; a string holds several with blanks between, an element of an array has none",
+    "properties": "properties of the user; a null value is left out",
+    "shardingKey": "rows of one key go to one queue, with `queueSelector=hash`",
+    "queueId": "the queue itself, with `queueSelector=column`",
+    "brokerName": "its broker; goes with `queueId`",
+    "delayLevel": "delivered later, by one of the broker's levels",
+    "delayMs": "delivered so many milliseconds after it was sent",
+    "deliverAt": "delivered at this time",
+    "flag": "number for readers",
+    "priority": "0 and up, higher comes first; over gRPC, to a topic with `message.type=PRIORITY`; null is the lowest",
+}
+
+
+def markdown() -> str:
+    """The tables as they stand in docs/options.md."""
+    return f"{_options()}\n{_source_columns()}\n{_sink_columns()}"
+
+
+def _source_columns() -> str:
+    lines = ["## Columns of the source", "", "In this order.", "", "| column | type | meaning |", "| --- | --- | --- |"]
+    for column in (*BASIC, *FULL, DECODE_ERROR):
+        where = "" if column in BASIC else " *(`metadata=full`)*"
+        lines.append(f"| `{column.name}` | {column.ddl} | {SOURCE_COLUMNS[column.name]}{where} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sink_columns() -> str:
+    about = (
+        "Names are matched without case; an unknown column or a wrong type is an error before the first row is sent."
+    )
+    lines = ["## Columns of the sink", "", about, "", "| column | type | meaning |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {kind} | {SINK_COLUMNS[name]} |" for name, kind in columns.TABLE.items()]
+    return "\n".join(lines) + "\n"
+
+
+# What helps where the text of an error names nothing better.
+REMEDIES = {
+    "AccessDenied": "check `accessKey` and `secretKey`, and that user's rights (security.md); `doctor` names what is missing",
+    "BrokerBusy": "lower the rate, or give the broker more threads or a faster disk; retries have been made",
+    "BrokerError": "read the broker's words and number, and the broker's log of that time",
+    "BrokerNotFound": "look at `rocketmq-spark broker status` whether that broker runs and is registered",
+    "CallTimeout": "look whether the broker is frozen or overloaded; raise `requestTimeout` where the way is long",
+    "CertificateRefused": "give the authority that signed it as `tlsCaFile`, or its name as `tlsServerName`",
+    "ClosedError": "make a new one, in the process that uses it",
+    "ConnectionLost": "look whether the server runs and can be reached from here: `rocketmq-spark doctor`, `addressMap`",
+    "DataLossError": "read on with `failOnDataLoss=warn`, which logs what is gone; have brokers keep messages for longer",
+    "DecodeError": "look at the message with `rocketmq-spark tail`; `badMessage` = `null` or `skip` goes on without it",
+    "GoAway": "nothing: the client connects anew",
+    "GroupNotFound": "check the name; a group is known when one of its members has been there, or somebody made it",
+    "InvalidParameter": "check the names of topic and group and the number of the queue",
+    "LocalBrokerError": "read the lines of the server's log in the text; `rocketmq-spark doctor` checks Java and ports",
+    "LocalProtocolError": "shorten what is too long, or say it in another way, as the text tells",
+    "MessageIllegal": "compare the message with the broker's `maxMessageSize` and its limits of delays",
+    "MessageRefused": "mend the row or message that is named; nothing was sent",
+    "NotFound": "check the id or key, and whether the message is older than what brokers keep",
+    "NotReadable": "give the topic, or the broker, its read permission back",
+    "NotSupported": "ask a server of the right kind (a broker, not a Proxy), or a newer one",
+    "OffsetError": "write positions as in options.md, and look at the queues with `rocketmq-spark topic describe`",
+    "CheckpointMismatch": "start the query with the options that made the checkpoint, or with a new `checkpointLocation`",
+    "OptionError": "correct the options that are listed; all are in options.md",
+    "RemoteProtocolError": "check that host and port are those of RocketMQ, and whether one side speaks TLS",
+    "RocketMQError": "read its text",
+    "RouteNotFound": "check the topic's name (`rocketmq-spark topic list`), and that brokers run",
+    "SelectorError": "mend the function that chooses queues; it must give one of those that it was given",
+    "SendFailed": "read the last cause in the text; raise `sendTimeout`, or keep a spool (spool.md)",
+    "ServerFault": "read the broker's log: its exception stands there",
+    "ServiceNotAvailable": "free the broker's disk, or write to its master",
+    "SpoolError": "look at its folder: another process may have it, or its disk is full; `rocketmq-spark spool`",
+    "SpoolFull": "raise `spoolMaxBytes`, or let the cluster come back: what is spooled is sent then",
+    "TopicNotFound": "wait for the broker's start, or make the topic there",
+}
+
+
+# What a keyword takes, by the parser of its option; parsers that are made (``integer(1)``) by the function that makes them.
+_TYPES = {
+    "boolean": "bool | str",
+    "integer": "int | str",
+    "auto_integer": "int | str",
+    "duration": "float | str",
+    "positive_duration": "float | str",
+    "durations_ms": "str",
+    "fault_preset": "bool | str",
+    "size": "int | str",
+    "choice": "str",
+    "names": "Sequence[str] | str",
+    "names_with_repeats": "Sequence[str] | str",
+    "addresses": "str",
+    "address_map": "Mapping[str, str] | str",
+    "timestamp": "int | str",
+    "consume_from": "int | str",
+    "string": "str",
+    "secret": "str",
+    "dotted": "str",
+    "strategy": "Callable[..., Any] | str",
+    "selector": "Callable[..., Any] | str",
+}
+# Options that JSON describes may be given as the mapping that it would be.
+_MAPPINGS = ("environments", "allocation_config")
+_CLASSES = {
+    "ProducerOptions": ("producer", "Keywords of ``Producer``."),
+    "ConsumerOptions": ("consumer", "Keywords of ``Consumer``."),
+    "PullConsumerOptions": ("pull consumer", "Keywords of ``PullConsumer``."),
+    "SimpleConsumerOptions": ("simple consumer", "Keywords of ``SimpleConsumer``."),
+    "SinkOptions": ("sink", "Keywords of ``foreach_batch_writer`` and ``write_rocketmq``."),
+}
+# Those that may be positional are arguments of their own.
+_POSITIONAL = ("name_server", "group")
+
+
+def typed_keywords() -> str:
+    """The module ``option_types``: the options that each constructor and writer takes, with their types."""
+    parts = [
+        '"""Keywords of constructors and writers, with their types. Written by ``make docs`` from the table of options.\n\n'
+        "Durations are milliseconds, or text such as ``3s``; sizes are bytes, or text such as ``4m``. What is not given has the\n"
+        'default that docs/options.md names.\n"""\n\n'
+        "from __future__ import annotations\n\n"
+        "from collections.abc import Callable, Mapping, Sequence\n"
+        "from typing import Any, TypedDict\n"
+    ]
+    for name, (role, about) in _CLASSES.items():
+        lines = [f"class {name}(TypedDict, total=False):", f'    """{about}"""', ""]
+        for row in TABLE:
+            if role in row.roles and row.field not in _POSITIONAL:
+                lines += [f"    {row.field}: {_type(row)}", _described(row.help)]
+        parts.append("\n".join(lines) + "\n")
+    return "\n\n".join(parts)
+
+
+def _type(row: Option) -> str:
+    kind = _TYPES[row.parse.__qualname__.partition(".")[0]]
+    return f"Mapping[str, Any] | {kind}" if row.field in _MAPPINGS else kind
+
+
+def _described(text: str) -> str:
+    text = text.replace("\\", "\\\\").replace("`", "``") + "."
+    text = text[0].upper() + text[1:]
+    whole = f'    """{text}"""'
+    if len(whole) <= 120:
+        return whole
+    wrapped = textwrap.wrap(text, 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+    return '    """' + "\n".join(wrapped).lstrip() + '\n    """'
+
+
+def errors_markdown() -> str:
+    """The table of errors as it stands in docs/errors.md: what each class says of itself, and what helps."""
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.RocketMQError)]
+    lines = [
+        "## Codes",
+        "",
+        "| code | class | may pass | what it means | what helps |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for kind in sorted(kinds, key=lambda kind: str(kind.code)):
+        meaning = " ".join((kind.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
+        lines.append(
+            f"| `{kind.code}` | `{kind.__name__}` | {'yes' if kind.retriable else 'no'} | {meaning} "
+            f"| {REMEDIES[kind.__name__]} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _options() -> str:
+    connection = [row for row in TABLE if row.roles == ROLES or row.field == "route_refresh"]
+    source = [row for row in TABLE if set(row.roles) & set(SOURCE_ROLES) and row not in connection]
+    parts = []
+    for title, rows in (
+        ("Connection", connection),
+        ("Source", source),
+        (
+            "Sink and producer",
+            [row for row in TABLE if set(row.roles) & {"sink", "producer"} and row not in connection + source],
+        ),
+        ("Consumers", [row for row in TABLE if set(row.roles) <= {"consumer", "pull consumer"}]),
+    ):
+        lines = [f"## {title}", "", "| option | default | meaning |", "| --- | --- | --- |"]
+        for r in rows:
+            alias = f" (or {', '.join(f'`{a}`' for a in r.aliases)})" if r.aliases else ""
+            where = "" if len(r.roles) > 1 else f" *({_SHOWN_ROLE[r.roles[0]]} only)*"
+            default = r.shown if r.shown == "–" or "`" in r.shown or " " in r.shown else f"`{r.shown}`"
+            lines.append(f"| `{r.name}`{alias} | {default} | {r.help}{where} |".replace("||", "\\|\\|"))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"

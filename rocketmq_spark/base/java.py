@@ -1,0 +1,61 @@
+"""What Java does with texts: their hash, their order, and what it writes of values.
+
+Java's ``String.hashCode`` and ``String.compareTo``: queues, tags and consistent hashing depend on them.
+
+The arithmetic is Java's: 32-bit, wrapping, over UTF-16 code units.
+
+Java's ``hashCode`` for the values that both sides use to choose queues.
+
+A queue chosen by hash must be the one a Java producer chooses for the same key. Whole columns are hashed in
+``hash_columns``.
+"""
+
+from __future__ import annotations
+
+from rocketmq_spark.errors import OptionError
+
+
+def string_hash(text: str) -> int:
+    """``String.hashCode``: the sum of s[i] * 31^(n-1-i) over UTF-16 code units, as a signed 32-bit number."""
+    if text.isascii():
+        units: bytes | memoryview = text.encode("ascii")
+    else:
+        units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
+    h = 0
+    for unit in units:
+        h = (31 * h + unit) & 0xFFFFFFFF
+    return signed(h)
+
+
+def string_order(text: str) -> bytes:
+    """A sort key that orders texts as ``String.compareTo`` does; plain order differs beyond U+FFFF."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+def signed(bits: int) -> int:
+    """32 bits as Java's ``int``."""
+    return bits - (1 << 32) if bits >> 31 else bits
+
+
+_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
+_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class Long(int):
+    """A whole number that the Java side holds as ``Long``: its hash differs from ``Integer``'s when it is negative."""
+
+
+def java_hash(value: object) -> int:
+    """``value.hashCode()`` of a str, bool or int; an int that fits 32 bits counts as ``Integer``, see ``Long``."""
+    if isinstance(value, str):
+        return string_hash(value)
+    if isinstance(value, bool):
+        return 1231 if value else 1237
+    if isinstance(value, int):
+        if not isinstance(value, Long) and _INT_MIN <= value <= _INT_MAX:
+            return int(value)
+        if _LONG_MIN <= value <= _LONG_MAX:
+            return signed((value ^ ((value & 0xFFFFFFFFFFFFFFFF) >> 32)) & 0xFFFFFFFF)
+        raise OptionError(f"cannot hash {value}: expected a whole number of at most 64 bits")
+    shown = "nothing (None)" if value is None else f"a {type(value).__name__}"
+    raise OptionError(f"cannot hash {shown}: expected a str, int or bool, whose Java hash is the same everywhere")

@@ -1,0 +1,106 @@
+"""What a process keeps between calls, and how the one ends that Spark runs for a stream.
+
+What a process keeps between calls: clients, accumulators, fault tables, what was asked already.
+
+One registry with one rule: a thing stays until its owner drops it, or until ``forget`` drops everything. A forked process
+begins with nothing. What it inherited it neither uses nor drops, for connections and locks in it are its parent's.
+
+The process that Spark runs for a stream on the driver's machine: what it keeps, and how it ends.
+
+When a query stops, Spark closes the connection first. The runner then fails to read the next question, and fails again
+to tell Spark so: two tracebacks on the console of a user for nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class _Kept:
+    """Of one process. ``inherited`` keeps alive what would otherwise be closed in a child."""
+
+    def __init__(self, inherited: _Kept | None = None) -> None:
+        self.lock = threading.RLock()
+        self.kinds: dict[str, dict[Any, Any]] = {}
+        self.inherited = inherited
+
+
+_here = _Kept()
+
+
+def _begin() -> None:
+    global _here
+    _here = _Kept(_here)
+
+
+os.register_at_fork(after_in_child=_begin)
+
+
+def lock() -> AbstractContextManager[bool]:
+    """For steps that must not be mixed with others; a new one in each process, for a fork may find the old one held."""
+    return _here.lock
+
+
+def kept(kind: str) -> dict[Any, Any]:
+    """What this process keeps of a kind."""
+    here = _here
+    with here.lock:
+        return here.kinds.setdefault(kind, {})
+
+
+def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
+    """The thing of this kind and key, made by the first who asks."""
+    with lock():
+        things = kept(kind)
+        if key not in things:
+            things[key] = make()
+        made: T = things[key]
+        return made
+
+
+def forget() -> dict[str, dict[Any, Any]]:
+    """Begin anew; gives what was kept, by kind, to be closed."""
+    here = _here
+    with here.lock:
+        gone = {kind: dict(things) for kind, things in here.kinds.items()}
+        for things in here.kinds.values():
+            things.clear()
+    return gone
+
+
+_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
+
+
+def settle() -> None:
+    """Here a stream lives for long. Elsewhere than in a runner: nothing.
+
+    What was imported stays, so the full collections that come with views of thousands of queues need not look through
+    it, which is most of what they would do.
+    """
+    if _is_runner():
+        gc.freeze()
+
+
+def end_quietly() -> None:
+    """From here on this process does not tell that nobody listens to it any more. Elsewhere than in a runner: nothing."""
+    if _is_runner():
+        sys.excepthook = _but_for_broken_pipes
+
+
+def _is_runner() -> bool:
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return main is not None and main.name == _RUNNER
+
+
+def _but_for_broken_pipes(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, BrokenPipeError | ConnectionResetError):
+        sys.__excepthook__(kind, error, trace)

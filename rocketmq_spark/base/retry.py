@@ -1,0 +1,93 @@
+"""What is asked again when it failed, and what an error says after a time of trying.
+
+That is the first cause, and what was said last in time. The question that an expired deadline cut short explains nothing: a
+broker dies, its route goes, and when patience ends the name server has no time left to answer in. "No name server answers"
+would be the last error, of the one server that was well.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from rocketmq_spark.base.clock import Deadline, backoff
+from rocketmq_spark.errors import RocketMQError
+
+T = TypeVar("T")
+
+_NEVER = Deadline(math.inf)
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Errors from the first one until something succeeds."""
+
+    first: RocketMQError | None = None
+    last: RocketMQError | None = None
+    since: float = 0.0
+    tries: int = 0
+
+    def note(self, error: RocketMQError, now: float, cut_short: bool = False) -> None:
+        """Another error; ``cut_short`` if it came of a deadline that expired while it was asked."""
+        if self.first is None:
+            self.first, self.since = error, now
+        if self.last is None or not cut_short:
+            self.last = error
+        self.tries += 1
+
+    def clear(self) -> None:
+        self.first, self.last, self.since, self.tries = None, None, 0.0, 0
+
+    def cause(self, error: RocketMQError, now: float) -> RocketMQError:
+        """What to raise in place of ``error``: the first one with how often and how long was tried, and what was said last.
+
+        A single error stands for itself, and so does one that no waiting heals.
+        """
+        first, last = self.first, self.last
+        if first is None or last is None or self.tries < 2 or not error.retriable:
+            return error
+        ending = [f"at last: {last.message}", last.remark] if last.message != first.message else []
+        remark = "; ".join(part for part in (first.remark, *ending) if part) or None
+        return type(first)(
+            f"{first.message}; tried {self.tries} times in {now - self.since:.3g} s",
+            first.addr,
+            first.broker_code,
+            first.topic,
+            first.queue or last.queue,
+            remark,
+            first.remedy or last.remedy,
+        )
+
+    def give_up(self, error: RocketMQError, now: float) -> NoReturn:
+        """Raise ``cause``, which came of ``error`` unless it is that."""
+        cause = self.cause(error, now)
+        if cause is error:
+            raise error
+        raise cause from error
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a metadata question is repeated: ``times`` more tries, pauses that double from ``interval_s``."""
+
+    times: int = 3
+    interval_s: float = 0.5
+
+    def run(self, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+        """The first success; the last error when tries are over, the first one when time is, others at once."""
+        pauses, trouble = backoff(self.interval_s, 10.0), Trouble()
+        for left in range(self.times, -1, -1):
+            try:
+                return ask()
+            except RocketMQError as e:
+                over = deadline is not None and deadline.expired and e.retriable
+                trouble.note(e, time.monotonic(), cut_short=over)
+                if over:
+                    trouble.give_up(e, time.monotonic())
+                if not e.retriable or left == 0:
+                    raise
+                (deadline or _NEVER).pause(next(pauses))
+        raise AssertionError("unreachable")

@@ -1,0 +1,126 @@
+"""Code of others that raises, threads that outlive it, and one thread for each key.
+
+What code of others raises, as a value, and threads that outlive it.
+
+A listener, a callback, a strategy or a hook may raise anything, ``SystemExit`` too. That is its failure, and no reason for one
+of our threads to end: Python prints nothing when ``SystemExit`` ends a thread, so nobody would notice.
+
+Work that may block, beside the thread that has it: one thread for each key, in the order in which work came.
+
+A thread lives while there is work for its key, so that a host that has vanished holds up nobody but those who want it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Code of others raised ``error`` instead of returning."""
+
+    error: BaseException
+
+    def __str__(self) -> str:
+        """The class and the text of the error."""
+        return f"{type(self.error).__name__}: {text_of(self.error, str)}"
+
+    def log(self, logger: logging.Logger, text: str, *args: object) -> None:
+        """An error in the log, with the traceback. A handler of the user's that raises, too, costs nothing else."""
+        attempt(logger.error, text, *args, exc_info=self.error, stacklevel=3)
+
+
+def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
+    """Returns what ``code`` returns, or ``Failure``. Only Ctrl-C in the main thread is raised: that is for the user."""
+    try:
+        return code(*args, **kwargs)
+    except BaseException as e:
+        if isinstance(e, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        return Failure(e)
+
+
+def text_of(value: object, how: Callable[[object], str] = repr) -> str:
+    """The text of a value that is not ours, whose own method may raise."""
+    text = attempt(how, value)
+    return f"<{type(value).__name__} without a text>" if isinstance(text, Failure) else text
+
+
+def start_thread(
+    name: str, loop: Callable[[], None], ended: Callable[[], None] | None = None, again: bool = True
+) -> threading.Thread:
+    """Starts a daemon thread that runs ``loop`` until it returns, and ``ended`` whatever happens.
+
+    What ``loop`` raises is logged. With ``again`` the loop is then run anew, so it must have put aside what it failed at.
+
+    Raises:
+        RuntimeError: There can be no more threads. The caller must not have noted the thread before.
+    """
+    thread = threading.Thread(target=_root, args=(name, loop, ended, again), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _root(name: str, loop: Callable[[], None], ended: Callable[[], None] | None, again: bool) -> None:
+    try:
+        while _failed(name, loop) and again:
+            pass
+    finally:
+        if ended is not None:
+            ended()
+
+
+def _failed(name: str, loop: Callable[[], None]) -> bool:
+    outcome = attempt(loop)
+    if not isinstance(outcome, Failure):
+        return False
+    outcome.log(logger, "the work of thread %s failed: %s", name, outcome)
+    return True
+
+
+class Aside:
+    """Threads by key; ``limit`` is how much may wait for one of them."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._work: dict[Hashable, deque[Callable[[], None]]] = {}
+
+    def busy(self, key: Hashable) -> bool:
+        """Whether work of ``key`` waits or is under way: what comes now must wait behind it."""
+        return key in self._work
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Have ``work`` done soon. Raises ``RuntimeError`` when there can be no more threads, or too much waits."""
+        with self._lock:
+            waiting = self._work.get(key)
+            if waiting is not None:
+                if self._limit is not None and len(waiting) >= self._limit:
+                    raise RuntimeError(f"{len(waiting)} requests wait for one thread")
+                waiting.append(work)
+                return
+            start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key))
+            self._work[key] = deque([work])
+
+    def _run(self, key: Hashable) -> None:
+        while (work := self._next(key)) is not None:
+            work()
+
+    def _next(self, key: Hashable) -> Callable[[], None] | None:
+        with self._lock:
+            waiting = self._work[key]
+            if waiting:
+                return waiting.popleft()
+            del self._work[key]
+            return None

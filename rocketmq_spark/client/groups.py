@@ -1,0 +1,307 @@
+"""Consumer groups over remoting: questions of brokers to members, who reads a topic, and the ``OffsetCommitter`` port.
+
+What brokers ask of a consumer, from commands to questions in the user's names, and answers back to commands.
+
+Which consumers read a topic: what brokers know of its groups, and what their members say of themselves.
+
+The ``OffsetCommitter`` port over remoting: a group's offsets on its brokers, and the group itself where it is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request, Response
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
+from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
+from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
+from rocketmq_spark.model.membership import (
+    Answer,
+    Asked,
+    BrokerRequest,
+    ConsumeDirectly,
+    DirectResult,
+    InfoAsked,
+    MembersChanged,
+    Membership,
+    OffsetsAsked,
+    ResetOffsets,
+    RunningInfo,
+)
+from rocketmq_spark.wire import bodies, member_bodies, rpc
+from rocketmq_spark.wire.bodies import GroupMembership
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.names import Scope, is_user_group
+from rocketmq_spark.wire.properties import Subscription, parse_subscription
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+
+def told(group: str, membership: Membership) -> GroupMembership:
+    """What heartbeats say, in the user's names."""
+    return GroupMembership(
+        group,
+        {topic: _subscription(wanted) for topic, wanted in membership.subscriptions.items()},
+        membership.consume_type,
+        membership.message_model,
+        membership.consume_from_where,
+        membership.unit_mode,
+        membership.versions_ms,
+        {topic: wanted.kind for topic, wanted in membership.subscriptions.items()},
+    )
+
+
+def _subscription(wanted: Filter) -> Subscription:
+    return parse_subscription(wanted.expression) if wanted.kind == "TAG" else Subscription(wanted.expression)
+
+
+class BrokerRequests:
+    """The ``asked`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
+
+    def __init__(self, calls: Calls, group: str, asked: Asked) -> None:
+        self._calls = calls
+        self._group = group
+        self._asked = asked
+        self._take_apart: dict[int, Callable[[Command], BrokerRequest]] = {
+            Request.NOTIFY_CONSUMER_IDS_CHANGED: lambda command: MembersChanged(),
+            Request.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
+            Request.GET_CONSUMER_STATUS_FROM_CLIENT: self._offsets_asked,
+            Request.GET_CONSUMER_RUNNING_INFO: self._info_asked,
+            Request.CONSUME_MESSAGE_DIRECTLY: self._direct,
+        }
+
+    def __call__(self, address: str, command: Command) -> Command | None:
+        """None refuses: for what nobody knows here, and what needs no answer."""
+        take_apart = self._take_apart.get(command.code)
+        if take_apart is None:
+            return None
+        question = take_apart(command)
+        answer = self._asked(address, question)
+        return None if answer is None else rpc.by_code[command.code].reply(command, self._body(answer))
+
+    def _plain(self, name: str) -> str:
+        return self._calls.scope.plain(name)
+
+    def _reset(self, command: Command) -> BrokerRequest:
+        fields = rpc.RESET_CONSUMER_CLIENT_OFFSET.arguments(command)
+        offsets = bodies.reset_offsets(command.body)
+        plain = {
+            q._replace(topic=self._plain(q.topic)): offset
+            for q, offset in offsets.items()
+            if self._calls.scope.reaches(q.topic)
+        }
+        return ResetOffsets(self._plain(fields["topic"]), plain)
+
+    def _offsets_asked(self, command: Command) -> BrokerRequest:
+        return OffsetsAsked(self._plain(rpc.GET_CONSUMER_STATUS_FROM_CLIENT.arguments(command)["topic"]))
+
+    def _info_asked(self, command: Command) -> BrokerRequest:
+        return InfoAsked(bool(rpc.GET_CONSUMER_RUNNING_INFO.arguments(command)["jstackEnable"]))
+
+    def _direct(self, command: Command) -> BrokerRequest:
+        fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
+        messages = decode_messages(command.body, fields["brokerName"] or "")
+        if len(messages) != 1:
+            raise RemoteProtocolError(f"{len(messages)} messages came to be consumed directly, expected 1")
+        return ConsumeDirectly(own(messages[0], self._calls.scope))
+
+    def _body(self, answer: Answer) -> bytes:
+        if isinstance(answer, DirectResult):
+            return member_bodies.direct_result(answer)
+        if isinstance(answer, RunningInfo):
+            name = self._calls.on_wire
+            info = replace(
+                answer,
+                queues=_on_wire(self._calls, answer.queues),
+                topics={name(topic): figures for topic, figures in answer.topics.items()},
+            )
+            return member_bodies.running_info(info, told(self._group, answer.membership).on_wire(name))
+        return member_bodies.consumer_offsets(_on_wire(self._calls, answer))
+
+
+def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:
+    return {calls.queue_on_wire(queue): value for queue, value in table.items()}
+
+
+def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
+    """A message in the user's names, and of the topic that it was first sent to where it comes from a retry topic.
+
+    Mirrors ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
+    """
+    queue = message.queue._replace(topic=scope.plain(message.queue.topic))
+    origin = message.properties.get(Property.RETRY_TOPIC)
+    topic = scope.plain(origin) if origin else queue.topic
+    return message if (queue, topic) == (message.queue, message.topic) else replace(message, queue=queue, topic=topic)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReader:
+    """A member of a group and the queues of the topic that it has; None where it did not say.
+
+    A group without members is a reader without ``member``: it has the queues in which it has an offset. ``inside`` says
+    whether the group is of the client's own namespace and environment.
+    """
+
+    group: str
+    member: str | None
+    queues: tuple[MessageQueue, ...] | None
+    inside: bool = True
+
+
+def readers(calls: Calls, admin: Admin, topic: str) -> list[GroupReader]:
+    """All of a topic, by group and member."""
+    masters = {data.broker_name: data.master for data in admin.route(topic).brokers.values() if data.master}
+    groups: set[str] = set()
+    for name, address in masters.items():
+        command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=calls.on_wire(topic), bname=name)
+        groups.update(bodies.group_list(calls.ask(address, command).body))
+    return [reader for group in sorted(groups) for reader in _of_group(calls, admin, topic, group, masters)]
+
+
+def groups(calls: Calls, admin: Admin) -> list[str]:
+    """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
+    found: set[str] = set()
+    for name, data in admin.cluster().items():
+        if data.master:
+            answer = calls.ask(data.master, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
+            found |= bodies.subscription_groups(answer.body).keys()
+    return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.holds(group))
+
+
+def _of_group(calls: Calls, admin: Admin, topic: str, group: str, masters: Mapping[str, str]) -> Iterator[GroupReader]:
+    plain, inside = calls.scope.plain(group), calls.scope.holds(group)
+    members = _members(calls, group, masters)
+    for member, address in sorted(members.items()):
+        yield GroupReader(plain, member, _held(calls, topic, (group, member), address), inside)
+    if not members:
+        progress = admin.consume_stats(plain, topic)
+        yield GroupReader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
+
+
+def _members(calls: Calls, group: str, masters: Mapping[str, str]) -> dict[str, str]:
+    """The address of a broker that each member is connected to."""
+    found: dict[str, str] = {}
+    for address in masters.values():
+        command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(consumerGroup=group)
+        try:
+            found |= dict.fromkeys(bodies.consumer_ids(calls.ask(address, command).body), address)
+        except BrokerError:  # so a broker says that it knows no member
+            continue
+    return found
+
+
+def wanted(calls: Calls, admin: Admin, group: str) -> dict[str, dict[str, Filter] | None]:
+    """What each member of a group wants of each topic, by the user's names; None of one that did not say."""
+    found: dict[str, dict[str, Filter] | None] = {}
+    on_wire = calls.on_wire(group)
+    masters = {name: data.master for name, data in admin.cluster().items() if data.master}
+    for member, address in sorted(_members(calls, on_wire, masters).items()):
+        command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=on_wire, clientId=member, jstackEnable=False)
+        try:
+            told = bodies.member_filters(calls.ask(address, command).body)
+        except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
+            _told(e, member)
+            found[member] = None
+        else:
+            plain = {calls.scope.plain(topic): f for topic, f in told.items() if calls.scope.reaches(topic)}
+            found[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
+    return found
+
+
+def _held(calls: Calls, topic: str, who: tuple[str, str], address: str) -> tuple[MessageQueue, ...] | None:
+    group, member = who
+    command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=group, clientId=member, jstackEnable=False)
+    try:
+        held = bodies.held_queues(calls.ask(address, command).body)
+    except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
+        _told(e, member)
+        return None
+    on_wire = calls.on_wire(topic)
+    return tuple(queue._replace(topic=topic) for queue in held if queue.topic == on_wire)
+
+
+def _told(error: RocketMQError, member: str) -> None:
+    logger.info("what member %s reads is not known: %s", member, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Stores offsets of a group where they can be, at masters or at another replica; gives the errors of the others.
+
+    ``grace_s`` is that of ``OffsetReader.bounds``.
+    """
+
+    questions: BrokerQuestions
+    group: str
+    deadline: Deadline
+    grace_s: float | None = None
+    read_from: str = "master"
+
+    def __call__(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
+        """One queue of each topic goes before the others: brokers make the group's table of a topic at its first offset,
+        and of two that make it at the same time one is lost (ConsumerOffsetManager.commitOffset in 5.5.0). What it meets
+        is met by the others. A broker that hangs takes half of the time, so that the others' queues have the rest.
+        """
+        firsts = first_of_each(offsets)
+        half = self.deadline.within(self.deadline.remaining() / 2)
+        failed = self._store({queue: offsets[queue] for queue in firsts.values()}, half)
+        rest = {}
+        for queue in sorted(offsets.keys() - firsts.values()):
+            first = firsts[queue.broker_name, queue.topic]
+            if first in failed:
+                failed[queue] = failed[first]
+            else:
+                rest[queue] = offsets[queue]
+        return {**failed, **self._store(rest, self.deadline)}
+
+    def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
+        group = self.questions.calls.on_wire(self.group)
+        asked = [
+            self.questions.about(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
+            for queue, offset in offsets.items()
+        ]
+        answers = self.questions.ask_soon(asked, deadline, self.read_from, self.grace_s)
+        failed: dict[MessageQueue, RocketMQError] = {}
+        for queue, answer in zip(offsets, answers, strict=True):
+            if answer is None:
+                failed[queue] = CallTimeout("the broker has not answered yet", queue=str(queue))
+            elif isinstance(answer, RocketMQError):
+                failed[queue] = answer
+        return failed
+
+
+class RemotingCommitter:
+    """Implements ``ports.OffsetCommitter``."""
+
+    def __init__(self, questions: BrokerQuestions, admin: Admin) -> None:
+        self._questions = questions
+        self._admin = admin
+
+    def commit_each(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None = None
+    ) -> dict[MessageQueue, RocketMQError]:
+        return Commit(self._questions, group, deadline, grace_s)(offsets)
+
+    def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
+        """Ids of clients that consume as ``group`` now, as one broker knows them."""
+        command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
+            consumerGroup=self._questions.calls.on_wire(group), bname=broker_name
+        )
+        accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # nobody there is answered as an error
+        (answer,) = self._questions.ask_all([Question(broker_name, command, "")], deadline, accept)
+        return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
+
+    def create_group(self, group: str, brokers: Sequence[str]) -> None:
+        self._admin.create_group(group, brokers)
+
+    def create_retry_topic(self, group: str, timeout_s: float) -> None:
+        self._admin.create_topic(RETRY_PREFIX + group, 1, timeout_s=timeout_s)

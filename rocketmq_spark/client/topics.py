@@ -1,0 +1,187 @@
+"""What brokers say of a topic: its type, how long their timers hold a message, and whether anybody consumes it.
+
+What kind of topic one is: the attributes of its configuration, as brokers tell them. Remembered for a while.
+
+``queue.type`` cannot be changed, but a topic can be deleted and made again.
+
+What brokers do for a topic beyond keeping it: for how long their timers hold a message, and whether anybody consumes.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, TIMER_MAX_DELAY_S, Response
+from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.route import Routes
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, NotSupported, RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire.header import Command
+
+logger = logging.getLogger(__name__)
+
+AGE_S = 30.0
+
+Attributes = Mapping[str, str]
+_Told = Attributes | AccessDenied | None
+
+
+class _Known(NamedTuple):
+    told: _Told
+    at: float
+
+    def younger(self, seconds: float) -> bool:
+        return time.monotonic() - self.at < seconds
+
+
+class Kinds:
+    """Of the topics of one client."""
+
+    def __init__(self, calls: Calls, routes: Routes) -> None:
+        self._calls = calls
+        self._routes = routes
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._silent: dict[tuple[str, str], Deadline] = {}
+
+    def attributes(
+        self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
+    ) -> Attributes | None:
+        """The topic's attributes on a broker; None where it cannot be asked: a Proxy answers for it.
+
+        What was known before holds while the broker does not answer.
+        """
+        key = topic, broker_name
+        known = self._known.get(key)
+        if known is None or not known.younger(AGE_S if max_age_s is None else max_age_s):
+            told = self._told(topic, broker_name, deadline, known)
+            known = self._known[key] = _Known(told, time.monotonic())
+        if isinstance(known.told, AccessDenied):
+            raise copy.copy(known.told)
+        return known.told
+
+    def batched(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
+        """Whether brokers compare the tags of whole batches only, as they do for a batch topic.
+
+        True also at a Proxy, where nobody can tell: so nothing that is wanted is left out.
+        """
+        return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
+
+    def any_says_batched(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
+        """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; not where nobody tells.
+
+        Who did not answer is left out for a while, so that a broker that hangs does not hold up every task.
+        """
+        for name in brokers:
+            silent = self._silent.get((topic, name))
+            if silent is not None and not silent.expired:
+                continue
+            try:
+                return is_batched(self.attributes(topic, name, deadline)) is True
+            except RocketMQError as e:
+                logger.info("%s does not say what kind topic %s is: %s", name, topic, e)
+                self._silent[topic, name] = Deadline.after(AGE_S)
+        return False
+
+    def fresh(self, queue: MessageQueue) -> bool:
+        """Whether ``attributes`` would ask nobody."""
+        known = self._known.get((queue.topic, queue.broker_name))
+        return known is not None and known.younger(AGE_S)
+
+    def _told(self, topic: str, broker_name: str, deadline: Deadline, before: _Known | None) -> _Told:
+        try:
+            return self._ask(topic, broker_name, deadline)
+        except AccessDenied as e:
+            return e
+        except RocketMQError as e:
+            if before is None or not e.retriable:
+                raise
+            return before.told
+
+    def _ask(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
+        address = self._address(topic, broker_name, deadline)
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker_name)
+        answer = self._calls.exchange(address, command, deadline.within(self._calls.request_timeout_s))
+        if answer.code == codes.Response.SUCCESS:
+            return bodies.topic_config(answer.body).attributes
+        error = refused(answer, address, topic)
+        if not isinstance(error, NotSupported):
+            raise error
+        return {} if answer.version < codes.FIRST_WITH_ATTRIBUTES else None
+
+    def _address(self, topic: str, broker_name: str, deadline: Deadline) -> str:
+        try:
+            return self._routes.address(broker_name, "hint")
+        except BrokerNotFound:
+            self._routes.get(topic, 0.0, deadline)
+            return self._routes.address(broker_name, "hint")
+
+
+def is_batched(attributes: Attributes | None) -> bool | None:
+    """Whether a topic with these attributes stores batches whole; None where they are not known."""
+    return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
+
+
+def longest_timers(calls: Calls, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
+    """The longest delay, in ms, of each of ``masters``, addresses by broker name, that answers; 0 without timers."""
+    wire = calls.on_wire(topic)
+    asked = [
+        (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name)) for name, address in masters.items()
+    ]
+    answers = dict(zip(masters, calls.exchange_each(asked, deadline), strict=True))
+    versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
+    found = dict.fromkeys(versions, 0)
+    able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
+    configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]
+    for name, config in zip(able, calls.exchange_each(configs, deadline), strict=True):
+        found[name] = _longest_timer(config)
+    return found
+
+
+def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
+    """Whether a member of any group that is online at one of ``masters``, addresses, has subscribed to the topic.
+
+    Raises the error of a broker that does not say, where no other one knows of a member.
+    """
+    wire = calls.on_wire(topic)
+    by_broker = calls.exchange_each(
+        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], deadline
+    )
+    answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
+    groups = [
+        (address, rpc.GET_CONSUMER_CONNECTION_LIST.request(consumerGroup=group))
+        for address, answer in zip(masters, answers, strict=True)
+        if isinstance(answer, Command)
+        for group in bodies.group_list(answer.body)
+    ]
+    for members in calls.exchange_each(groups, deadline):
+        if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
+            continue  # nobody of the group is online
+        if wire in bodies.group_filters(members.body):
+            return True
+    for answer in answers:
+        if isinstance(answer, RocketMQError):
+            raise answer
+    return False
+
+
+def _longest_timer(config: Command | RocketMQError) -> int:
+    """In ms, 0 with timers switched off; RocketMQ's default where the broker does not tell its configuration."""
+    told: dict[str, str] = {}
+    if isinstance(config, Command) and config.code == Response.SUCCESS:
+        told = bodies.read_config(config.body)
+    if told.get("timerWheelEnable", "true") != "true":
+        return 0
+    return 1000 * int(told.get("timerMaxDelaySec", TIMER_MAX_DELAY_S))
+
+
+def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:
+    if isinstance(answer, RocketMQError) or answer.code == Response.SUCCESS:
+        return answer
+    return refused(answer, address, topic)

@@ -1,0 +1,286 @@
+"""Fetched or polled answers to Arrow record batches.
+
+Fetched answers to one Arrow record batch, without a Python step per message.
+
+``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` takes their property strings apart,
+``slices`` copies values; this module puts the columns together. What does not look as producers and brokers make it goes
+through the careful path (``careful``), which gives the same batch from objects.
+
+Answers that a consumer polled as one batch, through the decoder that Spark's tasks use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.decode import answers, careful, inner, property_columns, stored_messages, unpack
+from rocketmq_spark.columnar.decode import properties as props
+from rocketmq_spark.columnar.decode import schema as bad
+from rocketmq_spark.columnar.decode.answers import OnBeyond, OnHoles
+from rocketmq_spark.columnar.decode.rows import Located
+from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema
+from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
+from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from rocketmq_spark.pull.fetched import Fetched, Piece
+from rocketmq_spark.wire import messages
+from rocketmq_spark.wire.properties import parse_subscription
+
+# Plain numbers: an enumeration costs a microsecond an operation.
+_INNER = int(codes.SysFlag.INNER_BATCH)
+_COMPRESSED = int(codes.SysFlag.COMPRESSED)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decodes what was fetched, whose piece numbers index ``queues`` into batches of ``columns``."""
+
+    queues: Sequence[MessageQueue]
+    columns: tuple[Column, ...] = BASIC
+    include_properties: str = "user"
+    filtered: Filter = NO_FILTER
+    on_holes: OnHoles | None = None
+    on_beyond: OnBeyond | None = None
+    bad: Bad = field(default_factory=Bad)
+    wanted: props.PropertySelection = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = {column.name.lower() for column in self.columns if column.property is None}
+        by_tag = bool(self.filtered) and self.filtered.kind == "TAG"
+        wanted = props.PropertySelection(
+            "tags" in names or by_tag,
+            "keys" in names,
+            "msgid" in names,
+            self.include_properties if "properties" in names else "none",
+            tuple(column.property for column in self.columns if column.property is not None),
+        )
+        object.__setattr__(self, "wanted", wanted)
+
+    def __call__(self, fetched: Fetched) -> pa.RecordBatch:
+        """The messages in their order. Raises ``DecodeError`` with queue and offset of a bad message."""
+        (batch,) = self.batches(fetched, None)
+        return batch
+
+    def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """The same in batches of about ``portion_bytes``, to be taken before more is fetched."""
+        try:
+            messages = self._whole(stored_messages.locate(fetched.buffer, fetched.pieces), fetched)
+        except Malformed as e:
+            if self.bad.fails:
+                raise self._decode_error(fetched, e) from e
+            yield from self._around(fetched, portion_bytes)
+            return
+        if inner.present(messages):
+            opened = inner.opened(messages)
+            if opened is None:
+                whole = Fetched(fetched.buffer, fetched.pieces[: len(messages.pieces)])
+                yield from self._careful.batches(self._bounded(whole), portion_bytes)
+                return
+            messages = _begun(messages, opened)
+        yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
+
+    @property
+    def _careful(self) -> careful.Careful:
+        return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
+
+    def _whole(self, messages: StoredMessages, fetched: Fetched) -> StoredMessages:
+        """Without what comes behind a hole that may still be filled. Where a broker filters, nobody asks about holes."""
+        if self.on_holes is None or not (holes := stored_messages.holes(messages)):
+            return messages
+        usable = self.on_holes(fetched.pieces, holes)
+        if usable == len(fetched.pieces):
+            return messages
+        return stored_messages.locate(fetched.buffer, fetched.pieces[:usable])
+
+    def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """Some answers cannot be located: those go the careful way, the others the usual one."""
+        looks = answers.apart(fetched)
+        holes = [hole for look in looks for hole in look.holes]
+        doubt = self.on_holes if holes else None
+        usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
+        decoder = replace(self, on_holes=None)
+        for whole, run in groupby(range(usable), lambda i: looks[i].whole):
+            part = Fetched(fetched.buffer, [fetched.pieces[i] for i in run])
+            if whole:
+                yield from decoder.batches(part, portion_bytes)
+            else:
+                yield from self._careful.batches(self._bounded(part), portion_bytes)
+
+    def _bounded(self, fetched: Fetched) -> Fetched:
+        if self.on_beyond is None:
+            return fetched
+        beyond = [piece.next_offset > piece.limit for piece in fetched.pieces]
+        return Fetched(fetched.buffer, answers.ended(fetched.pieces, beyond, self.on_beyond))
+
+    def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
+        piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)
+        return bad.error(self.queues[piece.number], f"a message at or after offset {piece.start}", e.why)
+
+    def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
+        """Bodies, most of the bytes, are copied portion by portion, which stay in a core's cache that way between
+        Arrow, the socket and the JVM; and the memory of one is taken for the next."""
+        wanted = self.wanted
+        made = props.Columns()
+        if wanted.anything:
+            pairs = props.locate(messages.buffer, messages.properties_start, messages.properties_end)
+            made = props.columns(pairs, wanted)
+        located = Located(messages, made, self.queues)
+        arrays: list[pa.Array | None] = []
+        for column in self.columns:
+            if column.property is not None:
+                arrays.append(property_columns.cast(made.property_columns[column.property], column.arrow))
+            else:
+                arrays.append(None if column.fast is None else column.fast(located, column.arrow))
+        body_bytes = int((messages.body_end - messages.body_start).sum())
+        size = sum(body_bytes if array is None else array.nbytes for array in arrays)
+        exact, packed = self._exact(made), bool(messages.any_flags & _COMPRESSED) and None in arrays
+        for rows in _portions(len(messages), size, portion_bytes):
+            if packed:
+                yield from self._unpacked(messages, arrays, rows, exact, portion_bytes)
+                continue
+            parts = [_bodies(messages, rows) if array is None else array[rows] for array in arrays]
+            batch = pa.RecordBatch.from_arrays(parts, schema=arrow_schema(self.columns))
+            yield batch if exact is None else batch.filter(exact[rows])
+
+    def _unpacked(
+        self,
+        messages: StoredMessages,
+        arrays: Sequence[pa.Array | None],
+        rows: slice,
+        exact: pa.Array | None,
+        portion_bytes: int | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows with compressed bodies, cut again by what the bodies become. A bad one spoils no other row."""
+        for part in unpack.parts(messages, rows, portion_bytes):
+            mine = slice(part.begin, part.begin + len(part.bodies))
+            keep = np.ones(len(part.bodies), bool) if exact is None else arrow.truth(exact[mine])
+            reasons = {row: why for row, why in part.reasons.items() if keep[row]}
+            for row, why in reasons.items():
+                at = part.begin + row
+                queue = self.queues[int(messages.pieces[messages.piece_of_row[at]][0])]
+                self.bad.met(queue, int(messages.part("queueOffset")[at]), why)
+            if self.bad.skips:
+                keep[list(reasons)] = False
+            columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
+            if reasons:
+                columns = unpack.told(columns, self.columns, reasons, messages.sys_flags[mine])
+            batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
+            yield batch if keep.all() else batch.filter(pa.array(keep))
+
+    def _exact(self, made: props.Columns) -> pa.Array | None:
+        """Which rows really have a wanted tag, where some merely have the hash of one."""
+        if not self.filtered or self.filtered.kind != "TAG":
+            return None
+        mask = pc.is_in(made.tags, pa.array(parse_subscription(self.filtered.expression).tags, pa.string()))
+        return None if pc.all(mask).as_py() else mask
+
+
+def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
+    """Equal parts of ``rows`` rows that have ``size`` bytes together; always one, so that a schema gets through."""
+    parts = math.ceil(size / portion_bytes) if portion_bytes else 1
+    step = max(1, math.ceil(rows / max(1, parts)))
+    return [slice(start, start + step) for start in range(0, max(1, rows), step)]
+
+
+def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
+    """Without what lies before the start in an inner batch, which comes whole. Elsewhere an offset before the start is that
+    of a message on a shifted index."""
+    starts = stored_messages.field(stored.pieces, "start")
+    early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.piece_of_row])
+    if not early.any():
+        return messages
+    before = early[messages.record] & (messages.part("queueOffset") < starts[messages.piece_of_row])
+    return messages.keep(~before)
+
+
+def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMessages:
+    """Without the messages that an answer gave beyond what it was asked for: those belong to another pull.
+
+    Only where the broker itself went on beyond the end: on a queue whose index was shifted by a damaged message the
+    offset inside a message may reach the end although its position does not. Where both is the case ``on_beyond`` says.
+    """
+    limits = stored_messages.field(messages.pieces, "limit")
+    beyond = stored_messages.field(messages.pieces, "next_offset") > limits
+    if not beyond.any():
+        return messages
+    limits = np.where(beyond, limits, 1 << 62)
+    inside = messages.part("queueOffset") < limits[messages.piece_of_row]
+    if on_beyond is not None and not inside.all():
+        odd = np.unique(messages.piece_of_row[~inside])
+        limits[odd] = [piece.limit for piece in on_beyond([Piece(*row) for row in messages.pieces[odd].tolist()])]
+        inside = messages.part("queueOffset") < limits[messages.piece_of_row]
+    return messages if inside.all() else messages.keep(inside)
+
+
+def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
+    return arrow.binary(messages.buffer, messages.body_start[rows], messages.body_end[rows])
+
+
+SLACK_BYTES = 64  # behind the messages, as in a reader's buffer: decoders look ahead
+
+
+# Queue, the offset asked for, of each answer in a row the next offset and where its bytes end, stored messages.
+Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
+
+
+def batch_of(
+    parts: Iterable[tuple[Answered, Filter]], begun: Mapping[MessageQueue, int] | None = None
+) -> tuple[pa.RecordBatch, int | None]:
+    """The messages of answers, each with the filter of its request, in the basic columns; and None, for these are all. Of what
+    becomes more than ``PORTION_BYTES`` they are the first, at least one, and beside them is the offset behind the last.
+
+    Of queues in ``begun`` those before an offset are left out: they were given. Raises ``DecodeError`` with queue and offset
+    of a bad message.
+    """
+    of_filter: dict[Filter, list[Answered]] = {}
+    for answered, wanted in parts:
+        of_filter.setdefault(wanted, []).append(answered)
+    found: list[pa.RecordBatch] = []
+    room = messages.PORTION_BYTES
+    for wanted, answered_parts in of_filter.items():
+        for batch in _batches(answered_parts, wanted):
+            for queue, offset in (begun or {}).items():
+                batch = batch.filter(~_is_before(batch, queue, offset))
+            if batch.num_rows and room <= 0:
+                return (some := pa.concat_batches(found)), some.column("queueOffset")[-1].as_py() + 1
+            if batch.num_rows or not found:
+                found.append(batch)
+                room -= batch.nbytes
+    if not found:
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), None
+    return found[0] if len(found) == 1 else pa.concat_batches(found), None
+
+
+def _is_before(batch: pa.RecordBatch, queue: MessageQueue, offset: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows are of ``queue`` and before an offset."""
+    before = np.asarray(batch.column("queueOffset")) < offset
+    for column, value in zip(("topic", "brokerName", "queueId"), queue, strict=True):
+        before &= np.asarray(pc.equal(batch.column(column), value).to_numpy(zero_copy_only=False), bool)
+    return before
+
+
+def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:
+    queues: list[MessageQueue] = []
+    pieces: list[Piece] = []
+    stored: list[bytes | memoryview] = []
+    end = 0
+    for number, (queue, start, ends, received) in enumerate(parts):
+        queues.append(queue)
+        stored.append(received)
+        begin, base = end, end
+        for next_offset, end_of_answer in ends:
+            end = base + end_of_answer
+            pieces.append(Piece(number, start, next_offset, next_offset, begin, end))
+            start, begin = next_offset, end
+    buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
+    return Decoder(queues, filtered=wanted).batches(Fetched(buffer, pieces), messages.PORTION_BYTES)

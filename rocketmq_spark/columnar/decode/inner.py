@@ -1,0 +1,163 @@
+"""Messages within messages: an inner batch is stored as one message, whose body holds many. Here each becomes a row.
+
+A row of an inner batch has the outer message's fixed fields, but its own offset, flag, body and properties, as in
+``wire/messages``. A batch that was compressed as a whole is decompressed behind the fetched bytes. What is not as a
+producer makes it is left to the careful path.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, number_at
+from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.wire import compression
+
+_INNER = int(codes.INNER_BATCH_MASK)
+_COMPRESSED = int(codes.SysFlag.COMPRESSED)
+# Size, magic, CRC, flag and length of the body; behind the body the length of the properties.
+_FLAG_AT, _LENGTH_AT, _BODY_AT = 12, 16, 20
+_SMALLEST = _BODY_AT + 2
+# What lies behind the last byte that is looked at, so that every number can be read where it might stand.
+_SLACK = 32
+# More than this is decompressed portion by portion, on the careful path.
+_MAX_UNPACKED = 64 << 20
+
+
+def present(messages: StoredMessages) -> bool:
+    """Whether there is any inner batch among them."""
+    return messages.any_flags & _INNER == _INNER and bool(_is_outer(messages).any())
+
+
+def _is_outer(messages: StoredMessages) -> npt.NDArray[np.bool_]:
+    both: npt.NDArray[np.bool_] = (messages.sys_flags & _INNER) == _INNER
+    return both
+
+
+def opened(messages: StoredMessages) -> StoredMessages | None:
+    """With the messages of inner batches in place of these; None where one is not as it should be."""
+    is_outer = _is_outer(messages)
+    outer = np.flatnonzero(is_outer)
+    unpacked = _unpacked(messages, outer)
+    if unpacked is None:
+        return None
+    buffer, begins, ends = unpacked
+    items = _items(buffer, begins, ends)
+    if items is None:
+        return None
+    counts = np.ones(len(messages), np.intp)
+    counts[outer] = items.counts
+    record = np.repeat(np.arange(len(messages)), counts)
+    at = None if len(outer) == len(messages) else np.flatnonzero(is_outer[record])
+    sys_flags = messages.sys_flags.copy()
+    sys_flags[outer] &= ~_COMPRESSED
+    offsets = messages.part("queueOffset") - (np.cumsum(counts) - counts)
+    return replace(
+        messages,
+        buffer=buffer,
+        starts=messages.starts[record],
+        piece_of_row=messages.piece_of_row[record],
+        record=record,
+        own={
+            "queueOffset": np.arange(len(record)) + np.repeat(offsets, counts),
+            "flag": _in_place(messages.part("flag"), record, at, items.flags),
+        },
+        sys_flags=sys_flags[record],
+        any_flags=int(np.bitwise_or.reduce(sys_flags)),
+        body_start=_in_place(messages.body_start, record, at, items.body_start),
+        body_end=_in_place(messages.body_end, record, at, items.body_end),
+        properties_start=_in_place(messages.properties_start, record, at, items.body_end + 2),
+        properties_end=_in_place(messages.properties_end, record, at, items.properties_end),
+    )
+
+
+def _in_place(
+    stored: npt.NDArray[Any], record: npt.NDArray[np.intp], at: npt.NDArray[np.intp] | None, items: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """What the stored messages have, ``items`` in the rows ``at``, or in all of them."""
+    if at is None:
+        return items
+    rows = stored[record]
+    rows[at] = items
+    return rows
+
+
+def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
+    """A buffer in which the bodies of all batches can be read, and where they lie."""
+    begins, ends = messages.body_start[outer], messages.body_end[outer]
+    packed = np.flatnonzero(((messages.sys_flags[outer] & _COMPRESSED) != 0) & (ends > begins))
+    if not len(packed):
+        return messages.buffer, begins, ends
+    buffer, parts, behind = messages.buffer, [messages.buffer], len(messages.buffer)
+    room = _MAX_UNPACKED
+    for i in packed.tolist():
+        stored = buffer[int(begins[i]) : int(ends[i])].tobytes()
+        try:
+            body = compression.decompress(stored, int(messages.sys_flags[outer[i]]), room)
+        except DecodeError:
+            return None
+        begins[i], ends[i] = behind, behind + len(body)
+        parts.append(np.frombuffer(body, np.uint8))
+        behind += len(body)
+        room -= len(body)
+    return np.concatenate([*parts, np.zeros(_SLACK, np.uint8)]), begins, ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """The messages of all batches: how many each batch has, and of each message its flag and where its parts lie."""
+
+    counts: npt.NDArray[np.intp]
+    flags: npt.NDArray[Any]
+    body_start: Ints
+    body_end: Ints
+    properties_end: Ints
+
+
+def _items(buffer: Bytes, begins: Ints, ends: Ints) -> _Items | None:
+    """By the sizes and lengths that they announce; None unless those say that they lie end to end and fill the batches."""
+    announced, found = _announced(buffer.data, begins, ends)
+    starts, counts = np.array(announced, np.int64), np.array(found, np.intp)
+    filled = np.flatnonzero(counts)
+    if (begins != ends)[counts == 0].any():
+        return None
+    stops = np.empty_like(starts)
+    stops[:-1] = starts[1:]
+    last = np.cumsum(counts)[filled] - 1
+    stops[last] = ends[filled]
+    body_start = starts + _BODY_AT
+    body_end = body_start + number_at(buffer, starts + _LENGTH_AT, ">i4")
+    if (body_end < body_start).any() or (body_end + 2 > stops).any():
+        return None
+    properties_end = body_end + 2 + number_at(buffer, body_end, ">u2")
+    # The size of a batch's last message leads nowhere: that one ends with the batch, on the careful path, too.
+    if not np.array_equal(properties_end, stops):
+        return None
+    return _Items(counts, number_at(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
+
+
+def _announced(view: memoryview, begins: Ints, ends: Ints) -> tuple[list[int], list[int]]:
+    """Where messages begin, batch by batch, and how many each batch has; sizes that lie are for ``_items`` to find.
+
+    From size to size, the one step in Python that every message takes; as many steps as there can be messages, so that
+    sizes of 0 or less end, too.
+    """
+    unpack = struct.Struct(">i").unpack_from
+    starts: list[int] = []
+    counts = []
+    append = starts.append
+    for at, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        before, last = len(starts), end - _SMALLEST
+        for _ in range((end - at) // _SMALLEST):
+            if not 0 <= at <= last:
+                break
+            append(at)
+            at += unpack(view, at)[0]
+        counts.append(len(starts) - before)
+    return starts, counts

@@ -1,0 +1,309 @@
+"""Property strings of many messages as columns: tags, keys, message id and the user's map.
+
+A string is ``name 0x01 value 0x02`` repeated. All strings are laid into one blob, every separator is found by one
+comparison, and the positions between them are the names and values. When all messages carry the same names in the same
+order, which is what one producer writes, names are looked at once; otherwise each is classified by its signature.
+Strings that do not alternate cleanly are taken apart one by one, with Java's rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.decode import property_columns as known
+from rocketmq_spark.columnar.decode.schema import KEYS, PROPERTIES
+from rocketmq_spark.wire.properties import decode_properties
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+_NAME_END, _VALUE_END = 1, 2
+_PAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Names and values of all rows as positions in one blob; row ``i`` owns pairs ``first[i]`` to ``first[i + 1]``."""
+
+    blob: Bytes
+    row_starts: Ints
+    first: Ints
+    name_start: Ints
+    name_length: Ints
+    value_start: Ints
+    value_end: Ints
+    ascii_only: bool
+
+    @property
+    def rows(self) -> int:
+        return len(self.first) - 1
+
+    def row_of_pair(self) -> Ints:
+        return np.repeat(np.arange(self.rows), np.diff(self.first))
+
+
+def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
+    """Find names and values of the property strings ``buffer[start:end]``, one string a row."""
+    return _cut(*_lay_out(buffer, starts, ends)) or _carefully(buffer, starts, ends)
+
+
+def _lay_out(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
+    """The strings one after the other, each closed by its last separator, and ``_PAD`` bytes more to look ahead."""
+    # A string may lack its last separator: such a row takes one byte more, which becomes the separator in the copy.
+    open_ended = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
+    any_open = bool(open_ended.any())
+    upto = ends + open_ended if any_open else ends
+    last = int(upto[-1]) if len(upto) else 0
+    laid = arrow.binary(buffer, np.append(starts, last), np.append(upto, last + _PAD))
+    blob, offsets = arrow.data(laid)
+    positions = offsets[:-1].astype(np.int64)
+    if any_open:
+        blob = blob.copy()
+        blob[positions[1:][open_ended] - 1] = _VALUE_END
+    return blob, positions
+
+
+def _cut(blob: Bytes, offsets: Ints) -> Pairs | None:
+    """The pairs, or None when a string does not alternate between the two separators or has an empty part."""
+    content = blob[: offsets[-1]]
+    separators = np.flatnonzero(content <= _VALUE_END)
+    if len(separators) % 2:
+        return None
+    kinds = content[separators]
+    if not ((kinds[0::2] == _NAME_END).all() and (kinds[1::2] == _VALUE_END).all()):
+        return None
+    name_end, value_end = separators[0::2], separators[1::2]
+    name_start = np.empty_like(name_end)
+    if len(name_end):
+        name_start[0] = 0
+        name_start[1:] = value_end[:-1] + 1
+    name_length = name_end - name_start
+    if len(name_end) and (name_length.min() < 1 or (value_end - name_end).min() < 2):
+        return None
+    ascii_only = not len(content) or int(content.max()) < 0x80
+    return Pairs(
+        blob, offsets, _firsts(offsets, value_end), name_start, name_length, name_end + 1, value_end, ascii_only
+    )
+
+
+def _firsts(offsets: Ints, value_end: Ints) -> Ints:
+    """The number of each row's first pair."""
+    rows, pairs = len(offsets) - 1, len(value_end)
+    if rows and pairs % rows == 0:
+        each = pairs // rows
+        if each and np.array_equal(value_end[each - 1 :: each], offsets[1:] - 1):
+            return np.arange(rows + 1) * each
+    return np.searchsorted(value_end, offsets).astype(np.int64)
+
+
+def _carefully(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
+    """The same for strings that no RocketMQ client would write: every one decoded by Java's rules."""
+    parts: list[bytes] = []
+    counts = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        pairs = decode_properties(bytes(buffer[start:end]).decode("utf-8", "replace"))
+        parts += [part.encode("utf-8", "replace") for pair in pairs.items() for part in pair]
+        counts.append(len(pairs))
+    bounds = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=bounds[1:])
+    first = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=first[1:])
+    blob = np.frombuffer(b"".join(parts) + bytes(_PAD), np.uint8)
+    ascii_only = int(blob.max()) < 0x80
+    row_starts = bounds[2 * first]
+    lengths = np.diff(bounds)
+    return Pairs(blob, row_starts, first, bounds[:-1:2], lengths[0::2], bounds[1:-1:2], bounds[2::2], ascii_only)
+
+
+@dataclass(frozen=True, slots=True)
+class PropertySelection:
+    """Which columns to make. ``properties``: none, user or all."""
+
+    tags: bool = True
+    keys: bool = True
+    msg_id: bool = True
+    properties: str = "user"
+    property_columns: tuple[str, ...] = ()
+
+    @property
+    def anything(self) -> bool:
+        return self.tags or self.keys or self.msg_id or self.properties != "none" or bool(self.property_columns)
+
+
+@dataclass(slots=True)
+class Columns:
+    """Text columns, null where a message lacks the property; only the wanted ones are set."""
+
+    tags: pa.Array | None = None
+    keys: pa.Array | None = None
+    msg_id: pa.Array | None = None
+    properties: pa.Array | None = None
+    property_columns: dict[str, pa.Array] = field(default_factory=dict)
+
+
+def columns(pairs: Pairs, wanted: PropertySelection) -> Columns:
+    """Build the wanted columns."""
+    layout = _common_layout(pairs)
+    source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)
+    made = Columns()
+    if wanted.tags:
+        made.tags = source.column(Property.TAGS)
+    if wanted.keys:
+        made.keys = _split_keys(source.column(Property.KEYS))
+    if wanted.msg_id:
+        made.msg_id = source.column(Property.UNIQ_KEY)
+    if wanted.properties != "none":
+        made.properties = source.map(all_names=wanted.properties == "all")
+    made.property_columns = {name: source.column(name) for name in wanted.property_columns}
+    return made
+
+
+def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
+    """The names, when every row has the same ones in the same order, none of them twice."""
+    rows = pairs.rows
+    if rows == 0 or len(pairs.name_start) % rows:
+        return None
+    each = len(pairs.name_start) // rows
+    if not np.array_equal(pairs.first, np.arange(rows + 1) * each):
+        return None
+    starts = pairs.name_start.reshape(rows, each)
+    lengths = pairs.name_length.reshape(rows, each)
+    if not (lengths == lengths[0]).all():
+        return None
+    names = []
+    for j in range(each):
+        length = int(lengths[0, j])
+        raw = bytes(pairs.blob[starts[0, j] : starts[0, j] + length])
+        if not _same_text(pairs.blob, starts[:, j], raw):
+            return None
+        names.append(raw.decode("utf-8", "replace"))
+    return tuple(names) if len(set(names)) == each else None
+
+
+def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
+    """Whether ``text`` stands at every position, compared eight bytes at a time."""
+    words = known.words(blob)
+    at = 0
+    while at < len(text):
+        part = text[at : at + 8]
+        mask = np.uint64((1 << (8 * len(part))) - 1)
+        if not ((words[starts + at] & mask) == np.uint64(int.from_bytes(part, "little"))).all():
+            return False
+        at += 8
+    return True
+
+
+class _Uniform:
+    """Rows that all carry the same names in the same order: every property is a regular stride of pairs."""
+
+    def __init__(self, pairs: Pairs, names: tuple[str, ...]) -> None:
+        self._pairs = pairs
+        self._names = names
+        self._value_start = pairs.value_start.reshape(pairs.rows, len(names))
+        self._value_end = pairs.value_end.reshape(pairs.rows, len(names))
+
+    def column(self, name: str) -> pa.Array:
+        if name not in self._names:
+            return arrow.null_column(pa.string(), self._pairs.rows)
+        j = self._names.index(name)
+        taken = arrow.binary(self._pairs.blob, self._value_start[:, j], self._value_end[:, j])
+        return arrow.strings(taken, None, self._pairs.ascii_only)
+
+    def map(self, all_names: bool) -> pa.Array:
+        chosen = [j for j, name in enumerate(self._names) if all_names or not known.is_system(name)]
+        rows = self._pairs.rows
+        start, end = self._value_start[:, chosen].ravel(), self._value_end[:, chosen].ravel()
+        values = arrow.strings(arrow.binary(self._pairs.blob, start, end), None, self._pairs.ascii_only)
+        names = arrow.tiled(tuple(self._names[j] for j in chosen), rows) if chosen else pa.nulls(0, pa.string())
+        return _map(np.arange(rows + 1, dtype=np.int32) * len(chosen), names, values)
+
+
+class _Mixed:
+    """Rows with differing names: each pair is classified by its name's signature."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self._pairs = pairs
+        self._signature = known.signatures(pairs.blob, pairs.name_start, pairs.name_length)
+        self._ids = known.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signature)
+        self._rows = pairs.row_of_pair()
+
+    def column(self, name: str) -> pa.Array:
+        pairs = self._pairs
+        mine = np.flatnonzero(self._named(name))
+        rows = self._rows[mine]
+        # Rows without the property take an empty slice at their own beginning, so that positions never decrease.
+        start = pairs.row_starts[:-1].copy()
+        end = start.copy()
+        start[rows] = pairs.value_start[mine]  # of a repeated name the last value stays
+        end[rows] = pairs.value_end[mine]
+        present = np.zeros(pairs.rows, bool)
+        present[rows] = True
+        taken = arrow.binary(pairs.blob, start, end)
+        return arrow.strings(taken, None if present.all() else present, pairs.ascii_only)
+
+    def _named(self, name: str) -> npt.NDArray[np.bool_]:
+        if name in known.IDS:
+            return np.asarray(self._ids == known.IDS[name])
+        raw = name.encode()
+        probe = np.frombuffer(raw + bytes(8), np.uint8)
+        signature = known.signatures(probe, np.array([0]), np.array([len(raw)]))[0]
+        mine = self._signature == signature
+        if len(raw) > 16:
+            for i in np.flatnonzero(mine).tolist():
+                start = self._pairs.name_start[i]
+                mine[i] = bytes(self._pairs.blob[start : start + self._pairs.name_length[i]]) == raw
+        return np.asarray(mine)
+
+    def map(self, all_names: bool) -> pa.Array:
+        pairs = self._pairs
+        chosen = np.flatnonzero(self._ids == known.USER) if not all_names else np.arange(len(self._ids))
+        chosen = self._without_repeats(chosen)
+        offsets = np.zeros(pairs.rows + 1, np.int32)
+        np.cumsum(np.bincount(self._rows[chosen], minlength=pairs.rows), out=offsets[1:])
+        start, length = pairs.name_start[chosen], pairs.name_length[chosen]
+        names = arrow.strings(arrow.binary(pairs.blob, start, start + length), None, pairs.ascii_only)
+        taken = arrow.binary(pairs.blob, pairs.value_start[chosen], pairs.value_end[chosen])
+        return _map(offsets, names, arrow.strings(taken, None, pairs.ascii_only))
+
+    def _without_repeats(self, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Of a name that stands twice in a message only the last one, as in Java's map."""
+        rows = self._rows[chosen]
+        with np.errstate(over="ignore"):
+            key = self._signature[chosen] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        if len(np.unique(key)) == len(key):
+            return chosen
+        last: dict[tuple[int, bytes], int] = {}
+        pairs = self._pairs
+        for i, row in zip(chosen.tolist(), rows.tolist(), strict=True):
+            start = pairs.name_start[i]
+            last[row, bytes(pairs.blob[start : start + pairs.name_length[i]])] = i
+        return np.array(sorted(last.values()), np.intp)
+
+
+def _map(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Array:
+    entries = pa.StructArray.from_arrays([names, values], fields=[PROPERTIES.key_field, PROPERTIES.item_field])
+    count = len(offsets) - 1
+    return pa.Array.from_buffers(PROPERTIES, count, [None, pa.py_buffer(offsets.astype(np.int32))], children=[entries])
+
+
+def _split_keys(column: pa.Array) -> pa.Array:
+    """KEYS is one text with blanks between the keys; empty keys vanish."""
+    content = arrow.data(column.cast(pa.binary()))[0] if column.null_count < len(column) else np.empty(0, np.uint8)
+    if not (content == ord(" ")).any():
+        present = arrow.present(column)
+        offsets = np.zeros(len(column) + 1, np.int32)
+        np.cumsum(present, out=offsets[1:])
+        bitmap = None if present.all() else arrow.validity(present)
+        return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
+    split = pc.split_pattern(column, " ")
+    if pc.min(pc.binary_length(split.values)).as_py():  # else some key is empty
+        return split.cast(KEYS)
+    return pa.array([None if row is None else [key for key in row if key] for row in split.to_pylist()], KEYS)

@@ -1,0 +1,272 @@
+"""The table of columns, and what becomes of messages that cannot be decoded.
+
+The columns of the source: one table, a row for each. Its types for Spark and for Arrow, how the fast path makes it of
+all located messages, and how the careful path takes it from one.
+
+The table imports nothing heavy: drivers read it too. What a fast builder may ask of located messages stands in ``MessageRows``.
+
+Messages that cannot be decoded go through here, as ``badMessage`` says: an error, rows without a body, or none.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.errors import DecodeError, OptionError
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.options import Options
+from rocketmq_spark.options.kafka_names import of_column
+from rocketmq_spark.wire.properties import is_reserved
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger(__name__)
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+# The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may be anything.
+EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
+KEYS = pa.list_(pa.string())
+PROPERTIES = pa.map_(pa.string(), pa.string())
+
+
+class MessageRows(Protocol):
+    """Located messages (``rows.Located``)."""
+
+    def of_queue(self, field: str) -> pa.Array: ...
+    def number(self, field: str, kind: pa.DataType) -> pa.Array: ...
+    def moment(self, field: str, kind: pa.DataType) -> pa.Array: ...
+    def host(self, field: str) -> pa.Array: ...
+    def flags(self, kind: pa.DataType) -> pa.Array: ...
+    def tags(self) -> pa.Array: ...
+    def keys(self) -> pa.Array: ...
+    def properties(self) -> pa.Array: ...
+    def offset_message_id(self) -> pa.Array: ...
+    def message_id(self) -> pa.Array: ...
+    def null(self, kind: pa.DataType) -> pa.Array: ...
+
+
+Fast = Callable[[MessageRows, pa.DataType], pa.Array]
+# The value of one message, given its queue, the message, and option ``includeProperties``.
+Reference = Callable[[MessageQueue, ReceivedMessage, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's name, its type in Spark's DDL and in Arrow; ``property`` is the one that a property column has.
+
+    ``fast`` None is copied portion by portion. ``of_queue`` columns are known of a message whose parts cannot be told
+    from each other, too: the rest of its row is null.
+    """
+
+    name: str
+    ddl: str
+    arrow: pa.DataType
+    property: str | None = None
+    fast: Fast | None = field(default=None, compare=False, repr=False)
+    reference: Reference | None = field(default=None, compare=False, repr=False)
+    of_queue: bool = field(default=False, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Only what it is called travels to tasks; they have the table."""
+        return _called, (self.name, self.ddl, self.property)
+
+
+def _called(name: str, ddl: str, of_property: str | None) -> Column:
+    if of_property is not None:
+        return Column(name, ddl, _PROPERTY_TYPES[ddl], of_property)
+    (column,) = (column for column in (*BASIC, *FULL, DECODE_ERROR) if column.name.lower() == name.lower())
+    return replace(column, name=name)
+
+
+def _row(name: str, ddl: str, arrow: pa.DataType, fast: Fast | None, reference: Reference) -> Column:
+    return Column(name, ddl, arrow, None, fast, reference)
+
+
+def _of_queue(name: str, ddl: str, arrow: pa.DataType, fast: Fast, reference: Reference) -> Column:
+    return Column(name, ddl, arrow, None, fast, reference, True)
+
+
+def _microseconds(ms: int) -> int:
+    return min(max(ms, EARLIEST_MS), LATEST_MS) * 1000
+
+
+def _keys(text: str | None) -> list[str] | None:
+    return None if text is None else [key for key in text.split(" ") if key]
+
+
+def _properties(properties: Mapping[str, str], include: str) -> list[tuple[str, str]] | None:
+    if include == "none":
+        return None
+    return [(name, value) for name, value in properties.items() if include == "all" or not is_reserved(name)]
+
+
+# fmt: off
+BASIC: tuple[Column, ...] = (
+    _of_queue("topic", "string", pa.string(),
+              lambda rows, kind: rows.of_queue("topic"), lambda queue, m, _: queue.topic),
+    _of_queue("brokerName", "string", pa.string(),
+              lambda rows, kind: rows.of_queue("broker_name"), lambda queue, m, _: queue.broker_name),
+    _of_queue("queueId", "int", pa.int32(),
+              lambda rows, kind: rows.number("queueId", kind),
+              lambda queue, m, _: queue.queue_id if m.decode_error and m.queue_id < 0 else m.queue_id),
+    _of_queue("queueOffset", "bigint", pa.int64(),
+              lambda rows, kind: rows.number("queueOffset", kind), lambda queue, m, _: m.queue_offset),
+    _row("body", "binary", pa.binary(), None, lambda queue, m, _: None if m.decode_error else m.body),
+    _row("tags", "string", pa.string(),
+         lambda rows, kind: rows.tags(), lambda queue, m, _: m.properties.get(Property.TAGS)),
+    _row("keys", "array<string>", KEYS,
+         lambda rows, kind: rows.keys(), lambda queue, m, _: _keys(m.properties.get(Property.KEYS))),
+    _row("bornTimestamp", "timestamp", TIMESTAMP,
+         lambda rows, kind: rows.moment("bornTimestamp", kind),
+         lambda queue, m, _: _microseconds(m.born_timestamp)),
+    _row("storeTimestamp", "timestamp", TIMESTAMP,
+         lambda rows, kind: rows.moment("storeTimestamp", kind),
+         lambda queue, m, _: _microseconds(m.store_timestamp)),
+    _row("msgId", "string", pa.string(), lambda rows, kind: rows.message_id(), lambda queue, m, _: m.msg_id),
+    _row("properties", "map<string,string>", PROPERTIES,
+         lambda rows, kind: rows.properties(), lambda queue, m, include: _properties(m.properties, include)),
+)
+
+# What ``metadata=full`` adds.
+FULL: tuple[Column, ...] = (
+    _row("offsetMsgId", "string", pa.string(),
+         lambda rows, kind: rows.offset_message_id(), lambda queue, m, _: m.offset_msg_id),
+    _row("flag", "int", pa.int32(), lambda rows, kind: rows.number("flag", kind), lambda queue, m, _: m.flag),
+    _row("sysFlag", "int", pa.int32(), lambda rows, kind: rows.flags(kind), lambda queue, m, _: m.sys_flag),
+    _row("reconsumeTimes", "int", pa.int32(),
+         lambda rows, kind: rows.number("reconsumeTimes", kind), lambda queue, m, _: m.reconsume_times),
+    _row("bornHost", "string", pa.string(),
+         lambda rows, kind: rows.host("bornHost"), lambda queue, m, _: m.born_host),
+    _row("storeHost", "string", pa.string(),
+         lambda rows, kind: rows.host("storeHost"), lambda queue, m, _: m.store_host),
+    _row("commitLogOffset", "bigint", pa.int64(),
+         lambda rows, kind: rows.number("commitLogOffset", kind), lambda queue, m, _: m.commit_log_offset),
+    _row("storeSize", "int", pa.int32(),
+         lambda rows, kind: rows.number("size", kind), lambda queue, m, _: m.store_size),
+)
+
+# What ``metadata=full`` adds with ``badMessage=null``, as the last one.
+DECODE_ERROR = _of_queue("decodeError", "string", pa.string(),
+                         lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
+# fmt: on
+
+_PROPERTY_TYPES = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+    "binary": pa.binary(),
+}
+
+
+def columns_of(options: Options) -> tuple[Column, ...]:
+    """The columns that the options ask for, in schema order. Raises ``OptionError``."""
+    known = {column.name.lower(): column for column in (*BASIC, *FULL, DECODE_ERROR)}
+    of_properties = tuple(Column(name, kind, _PROPERTY_TYPES[kind], name) for name, kind in options.property_columns)
+    problems = [
+        f"option 'propertyColumns' names {column.name!r}, which is a column already"
+        for column in of_properties
+        if column.name.lower() in known
+    ]
+    errors = (DECODE_ERROR,) if options.bad_message == "null" else ()
+    available = (*BASIC, *of_properties) if options.metadata != "full" else (*BASIC, *FULL, *of_properties, *errors)
+    if not options.columns:
+        wanted = available
+    else:
+        by_name = {column.name.lower(): column for column in (*BASIC, *FULL, *of_properties, *errors)}
+        problems += [
+            f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
+            f"{of_column(name)}"
+            for name in options.columns
+            if name.lower() not in by_name
+        ]
+        chosen = {name.lower() for name in options.columns}
+        wanted = tuple(column for lower, column in by_name.items() if lower in chosen)
+    if problems:
+        raise OptionError.of(problems)
+    return wanted
+
+
+def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
+    """``columns`` as a schema given to ``.schema(…)`` picks and orders them. Raises ``OptionError``."""
+    by_name = {column.name.lower(): column for column in columns}
+    problems, selected = [], []
+    for wanted in schema.fields:
+        column = by_name.get(wanted.name.lower())
+        kind = wanted.dataType.simpleString()
+        if column is None:
+            problems.append(f"the schema names {wanted.name!r}; the columns are {ddl(columns)}{of_column(wanted.name)}")
+        elif kind != column.ddl:
+            problems.append(f"the schema has {wanted.name!r} as {kind}; it is {column.ddl}")
+        else:
+            selected.append(replace(column, name=wanted.name))
+    if problems:
+        raise OptionError.of(problems)
+    return tuple(selected)
+
+
+def ddl(columns: tuple[Column, ...] = BASIC) -> str:
+    """The columns as a Spark schema text."""
+    return ", ".join(
+        f"`{column.name}` {column.ddl}" if column.property else f"{column.name} {column.ddl}" for column in columns
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def arrow_schema(columns: tuple[Column, ...] = BASIC) -> pa.Schema:
+    """What every record batch of these columns must carry; all fields are nullable, as Spark expects."""
+    return pa.schema([pa.field(column.name, column.arrow) for column in columns])
+
+
+_SHOWN = 10
+_REMEDY = (
+    "Look at it with: rocketmq-spark tail; to go on, set option 'badMessage' to 'null' (a row whose body is null, with "
+    "the cause in column decodeError of metadata=full) or to 'skip' (it is counted and logged)"
+)
+
+
+def error(queue: MessageQueue, where: str, why: str) -> DecodeError:
+    """The error of ``fail``; ``where`` names message and offset."""
+    return DecodeError(f"{where} cannot be decoded: {why}", topic=queue.topic, queue=str(queue), remedy=_REMEDY)
+
+
+class Bad:
+    """What to do about bad messages, and how many a task has met. The first ones are logged each, then their number."""
+
+    def __init__(self, policy: str = "fail") -> None:
+        self.policy = policy
+        self.count = 0
+
+    @property
+    def fails(self) -> bool:
+        return self.policy == "fail"
+
+    @property
+    def skips(self) -> bool:
+        return self.policy == "skip"
+
+    def met(self, queue: MessageQueue, offset: int, why: str) -> None:
+        """Raises, or counts it."""
+        if self.fails:
+            raise error(queue, f"the message at offset {offset}", why)
+        self.count += 1
+        if self.count <= _SHOWN:
+            done = "left out" if self.skips else "a row without its body"
+            logger.warning("%s: the message at offset %d cannot be decoded, %s: %s", queue, offset, done, why)
+
+    def summary(self) -> None:
+        """At the end of a task."""
+        if self.count > _SHOWN:
+            logger.warning("%d messages in all cannot be decoded; badMessage=%s", self.count, self.policy)

@@ -1,0 +1,148 @@
+"""What a batch has beside its rows: message ids, and the tag and keys that all of its messages share.
+
+Message ids of a task, thousands at a time.
+
+What a batch says of its messages: the tag that all of them have, and their keys. For batches that are stored whole.
+
+A broker compares the batch's tag with filters, and indexes its keys. Both are said of all messages or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.encode.properties import keys_of
+from rocketmq_spark.wire.identifiers import month_of
+
+# Two bytes as the four characters of their upper-case hex, in one word.
+_HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
+_LOW = 1 << 16
+
+
+class UniqueIds:
+    """Message ids of a task: 32 hex characters in the layout of Java's, whose tools recover the time from them.
+
+    A prefix that is the task's own, the upper half of a counter, milliseconds since the month began, the lower half.
+    ``now_ms`` is asked once for every ``fill``.
+    """
+
+    def __init__(self, prefix: bytes, now_ms: Callable[[], int], first: int = 0) -> None:
+        if len(prefix) != 8:
+            raise ValueError("the prefix of message ids has 8 bytes")
+        self._prefix = prefix.hex().upper()
+        self._now_ms = now_ms
+        self._month = (0, 0)
+        self._next = first
+
+    def fill(self, target: npt.NDArray[np.uint8]) -> None:
+        """Write one id into every row of ``target``, which is 32 bytes wide."""
+        done, moment = 0, self._moment()
+        while done < len(target):  # as long as the upper half of the counter stays, only four characters differ
+            upper, low = divmod(self._next, _LOW)
+            count = min(len(target) - done, _LOW - low)
+            rows = target[done : done + count]
+            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{moment:08X}".encode(), np.uint8)
+            rows[:, 28:] = _HEX[low : low + count].view(np.uint8).reshape(count, 4)
+            self._next += count
+            done += count
+
+    def _moment(self) -> int:
+        now_ms = self._now_ms()
+        if not self._month[0] <= now_ms < self._month[1]:
+            self._month = month_of(now_ms)
+        return now_ms - self._month[0]
+
+
+Rows = npt.NDArray[np.intp]
+# More different words are not said: each costs a broker what a key of an ordinary message does, and leads to the batch only.
+MAX_WORDS = 64
+_SEPARATOR = codes.KEY_SEPARATOR.encode()
+
+
+class About:
+    """Of the rows of an Arrow batch, whose columns are named by ``columns`` as for the encoder; ``max_bytes`` of tag and keys."""
+
+    def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._keys = _Keys(keys_of(batch.column(columns["keys"]))) if "keys" in columns else None
+        self._names: list[str] = []
+        self._codes: npt.NDArray[np.int32] | None = None
+        if "tags" in columns:
+            self._encode(arrow.plain(batch.column(columns["tags"])))
+
+    @property
+    def tags(self) -> int:
+        """How many there are."""
+        return len(self._names)
+
+    def by_tag(self, rows: Rows) -> list[Rows]:
+        """The rows of each tag, in their order; those without one are a part, too."""
+        if self._codes is None:
+            return [rows]
+        mine = self._codes[rows]
+        narrow = mine.astype(np.int16) if len(self._names) < 1 << 15 else mine  # sorted by digits, which is quick
+        order = np.argsort(narrow, kind="stable")
+        ends = np.flatnonzero(np.diff(mine[order])) + 1
+        return np.split(rows[order], ends)
+
+    def properties(self, rows: Rows) -> dict[str, str] | None:
+        """Of a batch of these rows; None where the tag is too long to be said, so that the batch must not be stored whole."""
+        tag = self._tag(rows)
+        room = self._max_bytes - len(tag.encode())
+        if room < 0:
+            return None
+        said = {codes.Property.TAGS: tag} if tag else {}
+        words = self._keys.words(rows, room) if self._keys is not None else ""
+        return {**said, codes.Property.KEYS: words} if words else said
+
+    def _encode(self, tags: Any) -> None:
+        made = pc.dictionary_encode(tags)
+        names = made.dictionary.to_pylist()
+        self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
+        if "" in names:  # as good as none
+            empty = names.index("")
+            self._codes[self._codes == empty] = -1
+            self._codes[self._codes > empty] -= 1
+            del names[empty]
+        self._names = names
+
+    def _tag(self, rows: Rows) -> str:
+        if self._codes is None or not len(rows):
+            return ""
+        mine = self._codes[rows]
+        return self._names[mine[0]] if mine[0] >= 0 and bool((mine == mine[0]).all()) else ""
+
+
+class _Keys:
+    """The keys of an Arrow batch, each different one once."""
+
+    def __init__(self, keys: pa.Array) -> None:
+        made = pc.dictionary_encode(keys)
+        self._different = made.dictionary
+        empty = arrow.lengths(made.dictionary) == 0
+        self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
+        self._codes[np.append(empty, False)[self._codes]] = -1  # as good as none
+        self._single = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
+
+    def words(self, rows: Rows, max_bytes: int) -> str:
+        """The different words of the rows' keys, in the order of the Arrow batch; none where they are too many."""
+        mine = self._codes[rows]
+        there = np.zeros(len(self._different), np.bool_)
+        there[mine[mine >= 0]] = True
+        found = np.flatnonzero(there)
+        if not len(found) or (self._single and len(found) > MAX_WORDS):
+            return ""
+        keys = self._different.take(pa.array(found))
+        text: str = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py().decode()
+        if not self._single:  # a word may stand in several keys
+            words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
+            text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_WORDS else ""
+        return text if len(text.encode()) < max_bytes else ""

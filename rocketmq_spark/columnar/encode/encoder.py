@@ -1,0 +1,161 @@
+"""Arrow columns to batch bodies, without a Python step per row.
+
+A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as
+Arrow columns and joined row by row in one go: the data buffer of the result is the batch body, and its offsets tell
+where it may be cut. Rows that no broker would take are found first, all of them, so that nothing of a faulty batch is
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import Flags, Ints, Pieces
+from rocketmq_spark.columnar.encode import properties
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.properties import BadRows
+
+_HEAD_BYTES = 20
+_OVERHEAD = _HEAD_BYTES + 2
+_ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
+_ID_BYTES = len(_ID_START) + 33
+SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
+
+
+class Chunk(NamedTuple):
+    """Items of one batch on the wire: their bytes and how many they are."""
+
+    body: memoryview
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The items of an Arrow batch as a binary column, in the order of its rows."""
+
+    items: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def take(self, rows: Any) -> Encoded:
+        """Some of the items, in the order of ``rows``."""
+        return Encoded(self.items.take(rows))
+
+    def slice(self, start: int, end: int) -> Encoded:
+        return Encoded(self.items.slice(start, end - start))
+
+    def chunks(self, max_bytes: int) -> Iterator[Chunk]:
+        """Cut into batches of at most ``max_bytes``; a larger single item makes a batch of its own.
+
+        One that is less than half of the buffer is a copy: who waits for a queue keeps its bytes, and not all the others.
+        """
+        data, offsets = arrow.content(self.items)
+        start, rows = 0, len(self)
+        while start < rows:
+            limit = int(offsets[start]) + max_bytes
+            end = max(start + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
+            body = data[int(offsets[start]) : int(offsets[end])]
+            yield Chunk(body if 2 * len(body) >= len(data) else arrow.copied(body), end - start)
+            start = end
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The parts of every row, looked through; ``delayed`` are the rows that must not travel in a batch."""
+
+    body: pa.Array
+    pieces: Pieces
+    flags: Ints | None
+    delayed: Flags | None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the DataFrame).
+
+    Items of more than ``alone_above`` bytes travel alone, where the broker adds to the properties.
+    """
+
+    columns: Mapping[str, str]
+    max_message_size: int
+    ids: UniqueIds
+    alone_above: int = codes.MAX_BATCH_BYTES
+
+    def __call__(self, batch: pa.RecordBatch, first_row: int = 0) -> Encoded:
+        """The items of ``batch``. Raises ``MessageRefused`` naming bad rows, counted from ``first_row``."""
+        bad_rows = BadRows(first_row)
+        checked = self.check(batch, bad_rows)
+        bad_rows.raise_if_any()
+        return self.join(checked)
+
+    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
+        """Everything but the joining; bad rows are noted."""
+        body = arrow.as_bytes(batch.column(self.columns["body"]))
+        self._check_bodies(body, bad_rows)
+        pieces = properties.of_batch(batch, self.columns, bad_rows)
+        delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
+        self._check_lengths(arrow.lengths(body), pieces.lengths + _ID_BYTES, delayed, bad_rows)
+        flags = None
+        if "flag" in self.columns:
+            flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
+        return Checked(body, pieces, flags, delayed)
+
+    def join(self, checked: Checked) -> Encoded:
+        """The items of a batch without bad rows."""
+        rows = len(checked.body)
+        body_lengths = arrow.lengths(checked.body)
+        lengths = checked.pieces.lengths + _ID_BYTES
+        head = np.zeros((rows, 5), ">i4")
+        head[:, 0] = body_lengths + lengths + _OVERHEAD
+        if checked.flags is not None:
+            head[:, 3] = checked.flags
+        head[:, 4] = body_lengths
+        start, pieces = checked.pieces.split()
+        middle = arrow.fixed(self._middle(lengths, start))
+        return Encoded(
+            arrow.joined(arrow.fixed(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
+        )
+
+    def _middle(self, lengths: Ints, after: bytes) -> Any:
+        """Properties length, message id, and the constant that the other properties start with: all of one width."""
+        start = 2 + len(_ID_START)
+        middle = np.empty((len(lengths), 2 + _ID_BYTES + len(after)), np.uint8)
+        middle[:, 0] = lengths >> 8
+        middle[:, 1] = lengths & 0xFF
+        middle[:, 2:start] = np.frombuffer(_ID_START, np.uint8)
+        self.ids.fill(middle[:, start : start + 32])
+        middle[:, start + 32 :] = np.frombuffer(b"\x02" + after, np.uint8)
+        return middle
+
+    def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:
+        nulls = arrow.nulls(body)
+        lengths = arrow.lengths(body)
+        if nulls is not None:
+            bad_rows.add(nulls, "body is null")
+            lengths = np.where(nulls, 1, lengths)
+        bad_rows.add(lengths == 0, "body is empty, which brokers refuse")
+        max_bytes = self.max_message_size
+        bad_rows.add(
+            lengths > max_bytes, lambda i: f"body of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
+        )
+
+    def _check_lengths(self, body: Ints, lengths: Ints, delayed: Flags | None, bad_rows: BadRows) -> None:
+        max_bytes, single = codes.MAX_PROPERTIES_BYTES, SINGLE_MAX_PROPERTIES
+        bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
+        if bool((lengths > single).any()):
+            alone = body + lengths + _OVERHEAD > self.alone_above
+            if delayed is not None:
+                alone |= delayed
+            bad_rows.add(
+                alone & (lengths > single),
+                lambda i: f"properties of {lengths[i]} bytes, {single} at most in a message that travels alone",
+            )

@@ -1,0 +1,291 @@
+"""Property strings of rows: their pieces, the user's map, and rows that cannot be sent.
+
+Rows that cannot be sent: collected over all checks of an Arrow batch, then raised as one error.
+
+A map column as property strings.
+
+Most DataFrames make their maps with the same names in the same order in every row. One comparison of memory tells; then the
+names are constants, only the values are columns, and the names are checked once.
+
+A row's properties as pieces to be joined: tags, keys, the user's map and what RocketMQ calls its other columns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.codes import TRANSIENT_PROPERTY_PREFIX
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
+from rocketmq_spark.errors import MessageRefused
+
+SHOWN = 10
+
+# What is wrong with a row: the same for all of them, or by its number in the batch.
+Reason = str | Callable[[int], str]
+
+
+class BadRows:
+    """Bad rows with their reasons; the first ten are shown."""
+
+    def __init__(self, first_row: int = 0) -> None:
+        self._first_row = first_row
+        self._found: dict[int, str] = {}
+
+    def add(self, bad: npt.NDArray[np.bool_], reason: Reason) -> None:
+        """Rows that are true in ``bad``; the first reason of a row counts."""
+        if bad.any():
+            self.rows(np.flatnonzero(bad), reason)
+
+    def rows(self, rows: npt.NDArray[np.intp], reason: Reason) -> None:
+        """Rows by their numbers in the batch."""
+        for i in rows.tolist():
+            if i not in self._found:
+                self._found[i] = reason if isinstance(reason, str) else reason(i)
+
+    def found(self) -> list[tuple[int, str]]:
+        return sorted(self._found.items())
+
+    def raise_if_any(self, partition: int | None = None) -> None:
+        """``MessageRefused`` if there was a bad row; rows are counted from where the partition starts."""
+        if not self._found:
+            return
+        faults = self.found()
+        shown = "; ".join(f"row {self._first_row + i}: {reason}" for i, reason in faults[:SHOWN])
+        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        where = "" if partition is None else f" of partition {partition}"
+        raise MessageRefused(
+            f"{len(faults)} rows{where} cannot be sent, and nothing of their Arrow batch was sent: {shown}{more}",
+            remedy="Rows are counted from 0 within their partition",
+        )
+
+
+_SEPARATORS = b"\x01\x02"
+_MAX_CONSTANT = 16
+
+
+def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array) -> None:
+    """The user's map of every row; null values are left out, as Java does."""
+    column = arrow.plain(column)
+    if column.null_count:  # a null map may own entries that nobody sees
+        column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
+    first = arrow.offsets(column)
+    lo, hi = int(first[0]), int(first[-1])
+    if lo == hi:
+        return
+    names, values = arrow.as_bytes(column.keys[lo:hi]), arrow.as_bytes(column.items[lo:hi])
+    width = _constant_width(names, (first - lo).astype(np.int64)) if not values.null_count else 0
+    if width:
+        _add_constant(pieces, names[:width], values, bad_rows, reserved)
+    else:
+        pieces.column(_strings(names, values, (first - lo).astype(np.int64), bad_rows, reserved))
+
+
+def _constant_width(names: pa.Array, bounds: Ints) -> int:
+    """How many entries every row has, if all have the same names in the same order; else 0."""
+    rows = len(bounds) - 1
+    width = int(bounds[1])
+    if not 0 < width <= _MAX_CONSTANT or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
+        return 0
+    data, ends = arrow.content(names)
+    start, size = int(ends[0]), int(ends[width] - ends[0])
+    sizes = np.diff(ends).reshape(rows, width)
+    same = len(data) >= start + size * rows and bool((sizes == sizes[0]).all())
+    return width if same and bytes(data[start : start + size * rows]) == bytes(data[start : start + size]) * rows else 0
+
+
+def _add_constant(pieces: Pieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array) -> None:
+    width, rows = len(names), len(values) // len(names)
+    everywhere = np.arange(rows)
+    for reason in _name_faults(names, reserved).values():
+        bad_rows.rows(everywhere, reason)
+    bad = arrow.rows_with(values, _SEPARATORS)
+    bad_rows.rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
+    for entry in np.flatnonzero(arrow.lengths(values) == 0):
+        bad_rows.rows(np.array([entry // width]), _empty(names[int(entry) % width]))
+    for i, name in enumerate(names.to_pylist()):
+        pieces.constant(name + b"\x01")
+        pieces.column(values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
+        pieces.constant(b"\x02")
+
+
+def _strings(names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array) -> pa.Array:
+    rows = len(bounds) - 1
+    if values.null_count:
+        keep = arrow.flags(values.is_valid())
+        bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
+        names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
+    faults = _name_faults(names, reserved)
+    for entry in arrow.rows_with(values, _SEPARATORS).tolist():
+        faults.setdefault(entry, "a property's value contains the separator 0x01 or 0x02")
+    for entry in np.flatnonzero(arrow.lengths(values) == 0).tolist():
+        faults.setdefault(entry, _empty(names[entry]))
+    for entry, reason in faults.items():
+        row = np.searchsorted(bounds, [entry], side="right") - 1
+        bad_rows.rows(row, reason)
+    items = arrow.joined(names, b"\x01", values, b"\x02")
+    # The entries of a row lie together, so the row's string is there already: only its bounds are new.
+    data, ends = arrow.content(items)
+    whole = np.ascontiguousarray(ends[bounds] if len(items) else np.zeros(rows + 1), np.int32)
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(whole), pa.py_buffer(data)])
+
+
+def _empty(name: pa.Scalar) -> str:
+    return f"property {name.as_py().decode('utf-8', 'replace')!r} is empty; brokers drop such a one, null leaves it out"
+
+
+def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
+    """What is wrong with names, by entry."""
+    faults = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
+    for entry in arrow.rows_with(names, _SEPARATORS).tolist():
+        faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
+    taken = pc.or_(pc.is_in(names, reserved), pc.starts_with(names, TRANSIENT_PROPERTY_PREFIX))
+    for entry in np.flatnonzero(arrow.flags(taken)).tolist():
+        name = names[entry].as_py().decode("utf-8", "replace")
+        faults.setdefault(entry, f"a property has a name that is RocketMQ's own, such as {name}")
+    return faults
+
+
+# The property that carries a row's id (option ``messageId``). It is the user's, so readers show it.
+ROW_ID = "SPARK_ROW_ID"
+MESSAGE_ID = "messageid"
+
+_NAME_END, _VALUE_END = b"\x01", b"\x02"
+_BLANK = codes.KEY_SEPARATOR.encode()
+_KEY_LIST = pa.list_(pa.string())
+_PLAIN = (
+    ("tags", codes.Property.TAGS),
+    ("shardingkey", codes.Property.SHARDING_KEY),
+)
+
+
+def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows) -> Pieces:
+    """Everything but message ids and delays."""
+    pieces = Pieces(len(batch))
+    for column, name in _PLAIN:
+        if column in columns:
+            _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
+    if "keys" in columns:
+        _check_keys(batch.column(columns["keys"]), bad_rows, columns["keys"])
+        _add(pieces, codes.Property.KEYS, keys_of(batch.column(columns["keys"])), bad_rows, columns["keys"])
+    if "priority" in columns:
+        _add_priorities(pieces, batch.column(columns["priority"]), bad_rows, columns["priority"])
+    if MESSAGE_ID in columns:
+        _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
+    if "properties" in columns:
+        own = (ROW_ID,) if MESSAGE_ID in columns else ()
+        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(own))
+    return pieces
+
+
+def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows) -> Flags | None:
+    """The property of each delayed row; which rows these are, None when there is none."""
+    numbers = {name: _numbers(batch.column(columns[name]), name) for name in _DELAY_NAMES if name in columns}
+    if not numbers:
+        return None
+    delayed = np.zeros(len(batch), np.int64)
+    for name, values in numbers.items():
+        bad_rows.add(values < 0, f"{columns[name]} is negative")
+        bad_rows.add(values > codes.LONGEST_DELAY_MS, f"{columns[name]} is more than {codes.LONGEST_DELAY_MS}")
+        delayed += values != 0
+    bad_rows.add(delayed > 1, f"more than one of {', '.join(columns[n] for n in numbers)} delays the row")
+    if not delayed.any():
+        return None
+    for name, values in numbers.items():
+        present = pa.array(values > 0)
+        texts = pa.array(values).cast(pa.string()).view(pa.binary())
+        made = arrow.joined(_DELAY_NAMES[name].encode() + _NAME_END, texts, _VALUE_END)
+        pieces.column(pc.if_else(present, made, NOTHING))
+    has_delay: Flags = delayed > 0
+    return has_delay
+
+
+_DELAY_NAMES = {
+    "delaylevel": codes.Property.DELAY,
+    "delayms": codes.Property.TIMER_DELAY_MS,
+    "deliverat": codes.Property.TIMER_DELIVER_MS,
+}
+
+
+def _numbers(column: Any, name: str) -> Ints:
+    """Levels, or milliseconds; 0 for null."""
+    values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0).to_numpy()
+    if name == "deliverat":  # microseconds; a moment is never too early
+        values = -(-values // 1000)
+    numbers: Ints = values
+    return numbers
+
+
+def _add(pieces: Pieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
+    """``name 0x01 value 0x02`` for every value that is neither null nor empty, nothing for the others.
+
+    No escaping exists: a separator inside a value would tear the properties apart.
+    """
+    bad_rows.rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
+    start = name.encode() + _NAME_END
+    filled = arrow.filled(values)
+    if filled is None:
+        pieces.constant(start)
+        pieces.column(values)
+        pieces.constant(_VALUE_END)
+    else:
+        made = pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), NOTHING)
+        pieces.column(made)
+
+
+def _add_priorities(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> None:
+    """Of every row, for a topic takes messages with a priority only: 0 for null."""
+    values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0)
+    bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
+    _add(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
+
+
+def _add_row_ids(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> None:
+    ids = arrow.plain(column)
+    values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
+    filled = arrow.filled(values)
+    if filled is not None:
+        bad_rows.add(~filled, f"{name} is null or empty, which identifies no row")
+    _add(pieces, ROW_ID, values, bad_rows, name)
+
+
+def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
+    """Brokers, tools and readers split what is stored at blanks, so that an element with one would be several keys."""
+    column = arrow.plain(column)
+    if not pa.types.is_list(column.type):
+        return
+    keys = arrow.as_bytes(column.flatten())
+    split = arrow.rows_with(keys, _BLANK)
+    if len(split):
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
+        for entry, row in zip(split.tolist(), np.searchsorted(ends, split, side="right"), strict=True):
+            key = keys[entry].as_py().decode("utf-8", "replace")
+            bad_rows.rows(np.array([row]), f"{name} has the key {key!r}, and RocketMQ splits keys at blanks")
+
+
+def keys_of(column: Any) -> pa.Array:
+    """Keys as RocketMQ keeps them: one text, blanks between."""
+    column = arrow.plain(column)
+    if not pa.types.is_list(column.type):
+        return arrow.as_bytes(column)
+    keys = column.flatten()
+    # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
+    if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
+        rows = column.to_pylist()
+        return arrow.as_bytes(pa.array([None if r is None else " ".join(k for k in r if k) for r in rows], pa.string()))
+    if not column.null_count and len(keys) == len(column) and bool((arrow.lengths(column) == 1).all()):
+        return arrow.as_bytes(keys)
+    return arrow.as_bytes(pc.binary_join(column.cast(_KEY_LIST), " "))
+
+
+@functools.cache
+def _reserved(more: tuple[str, ...]) -> pa.Array:
+    return pa.array(sorted(name.encode() for name in (*codes.RESERVED_PROPERTIES, *more)), pa.binary())

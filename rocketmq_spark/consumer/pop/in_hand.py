@@ -1,0 +1,242 @@
+"""Messages that a Proxy has lent to a consumer: which they are, and what the Proxy is told of them.
+
+Messages that a Proxy has lent to a consumer with a listener, and what became of those before them. One lock guards it.
+
+Nothing is asked of anybody here: who acts holds the lock for a decision, and lets go of it for the deed.
+
+What a Proxy is told of the messages in hand: that they are done, that they come again later, or that more time is needed.
+
+What cannot be told is no loss: the message is handed out again when its time is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.consumer.push.held import ConsumerFigures, Stats
+from rocketmq_spark.consumer.settings import PopSettings
+from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
+from rocketmq_spark.model.membership import TopicFigures
+from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.ports import PopMember
+from rocketmq_spark.wire.names import dlq_topic
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Lent:
+    """A message that is nobody else's until ``until_ms``, which is put off as long as it is ours.
+
+    ``since_ms`` is when it came, or when the listener got it; ``caller`` is the thread whose listener has it. One question
+    about it is asked at a time, under ``asking``: each makes the receipt void that the others would bring along.
+    """
+
+    message: PoppedMessage
+    until_ms: int
+    since_ms: int
+    caller: int | None = None
+    settled: bool = False
+    asking: threading.Lock = field(default_factory=threading.Lock)
+
+
+class InHand:
+    """Of one consumer; times are those of its timer, in ms."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._lent: dict[int, Lent] = {}  # by identity, in the order in which they came
+        self._counts: Counter[str] = Counter()
+        self._figures = ConsumerFigures()
+
+    def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[Lent]:
+        """These were handed out now."""
+        lent = [Lent(message, until_ms, now_ms) for message in messages]
+        with self._lock:
+            self._figures.pulled(topic, len(messages), None, now_ms)
+            self._lent |= {id(one): one for one in lent}
+        return lent
+
+    def begin(self, lent: Lent, now_ms: int) -> bool:
+        """The listener of this thread gets it, unless its time is over: then it is somebody else's, and gone from here."""
+        with self._lock:
+            if now_ms >= lent.until_ms:
+                self._forget(lent)
+                return False
+            lent.caller, lent.since_ms = threading.get_ident(), now_ms
+            self._changed.notify_all()
+            return True
+
+    def called(self, lent: Lent, done: bool, now_ms: int) -> None:
+        """What the listener made of it."""
+        with self._lock:
+            self._counts["consumed" if done else "failed"] += 1
+            self._figures.consumed(lent.message.topic, int(done), int(not done), now_ms - lent.since_ms, now_ms)
+
+    def waits(self, lent: Lent, now_ms: int) -> None:
+        """The listener has it no more, and gets it again."""
+        with self._lock:
+            lent.caller, lent.since_ms = None, now_ms
+
+    def end(self, lent: Lent, sent_back: bool = False) -> None:
+        """It is not ours any more; ``sent_back``: to be handed out later."""
+        with self._lock:
+            self._counts["sent back"] += sent_back
+            self._forget(lent)
+
+    def all(self) -> list[Lent]:
+        with self._lock:
+            return list(self._lent.values())
+
+    def room(self, topic: str, waiting: int, wait_s: float) -> bool:
+        """Whether fewer than ``waiting`` messages of a topic wait for a listener, now or within so many seconds: those that
+        wait behind one which fails again and again are in the way of no other topic.
+        """
+        with self._lock:
+            return self._changed.wait_for(lambda: self._waiting(topic) < waiting, wait_s)
+
+    def finish(self, deadline: Deadline) -> list[PoppedMessage]:
+        """Wait until nothing is in hand, and give what listeners still have in the end.
+
+        A listener that asks this itself holds up others behind it: only those that are called already are waited for then.
+        """
+        me = threading.get_ident()
+        with self._lock:
+            ended = {me, None} if any(one.caller == me for one in self._lent.values()) else set()
+            self._changed.wait_for(
+                lambda: all(one.caller in ended for one in self._lent.values()), max(0.0, deadline.remaining())
+            )
+            return [one.message for one in self._lent.values() if one.caller is not None]
+
+    def stats(self) -> Stats:
+        with self._lock:
+            counts = self._counts
+            return Stats(counts["consumed"], counts["failed"], counts["sent back"], len(self._lent))
+
+    def figures(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
+        """What became of each topic's messages lately."""
+        with self._lock:
+            return self._figures.all(topics, now_ms)
+
+    def _waiting(self, topic: str) -> int:
+        return sum(one.caller is None and one.message.topic == topic for one in self._lent.values())
+
+    def _forget(self, lent: Lent) -> None:
+        self._lent.pop(id(lent), None)
+        self._changed.notify_all()
+
+
+# For how long messages are asked for, and how often those in hand get as much again: two looks may fail.
+INVISIBLE_S, LOOK_S = 30.0, 10.0
+
+
+class Settling:
+    """Of one consumer."""
+
+    def __init__(self, port: PopMember, settings: PopSettings, in_hand: InHand, timer: Timer) -> None:
+        self._port = port
+        self._settings = settings
+        self._in_hand = in_hand
+        self._timer = timer
+        self._closed = False
+        self._renewing: set[Hashable] = set()  # ways on which a thread asks for more time: an endpoint and a broker
+
+    def close(self) -> None:
+        """What becomes of messages from now on, nobody is told."""
+        self._closed = True
+
+    def done(self, lent: Lent) -> bool:
+        """Whether the Proxy knows: only then may the next message of its group be consumed."""
+        return self._settle(lent, self._port.ack, "acknowledged")
+
+    def dead(self, lent: Lent) -> bool:
+        """It goes to the dead letters; whether the Proxy knows."""
+        told = self._settle(lent, self._port.forward_to_dlq, "given up")
+        return told and self._log_dead(lent)
+
+    def later(self, lent: Lent, pause_s: float, last: bool = False) -> bool:
+        """It is handed out again after so long, or is a dead letter then if this was its ``last`` attempt; whether the Proxy
+        knows.
+        """
+
+        def change(message: PoppedMessage, deadline: Deadline) -> None:
+            self._port.change_invisible(message, pause_s, deadline)
+
+        told = self._settle(lent, change, "sent back", True)
+        return told and (not last or self._log_dead(lent))
+
+    def _log_dead(self, lent: Lent) -> bool:
+        message, topic = lent.message, dlq_topic(self._settings.group)
+        text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
+        logger.warning(text, message.msg_id, message.queue, topic, message.delivery_attempt)
+        return True
+
+    def renew(self) -> None:
+        """More time for what is in hand, but for what a listener has had for too long. A broker that hangs, or an endpoint,
+        keeps nobody else's from being put off.
+        """
+        now_ms = self._timer.now_ms()
+        due: defaultdict[Hashable, list[Lent]] = defaultdict(list)
+        for lent in self._in_hand.all():
+            if now_ms - lent.since_ms > 1000 * self._settings.consume_timeout_s and lent.caller is not None:
+                logger.warning("the listener has had message %s for too long: others may get it", lent.message.msg_id)
+            elif lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S):
+                due[lent.message.endpoint, lent.message.queue.broker_name].append(lent)
+        if len(due) == 1 and not self._renewing:
+            self._renew_each(*due.values())
+            return
+        for way in due.keys() - self._renewing:
+            self._renewing.add(way)
+            ended = partial(self._renewing.discard, way)
+            try:
+                start_thread(
+                    f"rocketmq-{self._settings.group}-renew", partial(self._renew_each, due[way]), ended, False
+                )
+            except RuntimeError as e:
+                ended()
+                logger.warning("messages in hand have no more time yet: no thread to ask for it: %s", e)
+
+    def _renew_each(self, due: Sequence[Lent]) -> None:
+        for lent in due:
+            self._renew(lent)
+
+    def _renew(self, lent: Lent) -> None:
+        with lent.asking:
+            now_ms = self._timer.now_ms()
+            if lent.settled or self._closed:
+                return
+            try:
+                self._port.change_invisible(lent.message, INVISIBLE_S, self._soon())
+                lent.until_ms = now_ms + round(1000 * INVISIBLE_S)
+            except NotFound as e:
+                lent.until_ms = now_ms
+                logger.warning("message %s is not ours any more: %s", lent.message.msg_id, e)
+            except RocketMQError as e:
+                logger.info("message %s has no more time yet: %s", lent.message.msg_id, e)
+
+    def _settle(
+        self, lent: Lent, verb: Callable[[PoppedMessage, Deadline], None], what: str, sent_back: bool = False
+    ) -> bool:
+        told = True
+        with lent.asking:
+            lent.settled = True
+            try:
+                if self._closed:
+                    raise ClosedError("the consumer was stopped")
+                verb(lent.message, self._soon())
+            except RocketMQError as e:
+                told = False
+                logger.warning("message %s could not be %s, it comes again: %s", lent.message.msg_id, what, e)
+        self._in_hand.end(lent, sent_back and told)
+        return told
+
+    def _soon(self) -> Deadline:
+        return Deadline.after(self._settings.request_timeout_s)

@@ -1,0 +1,206 @@
+"""Messages that a Proxy lent, to a listener: in any order, or those of a message group one after the other.
+
+Mirrors ``StandardConsumeService`` and ``FifoConsumeService`` of RocketMQ's Java client for gRPC: a listener gets one message.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Protocol
+
+from rocketmq_spark.base.clock import Timer
+from rocketmq_spark.base.codes import DELAY_LEVELS
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.consumer.pop.in_hand import InHand, Lent, Settling
+from rocketmq_spark.consumer.push.workers import Workers
+from rocketmq_spark.consumer.result import Context, Listener, OrderedContext, Step, concurrent, ordered
+from rocketmq_spark.consumer.settings import PopSettings
+from rocketmq_spark.model.popped import GroupPolicy
+from rocketmq_spark.options.parsing import positive_duration
+from rocketmq_spark.ports import PopMember
+
+logger = logging.getLogger(__name__)
+
+
+class Listening(Protocol):
+    """Has a listener consume messages."""
+
+    def submit(self, lent: Sequence[Lent]) -> None:
+        """These came of one topic, in this order."""
+
+    def close(self) -> None:
+        """What fails from now on is not tried again here."""
+
+
+class InAnyOrder:
+    """Calls ``listener`` on the workers' threads; what fails comes again later, by the Proxy."""
+
+    def __init__(
+        self, listener: Listener, port: PopMember, in_hand: InHand, settling: Settling, workers: Workers, timer: Timer
+    ) -> None:
+        self._listener = listener
+        self._port = port
+        self._in_hand = in_hand
+        self._settling = settling
+        self._workers = workers
+        self._timer = timer
+
+    def submit(self, lent: Sequence[Lent]) -> None:
+        self._workers.submit(*[partial(self._consume, one) for one in lent])
+
+    def close(self) -> None:
+        """Nothing is tried again here."""
+
+    def _consume(self, lent: Lent) -> None:
+        if not self._in_hand.begin(lent, self._timer.now_ms()):
+            return
+        context = Context(lent.message.queue)
+        outcome = attempt(self._listener, (lent.message,), context)
+        settled = attempt(self._settle, lent, outcome, context)
+        if isinstance(settled, Failure):
+            _log_unsettled(lent, settled)
+            self._in_hand.end(lent)
+
+    def _settle(self, lent: Lent, outcome: object, context: Context) -> None:
+        message, verdict = lent.message, concurrent(outcome, context, 1)
+        if verdict.why:
+            _complain(lent, verdict.why, outcome)
+        self._in_hand.called(lent, bool(verdict.done), self._timer.now_ms())
+        if verdict.done:
+            self._settling.done(lent)
+        elif verdict.level < 0:
+            self._settling.dead(lent)
+        else:
+            tries, policy = message.delivery_attempt, self._port.policy()
+            self._settling.later(lent, pause_s(verdict.level, tries, policy), tries >= policy.max_attempts)
+
+
+class InOrder:
+    """Those of a message group one by one, the next when the one before it was acknowledged; of those without a group, those
+    of a queue. What fails is tried again in place, until the group's last attempt: then it is a dead letter.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        port: PopMember,
+        settings: PopSettings,
+        in_hand: InHand,
+        settling: Settling,
+        work: tuple[Workers, Timer],
+    ) -> None:
+        self._listener = listener
+        self._port = port
+        self._suspend_ms = round(1000 * settings.suspend_time_s)
+        self._in_hand = in_hand
+        self._settling = settling
+        self._workers, self._timer = work
+        self._lock = threading.Lock()
+        self._lines: dict[Hashable, deque[Lent]] = {}
+        self._paused: set[Hashable] = set()
+        self._closed = False
+
+    def submit(self, lent: Sequence[Lent]) -> None:
+        begun: list[Hashable] = []
+        with self._lock:
+            for one in lent:
+                key = _line_of(one)
+                if key not in self._lines:
+                    begun.append(key)
+                    self._lines[key] = deque()
+                self._lines[key].append(one)
+        self._workers.submit(*[partial(self._work, key) for key in begun])
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            paused, self._paused = self._paused, set()
+        for key in paused:
+            self._drop(key)
+
+    def _work(self, key: Hashable) -> None:
+        """One task has a line until it is empty, or waits."""
+        with self._lock:
+            self._paused.discard(key)
+        while (lent := self._first(key)) is not None:
+            if not self._in_hand.begin(lent, self._timer.now_ms()):
+                self._drop(key)  # it comes again, and those behind it behind it
+                continue
+            again_s = attempt(self._consume, lent)
+            if isinstance(again_s, Failure):
+                _log_unsettled(lent, again_s)
+                again_s = -1.0
+            if again_s is None:
+                self._take(key)
+            elif again_s < 0 or not self._pauses(key):
+                self._drop(key)
+            else:
+                self._timer.later(again_s, partial(self._workers.submit, partial(self._work, key)))
+                return
+
+    def _consume(self, lent: Lent) -> float | None:
+        """None: it is settled. Otherwise the pause before it comes again; less than 0: nobody knows that it is settled."""
+        message, context = lent.message, OrderedContext(lent.message.queue)
+        outcome = attempt(self._listener, (message,), context)
+        verdict = ordered(outcome, context, self._suspend_ms)
+        done = verdict.step is Step.COMMIT
+        if verdict.why:
+            _complain(lent, verdict.why, outcome)
+        self._in_hand.called(lent, done, self._timer.now_ms())
+        if not done and message.delivery_attempt < self._port.policy().max_attempts:
+            message.delivery_attempt += 1
+            self._in_hand.waits(lent, self._timer.now_ms())
+            return verdict.pause_ms / 1000
+        told = self._settling.done(lent) if done else self._settling.dead(lent)
+        return None if told else -1.0
+
+    def _pauses(self, key: Hashable) -> bool:
+        with self._lock:
+            if not self._closed:
+                self._paused.add(key)
+            return not self._closed
+
+    def _first(self, key: Hashable) -> Lent | None:
+        with self._lock:
+            if not self._lines.get(key):
+                self._lines.pop(key, None)
+                return None
+            return self._lines[key][0]
+
+    def _take(self, key: Hashable) -> None:
+        with self._lock:
+            self._lines[key].popleft()
+
+    def _drop(self, key: Hashable) -> None:
+        """They come again when their time is over, in their order."""
+        with self._lock:
+            lent = list(self._lines[key])
+            self._lines[key].clear()
+        for one in lent:
+            self._in_hand.end(one)
+
+
+def pause_s(level: int, attempt: int, policy: GroupPolicy) -> float:
+    """When what failed in an attempt comes again: at a level of the brokers' delays, 0: as the Proxy says of the group."""
+    if level:
+        return positive_duration(DELAY_LEVELS[min(level, len(DELAY_LEVELS)) - 1])
+    return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
+
+
+def _line_of(lent: Lent) -> Hashable:
+    message = lent.message
+    return message.queue if message.message_group is None else (message.topic, message.message_group)
+
+
+def _complain(lent: Lent, why: str, outcome: object) -> None:
+    trace = outcome.error if isinstance(outcome, Failure) else None
+    logger.warning("message %s of %s failed: %s", lent.message.msg_id, lent.message.queue, why, exc_info=trace)
+
+
+def _log_unsettled(lent: Lent, failure: Failure) -> None:
+    text = "what became of message %s of %s is not known at the Proxy, it comes again"
+    failure.log(logger, text, lent.message.msg_id, lent.message.queue)

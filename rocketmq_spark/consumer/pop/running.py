@@ -1,0 +1,208 @@
+"""A consumer of a Proxy's messages between its start and its stop, and the threads that ask for messages.
+
+Asks a Proxy for messages: a thread for each broker of each topic, which waits there until some come or room is made here.
+
+A consumer of a Proxy's messages between its start and its stop: parts put together, and time told to them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, Lent, Settling
+from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
+from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
+from rocketmq_spark.consumer.push.held import Stats
+from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
+from rocketmq_spark.consumer.result import Listener
+from rocketmq_spark.consumer.settings import MAX_WAIT_S, PopSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.model.membership import TopicFigures
+from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.ports import PopMember
+
+logger = logging.getLogger(__name__)
+
+# How often is looked for topics and brokers that are new or gone.
+LOOK_S = 10.0
+_ROOM_S = 1.0
+
+Place = tuple[str, int]
+
+
+class Popping:
+    """Of one consumer; ``submit`` gets what comes, of one topic and in its order."""
+
+    def __init__(
+        self,
+        port: PopMember,
+        settings: PopSettings,
+        in_hand: InHand,
+        timer: Timer,
+        submit: Callable[[Sequence[Lent]], None],
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._in_hand = in_hand
+        self._timer = timer
+        self._submit = submit
+        self._lock = threading.Lock()
+        self._threads: dict[Place, threading.Thread] = {}
+        self._wanted: set[Place] = set()
+        self._closed = threading.Event()
+
+    def look(self, topics: Collection[str]) -> None:
+        """Begin to ask where nobody asks yet; who asks for what is not wanted any more ends by itself."""
+        wanted = {(topic, place) for topic in topics for place in range(self._places(topic))}
+        with self._lock:
+            self._wanted = wanted
+            for place in sorted(wanted - self._threads.keys()):
+                if self._closed.is_set():
+                    return
+                name = f"rocketmq-{self._settings.group}-pop-{place[0]}-{place[1]}"
+                ended = partial(self._ended, place)
+                # One that fails is started again by the next look, so that what fails at once is not tried all the time.
+                self._threads[place] = start_thread(name, partial(self._run, place), ended, again=False)
+
+    def close(self) -> None:
+        """Nothing is handed on from now on. Questions under way end with the port's connections: then ``join``."""
+        self._closed.set()
+
+    def join(self, deadline: Deadline) -> None:
+        """Wait for the threads."""
+        with self._lock:
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join(max(0.0, deadline.remaining()))
+
+    def _run(self, place: Place) -> None:
+        while not self._over(place):
+            try:
+                self._turn(place)
+            except RocketMQError as e:
+                if not self._closed.is_set():
+                    logger.warning("no messages of %s for now: %s", place[0], e)
+                self._closed.wait(self._settings.error_pause_s)
+
+    def _ended(self, place: Place) -> None:
+        with self._lock:
+            del self._threads[place]
+
+    def _turn(self, place: Place) -> None:
+        """Ask once, when there is room."""
+        topic, at = place
+        if not self._in_hand.room(topic, self._settings.threads, _ROOM_S):
+            return
+        deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
+        found = self._port.receive(topic, at, self._settings.batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
+        if not found or self._over(place):
+            return  # what came too late is handed to others when its time is over
+        now_ms = self._timer.now_ms()
+        self._submit(self._in_hand.came(topic, found, now_ms + round(1000 * INVISIBLE_S), now_ms))
+
+    def _over(self, place: Place) -> bool:
+        return self._closed.is_set() or place not in self._wanted
+
+    def _places(self, topic: str) -> int:
+        try:
+            return self._port.places(topic, Deadline.after(self._settings.request_timeout_s))
+        except RocketMQError as e:
+            logger.info("topic %s is not known yet: %s", topic, e)
+            return sum(known == topic for known, _ in self._wanted)
+
+
+START_S = 10.0
+
+_numbers = itertools.count()
+
+
+class PopRunning:
+    """One started consumer; ``listener`` is ordered where the settings are."""
+
+    def __init__(
+        self,
+        port: PopMember,
+        settings: PopSettings,
+        subscriptions: Subscriptions,
+        listener: Listener,
+        make: ConsumerTools,
+    ) -> None:
+        name = f"rocketmq-{settings.group}-{next(_numbers)}"
+        self._port = port
+        self._settings = settings
+        self._subscriptions = subscriptions
+        self._looks, self._renewals = make.timer(f"{name}-look"), make.timer(f"{name}-renew")
+        self._workers = make.workers(f"{name}-listener", settings.threads)
+        self._in_hand = InHand()
+        self._settling = Settling(port, settings, self._in_hand, self._renewals)
+        self._listening = self._listening_of(listener)
+        self._popping = Popping(port, settings, self._in_hand, self._renewals, self._listening.submit)
+
+    def begin(self) -> None:
+        """Join the group and ask for messages.
+
+        Raises ``RocketMQError`` where no Proxy answers, ``OptionError`` where an order is wanted that the group does not keep.
+        """
+        self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
+        self._check_order()
+        self._looks.every(LOOK_S, self._look, 0.0)
+        self._renewals.every(RENEW_S, self._settling.renew, RENEW_S)
+        self._looks.every(STATS_S, self._log_stats, STATS_S)
+
+    def changed(self) -> None:
+        """The subscriptions are other ones."""
+        self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
+        self._looks.later(0.0, self._look)
+
+    def end(self, deadline: Deadline) -> list[PoppedMessage]:
+        """Finish what is in hand and leave; the messages that listeners still had at ``deadline``. May be repeated."""
+        try:
+            self._popping.close()
+            self._listening.close()
+            unfinished = self._in_hand.finish(deadline)
+            if unfinished:
+                logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
+            self._workers.close(deadline)
+            for timer in (self._looks, self._renewals):
+                timer.close(HANGS_S)
+            return unfinished
+        finally:  # where Ctrl-C ends the wait, too
+            self._settling.close()
+            last_words = Deadline.after(max(TIMEOUT_S, deadline.remaining()))
+            self._port.close(last_words)
+            self._popping.join(last_words)
+
+    def stats(self) -> Stats:
+        return self._in_hand.stats()
+
+    def figures(self) -> dict[str, TopicFigures]:
+        """What became of each topic's messages lately."""
+        return self._in_hand.figures(self._subscriptions.all(), self._renewals.now_ms())
+
+    def _listening_of(self, listener: Listener) -> Listening:
+        port, in_hand, settling, workers = self._port, self._in_hand, self._settling, self._workers
+        if not self._settings.ordered:
+            return InAnyOrder(listener, port, in_hand, settling, workers, self._renewals)
+        return InOrder(listener, port, self._settings, in_hand, settling, (workers, self._looks))
+
+    def _check_order(self) -> None:
+        if self._settings.ordered and not self._port.policy().ordered:
+            raise OptionError(
+                f"option 'ordered' is true, but brokers hand out messages of group {self._settings.group!r} in any order; "
+                "expected a group with consumeMessageOrderly",
+                remedy="mqadmin updateSubGroup -o true makes it one",
+            )
+
+    def _look(self) -> None:
+        self._workers.start_missing()  # where the system had no threads to give, work waits for them
+        self._popping.look(self._subscriptions.all())
+
+    def _log_stats(self) -> None:
+        logger.info("group %s: %s", self._settings.group, self.stats())

@@ -1,0 +1,144 @@
+"""A consumer that asks for messages and acknowledges each by itself: Java's ``SimpleConsumer``, over the port ``PopMember``.
+
+It has no queues and needs no rebalance: whatever number of them is in a group, each message is handed to one, and to another
+one if it is not acknowledged in time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S
+from rocketmq_spark.consumer.subscriptions import filter_of
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import Filter
+from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.options.parsing import duration, text
+from rocketmq_spark.ports import PopMember
+from rocketmq_spark.wire.names import group_problem, topic_problem
+
+# For how long messages may be invisible: what a Proxy takes with a question. It may be shortened to nothing afterwards.
+MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
+# How long a Proxy keeps a question for which there is nothing yet, at least, whatever is asked for.
+MIN_WAIT_S = 5.0
+_START_S, _END_S = 10.0, 5.0
+
+
+class BaseSimpleConsumer(Closing):
+    """Receives messages of one group. ``subscribe`` first; ``close`` it, or use it as a context manager.
+
+    It may be used from several threads. A process that was forked must make its own.
+    """
+
+    def __init__(self, member: PopMember, group: str, request_timeout_s: float = 3.0) -> None:
+        if problem := group_problem(group):
+            raise OptionError(f"option 'group' is {group!r}; expected the name of a consumer group ({problem})")
+        self.group = group
+        self.client_id = member.client_id
+        self._member = member
+        self._request_s = request_timeout_s
+        self._owner = Owner("consumer")
+        self._lock = threading.Lock()
+        self._filters: dict[str, Filter] = {}
+        self._turn = 0
+        self._closed = self._left = False
+
+    def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
+        """Receive of ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
+
+        May be called again. Members of a group must want the same. Raises ``ConnectionLost`` and others when no Proxy answers.
+        """
+        self._owner.check(self._closed)
+        if problem := topic_problem(topic):
+            raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
+        wanted = {**self._filters, topic: filter_of(tags, sql)}
+        self._member.subscribe(wanted, Deadline.after(_START_S))
+        self._filters = wanted
+
+    def unsubscribe(self, topic: str) -> None:
+        """Receive nothing of ``topic`` any more."""
+        self._owner.check(self._closed)
+        wanted = {known: each for known, each in self._filters.items() if known != topic}
+        self._member.subscribe(wanted, Deadline.after(_START_S))
+        self._filters = wanted
+
+    def receive(
+        self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
+    ) -> Sequence[PoppedMessage]:
+        """The next messages, at most ``max_messages`` (1 to 32); none when none came within ``wait``.
+
+        Brokers and topics are asked in turn. While there is nothing a Proxy keeps each question for 5 s at least. Each message
+        is nobody else's for the time ``invisible`` (10s to 12h): ``ack`` it within that time, or it is handed out again.
+        Durations are such as ``"30s"``, or seconds.
+
+        Raises:
+            OptionError: An argument is wrong, or nothing is subscribed to.
+            RouteNotFound: There is no such topic.
+        """
+        self._owner.check(self._closed)
+        if not isinstance(max_messages, int) or not 1 <= max_messages <= MAX_MESSAGES:
+            raise OptionError(f"max_messages is {max_messages!r}; expected a whole number from 1 to {MAX_MESSAGES}")
+        if not self._filters:
+            raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
+        invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
+        places = self._places()
+        while True:
+            with self._lock:
+                topic, place = places[self._turn % len(places)]
+                self._turn += 1
+            most_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
+            wait_s = max(MIN_WAIT_S, min(most_s, end.remaining()))
+            deadline = Deadline.after(wait_s + self._request_s)
+            found = self._member.receive(topic, place, max_messages, invisible_s, wait_s, deadline)
+            if found or end.expired:
+                return found
+
+    def ack(self, message: PoppedMessage) -> None:
+        """``message`` is done. Raises ``NotFound`` when its time was over: it is handed out again then, or was already."""
+        self._ask(self._member.ack, message)
+
+    def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
+        """Have ``message`` handed out again after ``duration`` from now (0s to 12h), unless it is acknowledged.
+
+        That takes two seconds more, by which brokers are late.
+        """
+        self._owner.check(self._closed)
+        self._member.change_invisible(message, _invisible("duration", duration, 0.0), Deadline.after(self._request_s))
+
+    def forward_to_dlq(self, message: PoppedMessage) -> None:
+        """Give ``message`` up: it goes to ``%DLQ%`` and the group's name, and is done."""
+        self._ask(self._member.forward_to_dlq, message)
+
+    def close(self) -> None:
+        """Leave the group. What was received and not acknowledged is handed out again when its time is over."""
+        self._closed = True
+        if not self._left and self._owner.here:
+            self._member.close(Deadline.after(_END_S))
+            self._left = True  # not before: an interrupted one is repeated
+
+    def _ask(self, verb: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
+        self._owner.check(self._closed)
+        verb(message, Deadline.after(self._request_s))
+
+    def _places(self) -> list[tuple[str, int]]:
+        deadline = Deadline.after(self._request_s)
+        return [(topic, at) for topic in self._filters for at in range(self._member.places(topic, deadline))]
+
+
+def _seconds(name: str, value: str | float) -> float:
+    try:
+        return duration(text(f"{round(value * 1000)}ms" if isinstance(value, int | float) else value))
+    except OverflowError:
+        raise OptionError(f"{name} is {value!r}; expected seconds that end") from None
+    except ValueError as e:
+        raise OptionError(f"{name} is {value!r}; expected {e}") from e
+
+
+def _invisible(name: str, value: str | float, min_s: float) -> float:
+    seconds = _seconds(name, value)
+    if not min_s <= seconds <= MAX_INVISIBLE_S:
+        raise OptionError(f"{name} is {value!r}; expected {min_s:g}s to 12h, which is what a Proxy takes")
+    return seconds

@@ -1,0 +1,1 @@
+"""``PullConsumer``: messages are given to whoever polls, as Java's ``DefaultLitePullConsumer`` does."""

@@ -1,0 +1,254 @@
+"""Pulls of a ``PullConsumer``: made when they are due, handed over when they are answered, waited for by a poll.
+
+Answers come on the threads of connections, which take them and make the next pulls, so that messages are fetched while
+others are worked on. Queues that are far behind are read ahead instead (``ahead``). All that is decided is in ``assigned``
+and ``behind``, under one lock, and acted on outside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.consumer.ahead import Ahead, Bounds, ReadAhead
+from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
+from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.errors import BrokerBusy, OffsetError, RocketMQError
+from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from rocketmq_spark.model.membership import QueueInfo
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+
+class Polls:
+    """The queues of one consumer. Thread-safe."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        settings: PullConsumerSettings,
+        subscriptions: Subscriptions,
+        clock: Clock,
+        read_ahead: ReadAhead | None = None,
+    ) -> None:
+        self._member = member
+        self._settings = settings
+        self._subscriptions = subscriptions
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._assigned = Assigned(settings.max_waiting, settings.max_bytes)
+        self._ahead: Ahead | None = None
+        if read_ahead is not None:
+            bounds = Bounds(settings.pull_batch_size, settings.max_waiting, settings.max_bytes)
+            self._ahead = Ahead(self._changed, self._assigned, bounds, read_ahead, clock)
+            self._ahead.polled = self._pull
+        self._error: RocketMQError | None = None
+        self._woken = False
+        # Whether the caller has what was taken last; a loop has it up to an offset. They are set in the instruction before a
+        # poll returns or a loop yields, for Ctrl-C may come between any others, and what was taken is not given by then.
+        self.given = False
+        self.given_up_to: int | None = None
+        self.closed = False
+
+    # --- queues and positions, as in ``Assigned``
+
+    def queues(self) -> list[MessageQueue]:
+        with self._changed:
+            return sorted(self._assigned.places)
+
+    def assign(self, starts: Mapping[MessageQueue, Start | None]) -> dict[MessageQueue, int]:
+        with self._changed:
+            left = self._assigned.assign({} if self.closed else starts)  # who was closed meanwhile has given all up
+        self._pull()
+        return left
+
+    def pause(self, queues: Iterable[MessageQueue], paused: bool) -> None:
+        with self._changed:
+            wanted = [_checked(self._assigned, queue) for queue in queues]
+            self._assigned.pause(wanted, paused)
+        self._pull()
+
+    def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
+        """Go on where ``offset_of`` says, which may ask a broker; in all queues if none is named."""
+        with self._changed:
+            wanted = [_checked(self._assigned, queue) for queue in queues] or list(self._assigned.places)
+        offsets = {queue: offset_of(queue) for queue in wanted}
+        with self._changed:
+            for queue, offset in offsets.items():
+                self._assigned.seek(_checked(self._assigned, queue), offset)
+        self._pull()
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Go on there, as far as the queues are ours; gives what is to be committed of that."""
+        with self._changed:
+            mine = {queue: offset for queue, offset in offsets.items() if queue in self._assigned.places}
+            for queue, offset in mine.items():
+                self._assigned.seek(queue, offset)
+        self._pull()
+        return mine
+
+    def infos(self) -> dict[MessageQueue, QueueInfo]:
+        """What there is of each queue now."""
+        with self._changed:
+            return self._assigned.infos()
+
+    def begin(self) -> None:
+        """A poll begins: what the last one took and did not come to give waits again."""
+        with self._changed:
+            self._settle()
+            self._assigned.ready.take_back()
+
+    def finish(self) -> dict[MessageQueue, int]:
+        """All that was given is finished; gives what is to be committed of that."""
+        with self._changed:
+            self._settle()
+            self._assigned.finish()
+            return self._assigned.to_commit()
+
+    def _settle(self) -> None:
+        if self.given_up_to is not None:
+            self._assigned.ready.give_up_to(self.given_up_to)
+            self.given_up_to = None
+        if self.given:
+            self._assigned.ready.give()
+            self.given = False
+
+    def unstored(self) -> dict[MessageQueue, int]:
+        """Offsets of the queues of which the group has none yet."""
+        with self._changed:
+            return {q: place.done for q, place in self._assigned.places.items() if place.committed is None}
+
+    def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+        with self._changed:
+            self._assigned.committed(offsets)
+
+    def close(self) -> None:
+        """No more pulls."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+        if self._ahead is not None:
+            self._ahead.close(self._settings.request_timeout_s)
+
+    # --- messages
+
+    def wake(self) -> None:
+        """Have the one who waits now, or waits next, come back with what there is."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def wait(self, deadline: Deadline, most: int) -> list[FetchedPart]:
+        """What is there, or comes before ``deadline``; nothing when it is over or somebody called ``wake`` or ``close``.
+
+        Raises the error of a pull that is not to be tried again.
+        """
+        while True:
+            self._pull()
+            with self._changed:
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                self._settle()
+                if parts := self._assigned.ready.take(most):
+                    if self._ahead is not None:
+                        self._ahead.taken()
+                    break
+                if self.closed or self._woken or deadline.expired:
+                    self._woken = False
+                    return []
+                now, left_s = self._clock.now(), deadline.remaining()
+                retry = self._assigned.next_retry(now)
+                self._changed.wait(left_s if retry is None else min(left_s, retry - now))
+        self._pull()  # the next ones come while these are worked on
+        return parts
+
+    def each(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
+        """The messages of ``part``, which was taken alone. One that was yielded is given, and a loop that goes on after another
+        poll, or after a seek, gets no more of the part.
+        """
+        for message in part.read():
+            with self._changed:
+                if not self._assigned.ready.lends(part):
+                    return
+            self.given_up_to = message.queue_offset + 1
+            yield message
+        with self._changed:
+            if self._assigned.ready.lends(part):
+                self._assigned.ready.give()
+                self.given_up_to = None
+
+    def _pull(self) -> None:
+        """Make the pulls that are due."""
+        asks: list[Ask] = []
+        made = 0
+        try:
+            with self._changed:
+                if self.closed:
+                    return
+                besides = self._ahead.begin(self._plain) if self._ahead is not None else ()
+                self._assigned.due(self._clock.now(), besides, asks)
+            for ask in asks:
+                wanted = self._subscriptions.filter(ask.queue.topic)
+                deadline = Deadline.after(self._settings.pull_timeout_s)
+                answered = functools.partial(self._answered, ask, wanted)
+                self._member.pull(_request(self._settings, ask, wanted), deadline, answered)
+                made += 1
+        except BaseException:  # Ctrl-C, too: of a pull that nobody made no answer comes
+            with self._changed:
+                self._assigned.not_made(asks[made:])
+            raise
+
+    def _plain(self, queue: MessageQueue) -> bool:
+        return not self._subscriptions.filter(queue.topic)
+
+    def _answered(self, ask: Ask, wanted: Filter, answer: PullAnswer | RocketMQError) -> None:
+        """The answer to a pull by a filter. Where another one is set meanwhile it may have passed over what that one wants."""
+        with self._changed:
+            if isinstance(answer, RocketMQError):
+                self._failed(ask, answer)
+            elif not answer.reset and wanted != self._subscriptions.filter(ask.queue.topic):
+                self._assigned.not_made([ask])
+            elif self._assigned.told(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
+                why = "is reset by its broker" if answer.reset else "is not there"
+                logger.warning(
+                    "offset %d of %s %s: it is read on at %d", ask.offset, ask.queue, why, answer.next_offset
+                )
+            self._changed.notify_all()
+        if not isinstance(answer, RocketMQError):
+            self._pull()
+
+    def _failed(self, ask: Ask, error: RocketMQError) -> None:
+        pause_s = self._settings.busy_retry_s if isinstance(error, BrokerBusy) else self._settings.retry_s
+        if not self._assigned.failed(ask, self._clock.now() + pause_s) or self.closed:
+            return
+        if error.retriable:
+            logger.info("the pull of %s at %d is tried again: %s", ask.queue, ask.offset, error)
+        else:
+            self._error = error
+
+
+def _checked(assigned: Assigned, queue: MessageQueue) -> MessageQueue:
+    if queue not in assigned.places:
+        raise OffsetError("the queue is not assigned", queue=str(queue), remedy="Assign it first")
+    return queue
+
+
+def _request(settings: PullConsumerSettings, ask: Ask, wanted: Filter) -> PullRequest:
+    return PullRequest(
+        settings.group,
+        ask.queue,
+        ask.offset,
+        settings.pull_batch_size,
+        wanted,
+        post_filter=True,
+        suspend_s=settings.suspend_s,
+        broker_id=ask.broker_id,
+        decoded=False,
+    )

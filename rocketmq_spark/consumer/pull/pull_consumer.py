@@ -1,0 +1,256 @@
+"""A consumer that asks for messages: what its user calls. Mirrors ``DefaultLitePullConsumer``.
+
+What must happen now and then happens while a poll waits, or when it begins; only the changes of a group are followed without
+polls, and queues that are far behind are read ahead. One thread polls; ``close`` may be called by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from rocketmq_spark.base.clock import Clock, Deadline, Timer
+from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.base.threads import text_of
+from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.pull.polls import Polls
+from rocketmq_spark.consumer.pull.positions import Positions, PullAnswers, check_offset
+from rocketmq_spark.consumer.pull.subscribed import Subscribed
+from rocketmq_spark.consumer.pull.upkeep import Upkeep
+from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
+from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.wire.messages import portion
+
+# Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. Of one part that becomes large it may be the first
+# messages: then it says from which offset on the others are to be had. (This room does not know Arrow.)
+ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
+ARROW_PARTS = 1024
+POLL_S, MAX_POLL_S = 5.0, 1e9
+
+
+class BasePullConsumer(Closing):
+    """Gives messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
+
+    Delivery is at least once: what a poll gave counts as finished when the next poll begins, or ``commit`` is called, so
+    that messages of a poll that nothing follows come again after a restart.
+    """
+
+    def __init__(
+        self,
+        member: GroupMember,
+        settings: PullConsumerSettings,
+        to_arrow: ToArrow,
+        clock: Clock | None = None,
+        read_ahead: ReadAhead | None = None,
+        make_timer: Callable[[str], Timer] = Timer,
+    ) -> None:
+        self.client_id = member.client_id
+        self._owner = Owner("consumer")
+        self._settings = settings
+        self._to_arrow = to_arrow
+        clock = clock or Clock()
+        timer = make_timer(f"rocketmq-{settings.group}-rebalance")
+        subscriptions = Subscriptions(settings.group, False, timer.wall_ms)
+        self._polls = Polls(member, settings, subscriptions, clock, read_ahead)
+        self._positions = Positions(member, settings)
+        self._shared = Subscribed(member, settings, subscriptions, self._positions, clock)
+        self._upkeep = Upkeep(settings, self._polls, self._positions, self._shared, clock, timer)
+        upkeep, shared = self._upkeep, self._shared
+        self._answers = PullAnswers(self._polls, shared.membership, upkeep.changed, upkeep.store)
+        self._named = False
+
+    # --- queues
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The readable queues of a topic, sorted, or those of the environment where there is one.
+
+        Raises ``RouteNotFound`` when there is no such topic, ``OptionError`` when the environment has none of its queues.
+        """
+        self._owner.check(False)
+        return self._positions.queues(topic)
+
+    def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
+        """Share the topic's queues with the group: they are assigned, and given up, also while nobody polls.
+
+        ``tags`` are one or several (``a || b``), ``sql`` an SQL92 expression for brokers that are configured for it; not
+        both. All members should want the same of a topic. Raises ``RouteNotFound`` when there is no such topic. Called again,
+        another filter holds for what is pulled from then on; what was pulled before is kept.
+        """
+        self._owner.check(self._polls.closed)
+        if self._named:
+            raise _exclusive()
+        self._shared.set(topic, filter_of(tags, sql), self._answers)
+        self._upkeep.follow()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give the topic's queues up, after what is finished was committed."""
+        self._owner.check(self._polls.closed)
+        if topic in self._shared.topics:
+            self._shared.set(topic, None, self._answers)
+            self._upkeep.rebalance()
+
+    def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Read these queues, all of their messages, and none of those that were assigned before.
+
+        A new one begins at the group's offset, or where option 'consumeFromWhere' says; raises when that cannot be found
+        out, and then nothing has changed. Groups know nothing of it: members that subscribe share all queues all the same.
+        """
+        self._owner.check(self._polls.closed)
+        if self._shared.topics:
+            raise _exclusive()
+        known = set(self._polls.queues())
+        starts = {q: None if q in known else self._positions.start(q) for q in sorted(set(queues))}
+        self._named = True
+        self._upkeep.have(starts)
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are read now, sorted."""
+        self._owner.check(False)
+        return self._polls.queues()
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Give no messages of these queues until ``resume``. What was pulled is kept."""
+        self._owner.check(self._polls.closed)
+        self._polls.pause(queues, True)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Give messages of these queues again."""
+        self._owner.check(self._polls.closed)
+        self._polls.pause(queues, False)
+
+    # --- positions
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at ``offset``, which is committed next. Raises ``OffsetError`` where the queue has no such offset."""
+        self._owner.check(self._polls.closed)
+        self._polls.seek([queue], lambda queue: self._positions.checked(queue, offset))
+
+    def seek_to_beginning(self, *queues: MessageQueue) -> None:
+        """Go on at the first message kept, of all assigned queues if none is named."""
+        self._owner.check(self._polls.closed)
+        self._polls.seek(queues, lambda queue: self._positions.bounds(queue).min_offset)
+
+    def seek_to_end(self, *queues: MessageQueue) -> None:
+        """Go on behind the last message there is, of all assigned queues if none is named."""
+        self._owner.check(self._polls.closed)
+        self._polls.seek(queues, lambda queue: self._positions.bounds(queue).max_offset)
+
+    def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
+        """Go on at the first message stored at or after ``epoch_ms``, ms since 1970; at the end where all are older.
+
+        Of all assigned queues if none is named.
+        """
+        self._owner.check(self._polls.closed)
+        self._polls.seek(queues, lambda queue: self._positions.at_time(queue, epoch_ms))
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Store the group's offsets: these, or those of all messages that polls gave so far, which are finished by that.
+
+        Raises the first error when some could not be stored; those of polls are tried again by the next commit. Raises
+        ``OffsetError`` for a negative offset or one that is no whole number, and stores none then.
+        """
+        self._owner.check(self._polls.closed)
+        for queue, offset in (offsets or {}).items():
+            check_offset(queue, offset)
+        for error in (self._upkeep.store_finished() if offsets is None else self._upkeep.store(offsets)).values():
+            raise error
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The group's stored offset of ``queue``, None where there is none."""
+        self._owner.check(False)
+        return self._positions.stored(queue)
+
+    # --- messages
+
+    def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
+        """Messages of one queue in its order, as soon as there are any; none when ``timeout_s`` is over. Of what becomes more
+        than 64 MiB the first, and the next poll gives more.
+
+        One that cannot be decoded has a ``decode_error`` and the stored bytes as its body. Raises what the broker says
+        for good, such as ``AccessDenied``; what may pass is logged and tried again.
+        """
+        deadline = self._begun(timeout_s)
+        while parts := self._upkeep.next(deadline, 1):
+            messages, left = portion(parts[0].read())
+            self._polls.given, self._polls.given_up_to = left is None, None if left is None else left.queue_offset
+            if messages:
+                return messages
+        return []
+
+    def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
+        """A ``pyarrow.RecordBatch`` of all messages that have come, of any queue, in the columns of the Spark source.
+
+        A queue's messages are in its order. There are no rows when ``timeout_s`` is over. Of what becomes more than 64 MiB
+        it has the first, and the next poll gives more. Raises ``DecodeError`` for a message that cannot be decoded, once the
+        answers before it were given: nothing is given then, and ``seek`` leads past it.
+        """
+        deadline, parts_at_once = self._begun(timeout_s), ARROW_PARTS
+        while parts := self._upkeep.next(deadline, parts_at_once):
+            one = sum(len(part.ends) for part in parts) == 1
+            try:
+                batch, left = self._to_arrow(parts)
+                too_much = left is not None and not one
+            except RocketMQError:
+                too_much = True
+                if one:
+                    self._polls.begin()
+                    raise
+            if too_much:
+                self._polls.begin()
+                parts_at_once = max(1, len(parts) // 2)
+                continue
+            self._polls.given, self._polls.given_up_to = left is None, left
+            if batch.num_rows:
+                return batch
+        return self._to_arrow([])[0]
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Messages without end, until ``close``.
+
+        A message that was yielded is finished when the loop asks for messages of another answer, or another poll or loop begins,
+        or with ``commit``. A loop that was left (``break``, an exception) may be entered again: it goes on behind the last
+        message that it yielded.
+        """
+        while not self._polls.closed:
+            self._owner.check(False)
+            try:
+                parts = self._upkeep.next(self._begun(POLL_S), 1)
+            except ClosedError:
+                return
+            for part in parts:
+                yield from self._polls.each(part)
+
+    def _begun(self, timeout_s: object) -> Deadline:
+        self._owner.check(self._polls.closed)
+        # Locks take no more than that, and a poll that is to wait for ever is a loop.
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= MAX_POLL_S:
+            raise OptionError(
+                f"the timeout is {text_of(timeout_s)}; expected a number of seconds up to {MAX_POLL_S:.0f}"
+            )
+        if not self._named and not self._shared.topics:
+            raise OptionError("the consumer has no queues; expected subscribe() or assign() before a poll")
+        return self._upkeep.begin(float(timeout_s))
+
+    # --- the end
+
+    def close(self) -> None:
+        """Stop, and leave the group. Offsets of what is finished are committed if option 'autoCommit' says so; what the last
+        poll gave is not. In a signal handler above a commit, the commit does that when it ends.
+        """
+        if not self._owner.here:
+            return
+        try:
+            self._polls.close()
+        finally:
+            self._upkeep.close()
+
+
+def _exclusive() -> LocalProtocolError:
+    return LocalProtocolError(
+        "subscribe and assign are mutually exclusive", remedy="Use two consumers, of two groups, for both"
+    )

@@ -1,0 +1,218 @@
+"""Messages to a listener, many at once and in any order: Java's ``ConsumeMessageConcurrentlyService``.
+
+Messages whose listener does not come back: they must not hold up the offset of their queue for ever.
+
+Mirrors ``ProcessQueue.cleanExpiredMsg``. Only the first message is looked at, as only that one holds up anything.
+
+Messages to a listener, many at once and in any order: Java's ``ConsumeMessageConcurrentlyService``.
+
+What failed is sent back, so that the offset of a queue goes on; what could not even be sent back is handed to the listener
+again. Only results of queues that are still ours count.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from rocketmq_spark.base.clock import Timer
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
+from rocketmq_spark.consumer.result import Context, Listener, concurrent, once_more, slices
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.model import ReceivedMessage
+
+logger = logging.getLogger(__name__)
+
+MAX_AT_ONCE = 16  # of one queue in one run
+DELAY_LEVEL = 3
+
+
+class Call(NamedTuple):
+    """A listener has these messages of a queue since then."""
+
+    queue: ProcessQueue
+    messages: Sequence[ReceivedMessage]
+    began_ms: int
+
+
+def expired(queue: ProcessQueue, calls: Iterable[Call], now_ms: int, timeout_ms: int) -> ReceivedMessage | None:
+    """The first message if one of ``calls`` has had it for longer than ``timeout_ms``, else None."""
+    first = queue.first()
+    if queue.dropped or first is None:
+        return None
+    late = (call for call in calls if call.queue is queue and now_ms - call.began_ms > timeout_ms)
+    return first if any(message is first for call in late for message in call.messages) else None
+
+
+AGAIN_S = 5.0
+
+
+class _Result(NamedTuple):
+    """What became of a call's messages: ``finished`` are no longer ours to care for, done or taken back by a broker."""
+
+    call: Call
+    done: int
+    finished: Sequence[ReceivedMessage]
+    ended_ms: int
+
+
+class Concurrent:
+    """Calls ``listener`` on the workers' threads. ``send_back`` None: a broadcasting consumer, whose failures are dropped."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        settings: ConsumerSettings,
+        held: MemberState,
+        workers: Workers,
+        timer: Timer,
+        send_back: SendBack | None,
+    ) -> None:
+        self._listener = listener
+        self._size = settings.consume_batch_max_size
+        self._timeout_ms = round(1000 * settings.consume_timeout_s)
+        self._held = held
+        self._workers = workers
+        self._timer = timer
+        self._send_back = send_back
+        # Both are changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its
+        # messages are finished or wait for another one, so that they expire whatever happens on the way.
+        self._calls: dict[int, Call] = {}  # by identity
+        self._results: deque[_Result] = deque()
+        self._noting = threading.Lock()
+        self._closed = False
+
+    def ready(self, queue: ProcessQueue) -> bool:
+        """A queue may be pulled at any time (``pulling.Consuming``)."""
+        return True
+
+    def close(self) -> None:
+        """No listener is called any more."""
+        self._closed = True
+
+    def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """In parts of ``consumeMessageBatchMaxSize``."""
+        self._workers.submit(*[partial(self._consume, queue, part) for part in slices(messages, self._size)])
+
+    def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
+        """What the listener makes of messages that it is asked to consume now."""
+        return attempt(self._listener, messages, context)
+
+    def unfinished(self) -> list[ReceivedMessage]:
+        """What listeners have at this moment."""
+        return [message for call in list(self._calls.values()) for message in call.messages]
+
+    def clean(self) -> None:
+        """Send back what a listener has had for longer than ``consumeTimeout``, so that the queue's offset can go on."""
+        for queue in self._held.owned():
+            for _ in range(MAX_AT_ONCE):
+                with self._held.lock:
+                    late = expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
+                if late is None:
+                    break
+                text = "the listener has had message %s of %s for too long: it is %s"
+                what = "sent back" if self._send_back is not None else DROPPED
+                logger.warning(text, late.msg_id, queue.queue, what)
+                if not self._took(late, DELAY_LEVEL):
+                    break  # it would be the next one again; what else waits for this thread goes first
+                with self._held.lock:
+                    queue.remove([late])
+
+    def _consume(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        if queue.dropped or self._closed:
+            return
+        context, call = Context(queue.queue), Call(queue, messages, self._timer.now_ms())
+        self._calls[id(call)] = call
+        outcome = attempt(self._listener, messages, context)
+        if outcome is None and context.ack_index is None:  # nearly always; ``concurrent`` would say the same
+            self._finished(call, len(messages), messages)
+            return
+        settled = attempt(self._settle, call, outcome, context)
+        if isinstance(settled, Failure):
+            settled.log(logger, "messages of %s could not be handed back", queue.queue)
+            self._again(call, messages)
+
+    def _settle(self, call: Call, outcome: object, context: Context) -> None:
+        """Those that are not done are handed back to a broker."""
+        queue, messages = call.queue, call.messages
+        verdict = concurrent(outcome, context, len(messages))
+        if verdict.why:
+            trace = outcome.error if isinstance(outcome, Failure) else None
+            logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
+        failed = [] if queue.dropped else messages[verdict.done :]
+        left = self._handed_back(queue, failed, verdict.level) if failed else []
+        self._finished(call, verdict.done, [message for message in messages if message not in left])
+        if left:
+            self._again(call, left)
+
+    def _finished(self, call: Call, done: int, finished: Sequence[ReceivedMessage]) -> None:
+        self._results.append(_Result(call, done, finished, self._timer.now_ms()))
+        self._note_results()
+
+    def _note_results(self) -> None:
+        """One thread at a time notes what all have finished, and the others go on.
+
+        Threads that waited for each other here would hand over the interpreter with each message, which costs three times
+        what a quick listener's message costs otherwise.
+        """
+        while self._results and self._noting.acquire(blocking=False):
+            try:
+                with self._held.lock:
+                    while self._results:
+                        self._note(self._results.popleft())
+            finally:
+                self._noting.release()
+
+    def _note(self, result: _Result) -> None:
+        """With the lock. Results of a queue that is not ours any more mean nothing."""
+        (queue, messages, began_ms), done, held = result.call, result.done, self._held
+        if queue.dropped:
+            self._calls.pop(id(result.call), None)
+            return
+        failed = len(messages) - done
+        held.counts["consumed"] += done
+        if failed:
+            held.counts["failed"] += failed
+        before = queue.count
+        held.finished(queue, queue.remove(result.finished))
+        if before > held.low >= queue.count:
+            held.changed.notify_all()
+        queue.last_consume_ms = result.ended_ms
+        held.figures.consumed(queue.queue.topic, done, failed, result.ended_ms - began_ms, result.ended_ms)
+        self._calls.pop(id(result.call), None)
+
+    def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
+        """Nobody took them, so the listener gets them once more."""
+        queue, again = call.queue, [once_more(message) for message in left]
+        with self._held.lock:
+            for message in again:
+                queue.replace(message)
+            self._calls.pop(id(call), None)
+        self._timer.later(AGAIN_S, partial(self.submit, queue, again))
+
+    def _handed_back(self, queue: ProcessQueue, failed: Sequence[ReceivedMessage], level: int) -> list[ReceivedMessage]:
+        """Those that nobody took."""
+        if self._send_back is None:
+            for message in failed:
+                logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
+            return []
+        with self._held.lock:
+            here = [message for message in failed if message in queue]  # the others were late and are sent back already
+        return [message for message in here if not self._took(message, level)]
+
+    def _took(self, message: ReceivedMessage, level: int) -> bool:
+        """Whether it is a broker's again, or nobody's: where a group is broadcasting, what failed is dropped."""
+        if self._send_back is None:
+            return True
+        taken = attempt(self._send_back, message, level)
+        if isinstance(taken, Failure):
+            taken.log(logger, "message %s could not be handed back", message.msg_id)
+            return False
+        return taken

@@ -1,0 +1,194 @@
+"""A member of a consumer group: Java's ``DefaultMQPushConsumer``, with a function as its listener."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.consumer.pop.running import PopRunning
+from rocketmq_spark.consumer.push.held import Stats
+from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
+from rocketmq_spark.consumer.result import Listener
+from rocketmq_spark.consumer.settings import ConsumerSettings, PopSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.ports import GroupMember, PopMember
+
+
+class BaseConsumer(Closing):
+    """Consumes messages as a member of a group, which shares the queues of its topics, or gives all of them to each member.
+
+    With ``PopSettings`` a Proxy hands out the messages one by one, and members have no queues.
+    Subscribe, then ``run`` or ``start`` a listener, once. ``stop`` ends it; so does the end of a ``with`` block.
+    """
+
+    def __init__(
+        self,
+        port: GroupMember | PopMember,
+        settings: ConsumerSettings | PopSettings,
+        make: ConsumerTools | None = None,
+    ) -> None:
+        self.settings = settings
+        self.client_id = port.client_id
+        self._port: Any = port  # of the kind of the settings
+        self._owner = Owner("consumer")
+        self._make = make or ConsumerTools()
+        self._subscriptions = Subscriptions(
+            settings.group, settings.retry_topic, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
+        )
+        self._turn = threading.RLock()  # to start or to end; not plain, for a signal handler may come above either
+        self._busy = False  # the thread that has the turn starts or ends
+        self._running: RunningConsumer | PopRunning | None = None
+        self._over = threading.Event()
+        self._closed = self._ended = False
+
+    def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
+        """Consume ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
+
+        It may be called again, also while the consumer runs. Members of a group must want the same.
+        """
+        self._owner.check(self._closed)
+        self._subscriptions.add(topic, filter_of(tags, sql))
+        self._changed()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Consume ``topic`` no more; the offsets of its queues are stored, and other members get them."""
+        self._owner.check(self._closed)
+        self._subscriptions.remove(topic)
+        self._changed()
+
+    def start(self, listener: Listener) -> None:
+        """Join the group and call ``listener(messages, context)`` from now on, on threads of its own; returns at once.
+
+        Returning None is success; ``return context.retry()``, an exception or anything else sends the messages back, to come
+        again later. Where the consumer is ordered, they are tried again in place, and ``context.suspend()`` says so.
+
+        Raises:
+            LocalProtocolError: The group has a member in this process already.
+            OptionError: Nothing is subscribed to, the consumer was started already, or another broadcasting one has the file
+                that its offsets would be in.
+        """
+        self._owner.check(self._closed)
+        with self._turn:
+            self._owner.check(self._closed)
+            if not self._subscriptions:
+                raise OptionError("the consumer has no subscription; expected subscribe() before start()")
+            if self._running is not None:
+                raise OptionError("the consumer was started already; expected one listener for each consumer")
+            running = self._running = self._run_of(listener)  # noted before it begins: what is interrupted can be ended
+            self._busy = True
+            try:
+                running.begin()
+            except BaseException:  # Ctrl-C, too: the group must not have a member that does nothing
+                running.end(Deadline.after(0))
+                self._running = None
+                raise
+            finally:
+                self._busy = False
+            if self._closed:  # meanwhile, in a signal handler or by a thread that does not wait any more
+                self.stop(0)
+
+    def run(self, listener: Listener) -> None:
+        """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return."""
+        with _signals(self._over):
+            self.start(listener)
+            self._over.wait()
+        self.stop()
+
+    def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage] | list[PoppedMessage]:
+        """Leave the group, and return the messages that a listener still had after ``timeout_s`` seconds.
+
+        Listeners that were called come to their end, offsets are stored, other members get the queues; where a broker does not
+        answer, that may take 3 s longer. What was not finished is delivered again, to whoever has its queue then; so are the
+        messages of a listener that calls this itself. Over remoting no listener is called any more; what a Proxy handed out
+        already listeners still get, in the time given. A second call waits for the first, or continues it where it was
+        interrupted. In a signal handler that comes above ``start`` or ``stop`` it returns at once, and what it interrupted
+        leaves the group.
+
+        Raises:
+            OptionError: ``timeout_s`` is no number; nothing has changed.
+        """
+        if not self._owner.here:
+            return []
+        wait_s = _wait_s(timeout_s)
+        self._closed = True
+        self._over.set()
+        if not self._turn.acquire(timeout=wait_s):
+            return []
+        try:
+            if self._running is None or self._ended or self._busy:
+                return []
+            self._busy = True
+            try:
+                unfinished = self._running.end(Deadline.after(wait_s))
+                self._ended = True
+                return unfinished
+            finally:
+                self._busy = False
+        finally:
+            self._turn.release()
+
+    def close(self) -> list[ReceivedMessage] | list[PoppedMessage]:
+        """As ``stop`` with its usual timeout."""
+        return self.stop()
+
+    def stats(self) -> dict[str, Any]:
+        """What it did since its start and has now.
+
+        ``consumed``, ``failed`` (each attempt counts) and ``sent_back`` are messages; so are ``cached``, pulled and not
+        finished, and ``lag``, how far the group is behind the ends of the queues here: None while one is not known.
+        ``rebalances`` is how often the queues of a topic changed. ``topics`` has the last minute of each topic, the retry
+        topic too: ``pull_ms`` and ``consume_ms``, means of a pull and of a call of the listener (None: there was none),
+        ``pulled_per_s``, ``consumed_per_s`` and ``failed_per_s``, and ``failed`` messages of the last hour.
+        """
+        self._owner.check(False)
+        running = self._running
+        if running is None:
+            return {**asdict(Stats()), "topics": {}}
+        topics = {topic: asdict(figures) for topic, figures in running.figures().items()}
+        return {**asdict(running.stats()), "topics": topics}
+
+    def _run_of(self, listener: Listener) -> RunningConsumer | PopRunning:
+        settings = self.settings
+        if isinstance(settings, PopSettings):
+            return PopRunning(self._port, settings, self._subscriptions, listener, self._make)
+        return RunningConsumer(self._port, settings, self._subscriptions, listener, self._make)
+
+    def _changed(self) -> None:
+        if self._running is not None:
+            self._running.changed()
+
+
+def _wait_s(timeout_s: float) -> float:
+    """How long ``stop`` waits: an endless time is the longest that threads can wait, less what adding it to a clock rounds up."""
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+        raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 30.0")
+    return max(0.0, min(timeout_s, threading.TIMEOUT_MAX - 1))
+
+
+@contextmanager
+def _signals(over: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM end a ``run``; only the main thread may be told of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        over.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,228 @@
+"""The state of one member: its queues, how far each is finished, and figures by topic.
+
+What became of each topic's messages lately, as ``mqadmin consumerStatus`` shows it. Mirrors ``ConsumerStatsManager``.
+
+Pure: the caller holds its lock and tells the time. Sums are kept for each ten seconds of the last hour, so that nothing grows.
+
+How far each queue is finished here, and what of that brokers are to be told: Java's ``RemoteBrokerOffsetStore``.
+
+Results that end out of order may only raise an offset; who knows better (an orderly commit, a reset) overwrites it. Java
+freezes the offset of a queue whose illegal one was repaired; here results of a queue that is dropped change nothing anyway.
+
+Pure: the caller holds its lock and does the telling.
+
+What a member has at this moment: its queues, how far they are finished, and what it counted. One lock guards all of it.
+
+Everybody who acts (pulls, listeners, rebalance, questions of brokers) holds the lock for a decision and lets go of it for
+the deed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.membership import TopicFigures
+
+STEP_MS = 10_000
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+
+
+class _Sums:
+    """Of one topic and ten seconds, from ``at_ms`` on; times in ms."""
+
+    __slots__ = ("at_ms", "calls", "consumed", "consumed_ms", "failed", "pull_ms", "pulled", "pulls")
+
+    def __init__(self, at_ms: int) -> None:
+        self.at_ms = at_ms
+        self.pulls = self.pulled = self.pull_ms = 0
+        self.calls = self.consumed = self.failed = self.consumed_ms = 0
+
+
+class ConsumerFigures:
+    """Of one member. Topics are those of queues: what came again counts for the retry topic."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, deque[_Sums]] = {}
+        self._since_ms: dict[str, int] = {}
+
+    def pulled(self, topic: str, messages: int, spent_ms: int | None, now_ms: int) -> None:
+        """A pull found so many messages, after so long; None: they were read ahead, where no pull is waited for."""
+        now = self._now(topic, now_ms)
+        now.pulled += messages
+        if spent_ms is not None:
+            now.pulls += 1
+            now.pull_ms += spent_ms
+
+    def consumed(self, topic: str, done: int, failed: int, spent_ms: int, now_ms: int) -> None:
+        """A listener was called, finished some and failed with others, after so long."""
+        now = self._now(topic, now_ms)
+        now.calls += 1
+        now.consumed += done
+        now.failed += failed
+        now.consumed_ms += spent_ms
+
+    def of(self, topic: str, now_ms: int) -> TopicFigures:
+        """Those of the last minute; the mean time of a call is that of the last hour where there was none, as in Java."""
+        hour = [sums for sums in self._topics.get(topic, ()) if sums.at_ms > now_ms - HOUR_MS]
+        minute = [sums for sums in hour if sums.at_ms > now_ms - MINUTE_MS]
+        if not hour:
+            return TopicFigures()
+        began_ms = max(self._since_ms[topic], min((sums.at_ms for sums in minute), default=now_ms))
+        seconds = max(1.0, (now_ms - began_ms) / 1000)
+        calls = minute if any(sums.calls for sums in minute) else hour
+        return TopicFigures(
+            pull_ms=_mean(sum(sums.pull_ms for sums in minute), sum(sums.pulls for sums in minute)),
+            pulled_per_s=sum(sums.pulled for sums in minute) / seconds,
+            consume_ms=_mean(sum(sums.consumed_ms for sums in calls), sum(sums.calls for sums in calls)),
+            consumed_per_s=sum(sums.consumed for sums in minute) / seconds,
+            failed_per_s=sum(sums.failed for sums in minute) / seconds,
+            failed=sum(sums.failed for sums in hour),
+        )
+
+    def all(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
+        """Those of ``topics``, and of all that anything is known of."""
+        return {topic: self.of(topic, now_ms) for topic in sorted({*topics, *self._topics})}
+
+    def _now(self, topic: str, now_ms: int) -> _Sums:
+        steps = self._topics.get(topic)
+        if steps is None:
+            steps = self._topics[topic] = deque(maxlen=HOUR_MS // STEP_MS)
+            self._since_ms[topic] = now_ms
+        if not steps or now_ms >= steps[-1].at_ms + STEP_MS:
+            steps.append(_Sums(now_ms - now_ms % STEP_MS))
+        return steps[-1]
+
+
+def _mean(total: int, count: int) -> float | None:
+    return total / count if count else None
+
+
+@dataclass(slots=True)
+class _Entry:
+    value: int
+    told: int | None = None
+
+
+class OffsetTable:
+    """The next offset of each queue. None is ever below zero."""
+
+    def __init__(self) -> None:
+        self._entries: dict[MessageQueue, _Entry] = {}
+
+    def get(self, queue: MessageQueue) -> int | None:
+        entry = self._entries.get(queue)
+        return None if entry is None else entry.value
+
+    def raise_to(self, queue: MessageQueue, offset: int) -> None:
+        """Only upwards, for results that end in any order."""
+        entry = self._entries.get(queue)
+        if entry is None or entry.value < offset:
+            self._set(queue, offset)
+
+    def put(self, queue: MessageQueue, offset: int) -> None:
+        """Whatever it was before."""
+        self._set(queue, offset)
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The queue is not ours any more, or its offset is read anew."""
+        self._entries.pop(queue, None)
+
+    def keep(self, owned: Collection[MessageQueue]) -> None:
+        """Forget all others, as each run of Java's ``persistAll`` does."""
+        self._entries = {queue: entry for queue, entry in self._entries.items() if queue in owned}
+
+    def untold(self) -> dict[MessageQueue, int]:
+        """What the last telling did not say. Java tells everything each time; pulls bring the rest along anyway."""
+        return {queue: entry.value for queue, entry in self._entries.items() if entry.value != entry.told}
+
+    def every(self) -> dict[MessageQueue, int]:
+        return {queue: entry.value for queue, entry in self._entries.items()}
+
+    def told(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Brokers have these."""
+        for queue, offset in offsets.items():
+            if queue in self._entries:
+                self._entries[queue].told = offset
+
+    def _set(self, queue: MessageQueue, offset: int) -> None:
+        if offset < 0:
+            raise ValueError(f"the offset of {queue} is {offset}; expected one of at least 0")
+        entry = self._entries.get(queue)
+        if entry is None:
+            self._entries[queue] = _Entry(offset)
+        else:
+            entry.value = offset
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a member did since its start, and what it has now.
+
+    Args:
+        consumed: Messages that a listener finished.
+        failed: Messages that it did not finish, each time counted.
+        sent_back: Messages that the broker took back to deliver them later.
+        cached: Messages that were pulled and are not finished.
+        lag: Messages behind the ends of all own queues; None while the end of one is not known.
+        rebalances: How often the queues of a topic changed.
+    """
+
+    consumed: int = 0
+    failed: int = 0
+    sent_back: int = 0
+    cached: int = 0
+    lag: int | None = None
+    rebalances: int = 0
+
+
+class MemberState:
+    """The state of one member."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.low = -1  # who reads ahead is told when no more than this wait of a queue
+        self.queues: dict[MessageQueue, ProcessQueue] = {}
+        self.offsets = OffsetTable()
+        self.thresholds: dict[str, Thresholds] = {}  # by topic, where those of a topic are divided among its queues
+        self.ends: dict[MessageQueue, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.figures = ConsumerFigures()
+        self._default = thresholds
+
+    def thresholds_of(self, topic: str) -> Thresholds:
+        return self.thresholds.get(topic, self._default)
+
+    def finished(self, queue: ProcessQueue, offset: int | None) -> None:
+        """With the lock. Results that end in any order: the offset only grows, and a dropped queue's means nothing."""
+        if offset is not None and not queue.dropped:
+            self.offsets.raise_to(queue.queue, offset)
+
+    def owned(self) -> list[ProcessQueue]:
+        """Those that are not dropped."""
+        with self.lock:
+            return [held for held in self.queues.values() if not held.dropped]
+
+    def stats(self) -> Stats:
+        with self.lock:
+            owned = [held for held in self.queues.values() if not held.dropped]
+            lags = [self._lag(held) for held in owned]
+            known = [lag for lag in lags if lag is not None]
+            return Stats(
+                consumed=self.counts["consumed"],
+                failed=self.counts["failed"],
+                sent_back=self.counts["sent back"],
+                cached=sum(held.count for held in owned),
+                lag=sum(known) if len(known) == len(lags) else None,
+                rebalances=self.counts["rebalances"],
+            )
+
+    def _lag(self, held: ProcessQueue) -> int | None:
+        end, done = self.ends.get(held.queue), self.offsets.get(held.queue)
+        return None if end is None or done is None else max(0, end - done)

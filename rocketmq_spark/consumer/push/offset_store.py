@@ -1,0 +1,318 @@
+"""Where a member's offsets are kept: on brokers, or in a file of its own.
+
+Offsets of a broadcasting member, which nobody else has: a file, as Java's ``LocalFileOffsetStore`` has one.
+
+A write replaces the file at once, and the file before it stays beside it as ``.bak``. So one of the two is whole whatever
+happens to the process; when neither can be read, it is said, for starting from nothing would repeat or lose messages.
+A file has one owner: of two the slower one would go on where the faster one was.
+
+Where a member's offsets are kept: on brokers where the group shares its queues, in a file where it broadcasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+# The locks of this process, by its number and their files', and what guards them: a process may lock again what it has locked.
+_held: set[tuple[int, int, int]] = set()
+_holding = threading.Lock()
+
+
+def file_of(folder: Path, client: str, group: str) -> Path:
+    """Where the offsets of a group lie, which is named as on the wire, under a ``client`` that is the same after a restart."""
+    return folder / client / group / "offsets.json"
+
+
+class LocalOffsets:
+    """Offsets in ``path``, of who holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._backup = path.with_name(f"{path.name}.bak")
+        self._lock: tuple[int, tuple[int, int, int]] | None = None
+
+    def hold(self) -> None:
+        """Keep others out until ``release``, or until the process ends. Raises ``OptionError`` where another one holds it."""
+        if self._lock is not None:
+            return
+        path = self._path.with_name(f"{self._path.name}.lock")
+        with _holding:
+            if _identity(path) in _held:  # not opened: a file that is closed takes the lock of its process along
+                raise self._of_another()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError as e:
+                logger.info("%s cannot be made: %s", path, e)
+                return  # nor can offsets be stored there, which is said then
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                os.close(file)
+                if e.errno in (errno.EACCES, errno.EAGAIN):
+                    raise self._of_another() from e
+                logger.info("%s cannot be locked: %s", path, e)  # a file system without locks
+                return
+            self._lock = file, _identity(file)
+            _held.add(self._lock[1])
+
+    def release(self) -> None:
+        """Let others have it."""
+        with _holding:
+            if self._lock is not None:
+                file, identity = self._lock
+                self._lock = None
+                _held.discard(identity)
+                os.close(file)
+
+    def _of_another(self) -> OptionError:
+        return OptionError(
+            f"another broadcasting consumer of this group keeps its offsets in {self._path}; expected one of its own for each "
+            "on a machine, or messages would be lost",
+            remedy="Give each a 'localOffsetsDir' of its own, the same after each restart",
+        )
+
+    def load(self) -> dict[MessageQueue, int]:
+        """What was stored; nothing if never anything was. Raises ``OffsetError`` when file and backup are both damaged."""
+        problems = []
+        for path in (self._path, self._backup):
+            try:
+                return _parsed(path.read_text("utf-8"))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as e:
+                problems.append(f"{path}: {e}")
+        if problems:
+            raise OffsetError(
+                f"stored offsets cannot be read: {'; '.join(problems)}",
+                remedy=f"Put the file right, or remove {self._path.parent} to begin anew",
+            )
+        return {}
+
+    def store(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Replace what is stored. Raises ``OffsetError`` when the file cannot be written."""
+        text = _text(offsets)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if _is_whole(self._path):
+                _replace(self._backup, self._path.read_text("utf-8"))
+            _replace(self._path, text)
+        except OSError as e:
+            raise OffsetError(
+                f"offsets cannot be stored in {self._path}: {e}",
+                remedy="Make the folder writable, or choose another one",
+            ) from e
+
+
+def _identity(file: Path | int) -> tuple[int, int, int]:
+    """Of a file as this process has it, whatever its name; zeros where there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return os.getpid(), 0, 0
+    return os.getpid(), found.st_dev, found.st_ino
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # two processes that store at once mix nothing
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        with contextlib.suppress(OSError):  # a file system that cannot
+            _sync(path.parent)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """What its files are called survives a power cut."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether it may become the backup: a damaged file must not replace a good one."""
+    try:
+        _parsed(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _text(offsets: Mapping[MessageQueue, int]) -> str:
+    topics: dict[str, dict[str, dict[str, int]]] = {}
+    for queue, offset in sorted(offsets.items()):
+        topics.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
+    return json.dumps({"topics": topics, "v": 1}, separators=(",", ":"))
+
+
+def _parsed(text: str) -> dict[MessageQueue, int]:
+    found: Any = json.loads(text)
+    try:
+        return {
+            MessageQueue(topic, broker, int(number)): _offset(offset)
+            for topic, brokers in found["topics"].items()
+            for broker, queues in brokers.items()
+            for number, offset in queues.items()
+        }
+    except (AttributeError, KeyError, TypeError) as e:
+        raise ValueError(f'expected {{"topics":{{"orders":{{"broker-a":{{"0":12}}}}}},"v":1}} ({e!r})') from e
+
+
+def _offset(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no offset; expected a whole number of at least 0")
+    return value
+
+
+class StoreTrouble:
+    """Which brokers do not store a group's offsets: one line when one begins to fail, and one when it stores again."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._failing: set[str] = set()
+
+    def note(self, stored: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
+        """Offsets of the queues in ``stored`` were sent to their brokers, with these errors."""
+        for queue, error in errors.items():
+            if queue.broker_name not in self._failing:
+                self._failing.add(queue.broker_name)
+                text = "group %s: offsets of queues of %s cannot be stored, they are sent again: %s"
+                logger.warning(text, self._group, queue.broker_name, error)
+        failed = {queue.broker_name for queue in errors}
+        for broker in sorted(self._failing & {queue.broker_name for queue in stored} - failed):
+            self._failing.discard(broker)
+            logger.warning("group %s: offsets of queues of %s are stored again", self._group, broker)
+
+
+class OffsetStore(Protocol):
+    """Reads raise what they raise; what cannot be stored is logged, and stored with the next run."""
+
+    def begin(self) -> None:
+        """Nobody else has what is this member's alone. Raises ``OptionError`` where somebody has it."""
+
+    def end(self) -> None:
+        """Others may have it."""
+
+    def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
+        """The stored offset, None where there is none for sure."""
+
+    def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Store what has changed; of ``queues`` everything."""
+
+
+class BrokerOffsets:
+    """``OffsetStore`` of a group that shares its queues."""
+
+    def __init__(self, port: GroupMember, group: str, held: MemberState) -> None:
+        self._port = port
+        self._group = group
+        self._held = held
+        self._trouble = StoreTrouble(group)
+        self._under_way: set[MessageQueue] = set()  # those of which a commit is
+        self._ended = threading.Condition(held.lock)
+
+    def begin(self) -> None:
+        """Brokers keep the offsets, for all members."""
+
+    def end(self) -> None:
+        """Nothing was taken."""
+
+    def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
+        return self._port.committed(self._group, queue, deadline)
+
+    def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
+        """A queue has one commit under way at a time: an offset from before a reset must not come after that of the reset.
+
+        Queues that have one are waited for when the others are stored. Those that have it still at ``deadline`` stay untold.
+        """
+        with self._held.lock:
+            left = set(queues) if queues is not None else self._held.offsets.untold().keys() - self._under_way
+        while offsets := self._begun(left, deadline):
+            told: Mapping[MessageQueue, int] = {}
+            try:
+                errors = self._port.commit(self._group, offsets, deadline)
+                self._trouble.note(offsets, errors)
+                told = {queue: offset for queue, offset in offsets.items() if queue not in errors}
+            finally:
+                with self._held.lock:
+                    self._held.offsets.told(told)
+                    self._under_way -= offsets.keys()
+                    self._ended.notify_all()
+            left -= offsets.keys()
+
+    def _begun(self, queues: Collection[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
+        """What is to be committed now: of those ``queues`` that are free, or come free by ``deadline``."""
+        with self._held.lock:
+            while True:
+                known = self._held.offsets.every()
+                offsets = {queue: known[queue] for queue in queues if queue in known}
+                free = {queue: offset for queue, offset in offsets.items() if queue not in self._under_way}
+                if free or not offsets or not self._ended.wait(deadline.remaining()):
+                    self._under_way |= free.keys()
+                    return free
+
+
+class FileOffsets:
+    """``OffsetStore`` of a broadcasting member. What the file has of queues that are not here now stays in it."""
+
+    def __init__(self, file: LocalOffsets, held: MemberState) -> None:
+        self._file = file
+        self._held = held
+        self._failing = False
+        self._storing = threading.Lock()
+
+    def begin(self) -> None:
+        self._file.hold()
+
+    def end(self) -> None:
+        self._file.release()
+
+    def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
+        return self._file.load().get(queue)
+
+    def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
+        with self._storing:
+            self._persist()
+
+    def _persist(self) -> None:
+        with self._held.lock:
+            changed, offsets = self._held.offsets.untold(), self._held.offsets.every()
+        if not changed:
+            return
+        try:
+            self._file.store({**self._file.load(), **offsets})
+        except RocketMQError as e:
+            if not self._failing:
+                logger.warning("offsets are not stored yet: %s", e)
+            self._failing = True
+            return
+        if self._failing:
+            self._failing = False
+            logger.warning("offsets are stored again")
+        with self._held.lock:
+            self._held.offsets.told(offsets)

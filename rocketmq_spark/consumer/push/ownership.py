@@ -1,0 +1,241 @@
+"""Queues come and go: what a rebalance decided is carried out here, in the order that loses nothing.
+
+Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A queue that goes is dropped first, so
+that no result of it counts any more; then its offset is stored, then the broker's lock is given back, then it is forgotten.
+While an ordered listener has messages of it, it is dropped only, and given up when the listener is through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.offset_store import OffsetStore
+from rocketmq_spark.consumer.push.orderly import Orderly
+from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 3.0
+EXPECTED_MS = 60_000  # how long a queue that was released, or could not be begun, counts as one that may come back
+FORCED_UNLOCK_MS = 20_000  # after the last lock: a listener that hangs does not keep a queue from others for ever
+
+Begin = Callable[[ProcessQueue, int], None]
+
+
+class Ownership:
+    """``begin`` starts the pulls of a queue. With ``orderly`` queues are locked at their brokers."""
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        held: MemberState,
+        store: OffsetStore,
+        begin: Begin,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._held = held
+        self._store = store
+        self._begin = begin
+        self._now_ms = now_ms
+        self.orderly: Orderly | None = None
+        self._left = False
+        # Offsets that an operator set, or a repair, and no broker stored yet.
+        self._set: dict[MessageQueue, int] = {}
+        # Queues between a release and the next begin, and until when: a reset that comes meanwhile counts for them, too.
+        self._expected: dict[MessageQueue, int] = {}
+        self._resets = 0
+
+    def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Give up ``queues``: those that were. One of which a listener still has messages is given up by a later call."""
+        with self._held.lock:
+            held = [self._held.queues[queue] for queue in queues if queue in self._held.queues]
+            for each in held:
+                each.dropped = True
+        free = [each.queue for each in held if not self._in_use(each)]
+        self._release(free)
+        return free
+
+    def add(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+        """Begin ``queues``: those that were. Others, of which somebody else has the lock, are tried with the next run."""
+        with self._held.lock:
+            wanted = [queue for queue in queues if queue not in self._held.queues]
+            asked_ms = self._now_ms()  # a lock counts from its question: the answers about offsets may take long
+            self._expect(wanted, asked_ms)
+        if self._locks and wanted:
+            granted = self._port.lock(self._settings.group, wanted, Deadline.after(TIMEOUT_S))
+            wanted = [queue for queue in wanted if queue in granted]
+        troubled: set[str] = set()  # brokers that do not answer: their other queues need not wait for that, too
+        begun = [q for q in wanted if q.broker_name not in troubled and self._added(q, asked_ms, troubled)]
+        with self._held.lock:
+            fresh = self._held.offsets.untold().keys() & set(begun)
+        if fresh:  # else who begins them after a crash would begin elsewhere, and lose what came meanwhile
+            self._store.persist(Deadline.after(TIMEOUT_S), fresh)
+        with self._held.lock:
+            idle = set(wanted) - self._held.queues.keys() - set(begun)
+        if self._locks and idle:  # else whose turn it is next, here or elsewhere, would wait until the locks expire
+            self._port.unlock(self._settings.group, idle, Deadline.after(TIMEOUT_S))
+        return begun
+
+    def repair(self, queue: ProcessQueue, offset: int) -> None:
+        """Store ``offset`` in place of one that is not to be had, and give the queue up; a rebalance brings it back."""
+        with self._held.lock:
+            if queue.dropped:
+                return
+        self._replace({queue.queue: offset})
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Forget what is cached and go on at ``offsets``: they are stored, and a rebalance brings the queues back."""
+        here, away = self._replace(offsets)
+        for text, queues in (
+            ("group %s: offsets are reset to %s", here),
+            ("group %s: offsets of queues that are changing hands are reset to %s, for whoever begins them next", away),
+            (
+                "group %s: this member does not have these queues and did not reset them: %s",
+                offsets.keys() - here - away,
+            ),
+        ):
+            if queues:
+                logger.warning(text, self._settings.group, {str(queue): offsets[queue] for queue in sorted(queues)})
+
+    def _replace(self, offsets: Mapping[MessageQueue, int]) -> tuple[set[MessageQueue], set[MessageQueue]]:
+        """The queues whose offsets are replaced now: those that are here, and those that were released just now."""
+        now_ms = self._now_ms()
+        with self._held.lock:
+            self._resets += 1
+            mine = [self._held.queues[queue] for queue in offsets if queue in self._held.queues]
+            here = {each.queue for each in mine}
+            away = {queue for queue in offsets if queue not in here and self._expected.get(queue, 0) > now_ms}
+            for each in mine:
+                each.dropped = True
+                each.clear()
+            for queue in (*here, *away):
+                self._held.offsets.put(queue, offsets[queue])
+                self._set[queue] = offsets[queue]
+        busy = [each.queue for each in mine if self._in_use(each)]
+        # The others are stored when they are given up, now. Those that are away may be on their way to another member.
+        self._store.persist(Deadline.after(TIMEOUT_S), [*busy, *away])
+        self.drop(here)
+        with self._held.lock:
+            self._forget([queue for queue in away if queue not in self._held.queues])
+        return here, away
+
+    def lock_all(self) -> None:
+        """Renew the locks of all queues; one that is refused is not consumed until it is granted again."""
+        queues = [each.queue for each in self._held.owned()]
+        if queues and self._locks:
+            self._lock(queues, TIMEOUT_S)
+
+    def relock(self, queue: ProcessQueue) -> bool:
+        """Ask for the lock of one queue."""
+        return queue.queue in self._lock([queue.queue], 1.0)
+
+    def leave(self, deadline: Deadline) -> None:
+        """Give up everything, whatever listeners do; offsets are stored and locks given back. Nothing is added any more."""
+        with self._held.lock:
+            self._left = True
+            queues = list(self._held.queues)
+            for each in self._held.queues.values():
+                each.dropped = True
+        self._release(queues, deadline)
+
+    @property
+    def _locks(self) -> bool:
+        return self._settings.ordered and self._settings.clustering
+
+    def _in_use(self, queue: ProcessQueue) -> bool:
+        if self.orderly is None or not self.orderly.calling(queue):
+            return False
+        return self._now_ms() <= (queue.lock.granted_ms or 0) + FORCED_UNLOCK_MS
+
+    def _release(self, queues: Sequence[MessageQueue], deadline: Deadline | None = None) -> None:
+        if not queues:
+            return
+        deadline = deadline or Deadline.after(TIMEOUT_S)
+        self._store.persist(deadline, queues)
+        if self._locks:
+            self._port.unlock(self._settings.group, queues, deadline)
+        with self._held.lock:
+            for queue in queues:
+                self._held.queues.pop(queue, None)
+                self._held.ends.pop(queue, None)
+                self._expected[queue] = self._now_ms() + EXPECTED_MS
+            self._forget(queues)
+
+    def _forget(self, queues: Iterable[MessageQueue]) -> None:
+        """With the lock. An offset that was set is ours to store until a broker takes it, as far as the queue has come since."""
+        untold = self._held.offsets.untold()
+        for queue in queues:
+            if queue not in untold:
+                self._set.pop(queue, None)
+            elif queue in self._set:
+                self._set[queue] = untold[queue]
+            self._held.offsets.forget(queue)
+
+    def _expect(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
+        """With the lock. A rebalance that tries to bring a queue back keeps what was set alive; else it may be elsewhere."""
+        for queue in queues:
+            if self._expected.get(queue, 0) <= now_ms and (offset := self._set.pop(queue, None)) is not None:
+                text = "group %s: offset %d of %s was set, no broker stored it, and the queue was away for long: it is given up"
+                logger.warning(text, self._settings.group, offset, queue)
+            self._expected[queue] = now_ms + EXPECTED_MS
+
+    def _added(self, queue: MessageQueue, locked_ms: int, troubled: set[str]) -> bool:
+        with self._held.lock:
+            self._held.offsets.forget(queue)
+            resets = self._resets
+        try:
+            offset, stored = self._start(queue)
+        except RocketMQError as e:
+            logger.warning("queue %s is not begun yet, its offset is not known: %s", queue, e)
+            if e.retriable:
+                troubled.add(queue.broker_name)
+            return False
+        fresh = ProcessQueue(queue, self._now_ms())
+        if self._locks:
+            fresh.lock.grant(locked_ms)
+        with self._held.lock:
+            # Or a run beside this one was first, or a reset came: what was read may be from before it.
+            if self._left or queue in self._held.queues or self._resets != resets:
+                return False
+            if queue in self._set:  # what is stored is from before it was set
+                offset, stored = self._set[queue], False
+            self._expected.pop(queue, None)
+            self._held.queues[queue] = fresh
+            self._held.offsets.put(queue, offset)
+            if stored:
+                self._held.offsets.told({queue: offset})
+        self._begin(fresh, offset)
+        return True
+
+    def _start(self, queue: MessageQueue) -> Start:
+        deadline = Deadline.after(TIMEOUT_S)
+        questions = StartQuestions(
+            lambda: self._store.read(queue, deadline),
+            lambda: self._port.bounds(queue, deadline).max_offset,
+            lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline),
+        )
+        return start_offset(queue, self._settings.consume_from, questions)
+
+    def _lock(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
+        """Ask for locks of queues that are ours; those that were granted."""
+        asked_ms = self._now_ms()
+        granted = self._port.lock(self._settings.group, queues, Deadline.after(timeout_s))
+        with self._held.lock:
+            for queue in queues:
+                held = self._held.queues.get(queue)
+                if held is not None and queue in granted:
+                    held.lock.grant(asked_ms)
+                elif held is not None:
+                    held.lock.lose()
+        return granted

@@ -1,0 +1,183 @@
+"""The pulls of one member, each queue's next one made of the answer to the one before: Java's ``PullMessageService``.
+
+One thread has all queues; it never waits, neither for an answer nor for listeners. A queue has one pull at a time: it is
+begun once, when a rebalance adds the queue, and ends when the queue is dropped. What is far behind is left to ``backlog``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push import flow
+from rocketmq_spark.consumer.push.backlog import Backlog
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.subscriptions import TopicFilter
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+# A broker that has not heard of the group, or of what it subscribes to now, does with the next heartbeat.
+_NOT_TOLD_YET = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
+
+
+class Consuming(Protocol):
+    """Who hands messages to the listener."""
+
+    def ready(self, queue: ProcessQueue) -> bool:
+        """Whether the queue may be pulled: an orderly consumer must have its lock."""
+
+    def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """These were pulled and lie in ``queue``. Must not block."""
+
+
+class Pulling:
+    """``subscribed`` tells what is wanted of a topic at this moment; ``repair`` gives up a queue whose offset was wrong."""
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        held: MemberState,
+        timer: Timer,
+        subscribed: Callable[[str], TopicFilter | None],
+        repair: Callable[[ProcessQueue, int], None],
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._held = held
+        self._timer = timer
+        self._subscribed = subscribed
+        self._repair = repair
+        self._replicas: dict[MessageQueue, int] = {}
+        self._complaints: set[tuple[str, int | None]] = set()  # brokers, and what they last refused us for
+        self._backlog: Backlog | None = None
+        self.consuming: Consuming | None = None
+
+    def read_ahead(self, backlog: Backlog) -> None:
+        """Leave to ``backlog`` what is far behind, from now on."""
+        backlog.pull, backlog.submit, backlog.repair = self._pull, self._submit, self._repair
+        backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
+        self._backlog = backlog
+
+    def begin(self, queue: ProcessQueue, offset: int, in_s: float = flow.FIRST_PULL_S) -> None:
+        """Pull ``queue`` from ``offset`` on, until it is dropped."""
+        self._timer.later(in_s, partial(self._pull, queue, offset))
+
+    def close(self, wait_s: float) -> None:
+        """No more pulls; answers that come now are thrown away. Reads of a broker that hangs are waited for so long."""
+        self._timer.close(wait_s)
+        if self._backlog is not None:
+            self._backlog.close(wait_s)
+
+    def _pull(self, queue: ProcessQueue, offset: int) -> None:
+        if queue.dropped:
+            return
+        queue.last_pull_ms = self._timer.now_ms()
+        wait_s = self._wait_s(queue)
+        wanted = self._subscribed(queue.queue.topic)
+        if wait_s or wanted is None:
+            self.begin(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
+            return
+        if self._backlog is not None and self._backlog.take(queue, offset):
+            return
+        request = self._request(queue.queue, offset, wanted)
+        self._port.pull(request, Deadline.after(flow.TIMEOUT_S), partial(self._came, queue, offset, wanted))
+
+    def _wait_s(self, queue: ProcessQueue) -> float:
+        """How long the queue is not to be pulled; 0 if it is."""
+        with self._held.lock:
+            why = flow.full(queue, self._held.thresholds_of(queue.queue.topic))
+        if why:
+            logger.debug("%s is not pulled now: %s", queue.queue, why)
+            return flow.FULL_S
+        if self.consuming is None or not self.consuming.ready(queue):
+            return self._settings.pull_delay_on_error_s
+        return 0.0
+
+    def _request(self, queue: MessageQueue, offset: int, wanted: TopicFilter) -> PullRequest:
+        finished = self._held.offsets.get(queue) if self._settings.clustering else None
+        return PullRequest(
+            group=self._settings.group,
+            queue=queue,
+            offset=offset,
+            count=self._settings.pull_batch_size,
+            filter=wanted.filter,
+            post_filter=self._settings.post_subscription_when_pull,
+            version_ms=wanted.version_ms,
+            suspend_s=flow.SUSPEND_S,
+            commit_offset=finished or None,
+            broker_id=self._replicas.get(queue, MASTER_ID),
+            max_bytes=self._settings.pull_batch_size_in_bytes,
+        )
+
+    def _came(self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError) -> None:
+        """On the thread that reads answers: to the pull thread with it."""
+        self._timer.later(0, partial(self._landed, queue, offset, wanted, answer))
+
+    def _landed(
+        self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError
+    ) -> None:
+        reset = isinstance(answer, PullAnswer) and answer.reset
+        if reset:  # which a broker tells one pull only: it is for whatever has the queue now
+            queue = self._held.queues.get(queue.queue, queue)
+        if queue.dropped:
+            return
+        if isinstance(answer, RocketMQError):
+            self._replicas.pop(
+                queue.queue, None
+            )  # a slave that it was sent to may be gone: the master says where to ask
+            self._complain(queue.queue, offset, answer)
+        else:
+            self._replicas[queue.queue] = answer.broker_id
+            self._complaints = {known for known in self._complaints if known[0] != queue.queue.broker_name}
+            now = self._subscribed(queue.queue.topic)
+            if not reset and (now is None or now.since_ms != wanted.since_ms):
+                self._pull(queue, offset)  # the answer may have passed over what is wanted now
+                return
+        then = flow.after(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
+        if then.repair is not None:
+            why = "is reset by its broker" if reset else "is not to be had"
+            logger.warning("offset %d of %s %s; it goes on at %d", offset, queue.queue, why, then.repair)
+            self._repair(queue, then.repair)
+            return
+        self._note(queue, answer, then)
+        if then.messages:
+            self._submit(queue, then.messages)
+        if then.pause_s:
+            self.begin(queue, then.offset, then.pause_s)
+        else:
+            self._pull(queue, then.offset)
+
+    def _submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        if self.consuming is not None:
+            self.consuming.submit(queue, messages)
+
+    def _complain(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
+        """What need not pass by itself, as a group that nobody made, is a warning: one for each broker until it answers."""
+        complaint = queue.broker_name, error.broker_code
+        passes = error.retriable or error.broker_code in _NOT_TOLD_YET
+        level = logging.INFO if passes or complaint in self._complaints else logging.WARNING
+        if not passes:
+            self._complaints.add(complaint)
+        logger.log(level, "group %s: a pull of %s at %d failed: %s", self._settings.group, queue, offset, error)
+
+    def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: flow.Next) -> None:
+        with self._held.lock:
+            if isinstance(answer, PullAnswer):
+                self._held.ends[queue.queue] = answer.max_offset
+                if answer.status is PullStatus.FOUND:
+                    now_ms = self._timer.now_ms()
+                    spent_ms = now_ms - queue.last_pull_ms
+                    self._held.figures.pulled(queue.queue.topic, len(answer.messages), spent_ms, now_ms)
+            queue.put(then.messages)
+            if then.finished is not None and not queue.count:
+                self._held.finished(queue, then.finished)

@@ -1,0 +1,210 @@
+"""When a member rebalances, and how: the questions, the decision, the deeds. Mirrors ``RebalanceService``.
+
+It has a thread of its own, so that a broker that hangs holds up neither pulls nor listeners nor the storing of offsets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import RETRY_PREFIX
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.consumer import rebalance
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.flow import divided
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.ownership import Ownership
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.errors import OptionError, RocketMQError, ServerFault
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.queues.environment import Own
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 3.0
+BUSY_S = 0.5  # until the next run when a listener did not let go of a queue
+
+T = TypeVar("T")
+
+
+class Rebalancing:
+    """Runs rebalances on ``timer``, which is for nothing else."""
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        held: MemberState,
+        subscriptions: Subscriptions,
+        ownership: Ownership,
+        timer: Timer,
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._held = held
+        self._subscriptions = subscriptions
+        self._ownership = ownership
+        self._timer = timer
+        self._own = Own(settings.environment)
+        self._lock = threading.Lock()
+        self._due_ms = math.inf
+        self._last_ms = -math.inf
+        self._closed = self._ended = False
+        self._resets: deque[Callable[[], None]] = deque()
+        # A broker that was restarted, or is new to us, has not heard of this member: the next heartbeat need not be waited
+        # for, up to 30 s in which it gives the others a list without it. The broker tells all of them then.
+        self._unheard = False
+        self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
+
+    def wake(self, in_s: float = 0.0) -> None:
+        """Rebalance in ``in_s``, unless a run is due before; never more often than once a second."""
+        with self._lock:
+            if self._closed:
+                return
+            now_ms = self._timer.now_ms()
+            due_ms = max(now_ms + 1000 * in_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
+            if due_ms >= self._due_ms:
+                return
+            self._timer.later((due_ms - now_ms) / 1000, partial(self._turn, due_ms))
+            self._due_ms = due_ms  # not before: without a thread nothing is due, and the next one tries again
+
+    def stop(self) -> None:
+        """No more runs."""
+        with self._lock:
+            self._closed = True
+
+    def close(self, wait_s: float) -> None:
+        """No more runs; one under way is waited for so long, and adds nothing after ``Ownership.leave``."""
+        self.stop()
+        self._timer.close(wait_s)
+        self._ended = True
+        self._reset()
+
+    def repair(self, queue: ProcessQueue, offset: int) -> None:
+        """Put an illegal offset right, on this thread (``Pulling`` must not wait)."""
+        self._soon(partial(self._ownership.repair, queue, offset))
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on at ``offsets``. While the consumer ends they are stored before it leaves, or for who has the queues next."""
+        self._resets.append(partial(self._ownership.reset, dict(offsets)))
+        if self._ended:
+            self._reset()
+        else:
+            self._soon(self._reset)
+
+    def run(self) -> bool:
+        """One run over all topics; whether this member now has its part of each."""
+        topics = self._subscriptions.all()
+        self._ownership.drop(rebalance.strangers(self._known(), topics.keys()))
+        balanced, changed, self._unheard = True, False, False
+        for topic in topics:
+            done = attempt(self._topic, topic)
+            if isinstance(done, Failure):  # of one topic; the others must not suffer
+                done.log(logger, "topic %s could not be rebalanced", topic)
+                done = False, False
+            fine, moved = done
+            balanced &= fine
+            changed |= moved
+        if changed or self._unheard:
+            self._port.heartbeat(Deadline.after(TIMEOUT_S))
+        return balanced
+
+    def _turn(self, due_ms: float) -> None:
+        with self._lock:
+            if due_ms != self._due_ms or self._closed:
+                return
+            self._due_ms, self._last_ms = math.inf, self._timer.now_ms()
+        balanced = False
+        try:
+            balanced = self.run()
+        finally:
+            self.wake(rebalance.wait_s(balanced, self._settings.rebalance_interval_s))
+
+    def _reset(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                done = attempt(self._resets.popleft())
+                if isinstance(done, Failure):
+                    done.log(logger, "group %s: offsets could not be reset", self._settings.group)
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        def done() -> None:
+            try:
+                work()
+            finally:
+                self.wake()
+
+        self._timer.later(0, done)
+
+    def _topic(self, topic: str) -> tuple[bool, bool]:
+        """Whether the topic is as it should be, and whether anything moved."""
+        share = self._share(topic)
+        if share.problem is not None:
+            logger.warning("queues of %s stay where they are: the strategy says %s", topic, share.problem)
+        found = rebalance.change(self._known(), topic, share, self._timer.now_ms())
+        gone = self._ownership.drop(found.drop)
+        added = self._ownership.add(found.add)
+        if len(gone) < len(found.drop):
+            self.wake(BUSY_S)
+        if gone or added:
+            self._moved(topic, gone, added)
+        return rebalance.is_balanced(self._known(), topic, share), bool(gone or added)
+
+    def _share(self, topic: str) -> rebalance.QueueShare:
+        deadline = Deadline.after(TIMEOUT_S)
+        queues = self._asked(topic, "queues", lambda: self.queues(topic, deadline))
+        if not self._settings.clustering:
+            return rebalance.broadcasting_share(queues)
+        if queues is None:
+            return rebalance.KEPT
+        members = self._asked(topic, "members", lambda: self._port.members(self._settings.group, topic, deadline))
+        self._unheard |= members is not None and self._port.client_id not in members
+        return rebalance.clustering_share(self._settings.allocate, self._port.client_id, queues, members)
+
+    def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """Those of a topic that members may have; raises ``OptionError`` where the environment has none."""
+        return self._own(self._port.queues(topic, deadline))
+
+    def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
+        """None while it is not known: for a moment that is nobody's worry, the second time in a row it is a warning."""
+        try:
+            found = ask()
+        except OptionError as e:
+            logger.warning("queues of %s stay where they are: %s", topic, e)
+            return None
+        except RocketMQError as e:
+            self._unknown[topic, what] += 1
+            self._unheard |= what == "members" and isinstance(e, ServerFault)
+            worry = self._unknown[topic, what] == 2 and not topic.startswith(RETRY_PREFIX)
+            text = "group %s: %s of %s are not known, its queues stay where they are: %s"
+            logger.log(logging.WARNING if worry else logging.INFO, text, self._settings.group, what, topic, e)
+            return None
+        self._unknown.pop((topic, what), None)
+        return found
+
+    def _known(self) -> dict[MessageQueue, ProcessQueue]:
+        with self._held.lock:
+            return dict(self._held.queues)
+
+    def _moved(self, topic: str, dropped: Sequence[MessageQueue], added: Sequence[MessageQueue]) -> None:
+        self._subscriptions.touch(topic)
+        with self._held.lock:
+            count = sum(queue.topic == topic for queue in self._held.queues)
+            self._held.counts["rebalances"] += 1
+            settings = self._settings
+            self._held.thresholds[topic] = divided(
+                settings.thresholds, settings.topic_count, settings.topic_bytes, count
+            )
+        logger.info(
+            "group %s, topic %s: %d queues gone, %d new, %d now", settings.group, topic, len(dropped), len(added), count
+        )

@@ -1,0 +1,206 @@
+"""A consumer between its start and its stop: parts put together, and time told to them.
+
+Four threads beside those of the listener: pulls (which never wait), rebalances, the storing of offsets with other upkeep, and
+locks. A broker that hangs holds up nothing but what is asked of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push import differing
+from rocketmq_spark.consumer.push.answers import Answers
+from rocketmq_spark.consumer.push.backlog import Backlog
+from rocketmq_spark.consumer.push.concurrent import Concurrent
+from rocketmq_spark.consumer.push.held import MemberState, Stats
+from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, file_of
+from rocketmq_spark.consumer.push.orderly import Orderly
+from rocketmq_spark.consumer.push.ownership import Ownership
+from rocketmq_spark.consumer.push.pulling import Pulling
+from rocketmq_spark.consumer.push.rebalancing import Rebalancing
+from rocketmq_spark.consumer.push.workers import SendBack, Workers
+from rocketmq_spark.consumer.result import Listener
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.model.membership import Membership, TopicFigures
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 3.0
+FIRST_PERSIST_S = 10.0
+FIRST_LOCK_S, LOCK_S = 1.0, 20.0
+STATS_S = 60.0
+HANGS_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
+# What broadcasting members of a host are called in their folder, which must be the same after a restart; Java's default.
+INSTANCE_NAME = "DEFAULT"
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerTools:
+    """What a consumer is given: time, threads, and how queues that are far behind are read, if that can be done."""
+
+    timer: Callable[[str], Timer] = Timer
+    workers: Callable[[str, int], Workers] = Workers
+    read_ahead: ReadAhead | None = None
+
+
+class RunningConsumer:
+    """One started consumer; ``listener`` is ordered where the settings are."""
+
+    def __init__(
+        self,
+        port: GroupMember,
+        settings: ConsumerSettings,
+        subscriptions: Subscriptions,
+        listener: Listener,
+        make: ConsumerTools,
+    ) -> None:
+        make_timer = make.timer
+        name = f"rocketmq-{settings.group}-{next(_numbers)}"
+        self._port = port
+        self._settings = settings
+        self._subscriptions = subscriptions
+        self._pulls, self._upkeep = make_timer(f"{name}-pull"), make_timer(f"{name}-upkeep")
+        self._locks = make_timer(f"{name}-lock")
+        self._workers = make.workers(f"{name}-listener", settings.threads)
+        self.held = MemberState(settings.thresholds)
+        self._store = self._offset_store()
+        self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
+        self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls.now_ms)
+        self.rebalancing = Rebalancing(
+            port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
+        )
+        self._consuming = self._consumer_of(listener)
+        self._pulling.consuming = self._consuming
+        if make.read_ahead is not None and settings.reads_ahead:
+            self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
+        self._differing = differing.Differing(port, settings.group, subscriptions)
+        self._leave: Callable[[Deadline], None] | None = None
+
+    def begin(self) -> None:
+        """Join the group, tell brokers, and take queues.
+
+        Raises ``LocalProtocolError`` for a second member in a process, ``OptionError`` for an environment without queues, or
+        where another member has the file for offsets.
+        """
+        self._store.begin()
+        self._find_routes()
+        answers = Answers(self.held, self.rebalancing, self._membership, self._consuming, self._settings, self._upkeep)
+        self._leave = self._port.join(self._settings.group, self._membership, answers, self._settings.heartbeat_s)
+        self._port.heartbeat(Deadline.after(TIMEOUT_S))
+        self.rebalancing.wake()
+        self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
+        self._upkeep.every(STATS_S, self._log_stats, STATS_S)
+        self._upkeep.every(differing.LOOK_S, self._look_at_others, differing.LOOK_S)
+        if isinstance(self._consuming, Concurrent):
+            timeout_s = self._settings.consume_timeout_s
+            self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
+        elif self._settings.clustering:
+            self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
+
+    def end(self, deadline: Deadline) -> list[ReceivedMessage]:
+        """Leave the group; the messages that listeners still had at ``deadline``. Last words may take ``TIMEOUT_S`` longer.
+
+        Nothing begins any more from the first moment on. Listeners have the time; a broker that hangs costs them none of it.
+        Where Ctrl-C ends the wait, the group is left all the same; what Ctrl-C kept from being done, another call does.
+        """
+        try:
+            self._consuming.close()
+            self.rebalancing.stop()
+            self._pulling.close(min(HANGS_S, deadline.remaining()))
+            if not self._workers.close(deadline):
+                logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
+            return self._consuming.unfinished()
+        finally:
+            self._say_last_words(Deadline.after(max(TIMEOUT_S, deadline.remaining())))
+
+    def _say_last_words(self, deadline: Deadline) -> None:
+        hanging = deadline.within(HANGS_S)
+        try:
+            for close in (self.rebalancing.close, self._upkeep.close, self._locks.close):
+                close(hanging.remaining())
+            self._ownership.leave(deadline)
+        finally:
+            if self._leave is not None:
+                self._leave(deadline)
+                self._leave = None  # not before: an interrupted one is repeated
+            self._store.end()
+
+    def changed(self) -> None:
+        """The subscriptions are other ones; brokers hear of it now, for they refuse pulls by a filter that is new to them."""
+        self._port.heartbeat(Deadline.after(TIMEOUT_S))
+        self.rebalancing.wake()
+
+    def stats(self) -> Stats:
+        return self.held.stats()
+
+    def figures(self) -> dict[str, TopicFigures]:
+        """What became of each topic's messages lately."""
+        with self.held.lock:
+            return self.held.figures.all(self._subscriptions.all(), self._pulls.now_ms())
+
+    def _consumer_of(self, listener: Listener) -> Concurrent | Orderly:
+        settings, held = self._settings, self.held
+        send_back = None
+        if settings.clustering:
+            send_back = SendBack(self._port, settings.group, settings.max_reconsume_times, held)
+        if not settings.ordered:
+            return Concurrent(listener, settings, held, self._workers, self._pulls, send_back)
+        ordered = Orderly(listener, settings, held, self._workers, self._pulls, send_back)
+        ordered.left = self.rebalancing.wake
+        if settings.clustering:
+            ordered.relock = self._ownership.relock
+            self._ownership.orderly = ordered
+        return ordered
+
+    def _offset_store(self) -> OffsetStore:
+        settings = self._settings
+        if settings.clustering:
+            return BrokerOffsets(self._port, settings.group, self.held)
+        client = f"{platform.node()}@{INSTANCE_NAME}"
+        file = file_of(settings.offsets_folder, client, settings.wire_group or settings.group)
+        return FileOffsets(LocalOffsets(file), self.held)
+
+    def _membership(self) -> Membership:
+        each = self._subscriptions.each()
+        return Membership(
+            {topic: one.filter for topic, one in each.items()},
+            {topic: one.version_ms for topic, one in each.items()},
+            message_model="CLUSTERING" if self._settings.clustering else "BROADCASTING",
+            consume_from_where=self._settings.consume_from.where.value,
+        )
+
+    def _repair(self, queue: ProcessQueue, offset: int) -> None:
+        self.rebalancing.repair(queue, offset)
+
+    def _find_routes(self) -> None:
+        """So that heartbeats know brokers; what is not found now is looked for with each rebalance."""
+        for topic in self._subscriptions.all():
+            try:
+                self.rebalancing.queues(topic, Deadline.after(TIMEOUT_S))
+            except OptionError:
+                raise
+            except RocketMQError as e:
+                logger.info("topic %s is not known yet: %s", topic, e)
+
+    def _persist(self) -> None:
+        self._workers.start_missing()  # where the system had no threads to give, work waits for them
+        self._store.persist(Deadline.after(TIMEOUT_S))
+
+    def _look_at_others(self) -> None:
+        self._differing.look(Deadline.after(TIMEOUT_S))
+
+    def _log_stats(self) -> None:
+        logger.info("group %s: %s", self._settings.group, self.stats())

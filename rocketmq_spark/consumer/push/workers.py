@@ -1,0 +1,167 @@
+"""Threads that call listeners, and failed messages on their way to the retry topic.
+
+Threads that call listeners: so many, with an endless line of work before them.
+
+As in Java's pool the line never blocks who adds to it, and there are never more threads than the lower bound; what holds
+back a consumer whose listener is slow is the bound of what is cached.
+
+To wake a thread costs more than a quick listener takes, and one that is awake fights with all others for the interpreter.
+So one thread at a time is woken: by new work, and by a thread that begins work while more is waiting. Quick work is thus
+done by few of them; where listeners block, each wakes the next until all are awake.
+
+Failed messages on their way to the retry topic: by the broker, else as a copy, else again later.
+
+Mirrors ``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.wire.names import dlq_topic
+
+logger = logging.getLogger(__name__)
+
+Work = Callable[[], None]
+
+
+class Workers:
+    """``count`` threads, started with the first work. What a piece of work raises is logged."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+        self._line: deque[Work] = deque()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._waking = False  # a wake is under way: whoever gets it looks at the line after this is False again
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._lacking = False
+        self._closed = False
+
+    def submit(self, *work: Work) -> None:
+        """Have each done in turn; never after ``close``."""
+        if self._closed:
+            return
+        self._line.extend(work)
+        if len(self._threads) < self._count:
+            self.start_missing()
+        self._wake()
+
+    def start_missing(self) -> None:
+        """Start the threads that are not there yet, unless there is nothing to do.
+
+        Where the system gives none, those that run do the work, or it waits for the next call of this.
+        """
+        if not self._line:
+            return
+        with self._lock:
+            try:
+                while len(self._threads) < self._count and not self._closed:
+                    self._threads.append(start_thread(f"{self._name}-{len(self._threads)}", self._run))
+            except RuntimeError as e:
+                if not self._lacking:
+                    text = "%d of %d threads of %s run, and no more can be started: %s"
+                    logger.warning(text, len(self._threads), self._count, self._name, e)
+                self._lacking = True
+
+    def close(self, deadline: Deadline) -> bool:
+        """Drop what was not begun, and say whether what was begun ended by ``deadline``."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+        for _ in threads:
+            self._wakes.put(None)
+        me = threading.current_thread()
+        for thread in threads:
+            if thread is not me:
+                thread.join(deadline.remaining())
+        return not any(thread.is_alive() for thread in threads if thread is not me)
+
+    def _wake(self) -> None:
+        if not self._waking:
+            self._waking = True
+            self._wakes.put(None)
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                work = self._line.popleft()
+            except IndexError:
+                self._wakes.get()
+                self._waking = False
+                continue
+            if self._line:
+                self._wake()
+            work()
+
+
+TIMEOUT_S = 5.0
+COPY_TIMEOUT_S = 3.0
+DEAD = -1  # the level of what is to be a dead letter
+DROPPED = "dropped: the group is broadcasting"  # instead of being sent back
+
+
+class SendBack:
+    """Of one group; a message that came again ``max_reconsume_times`` times goes to its dead-letter topic."""
+
+    def __init__(self, port: GroupMember, group: str, max_reconsume_times: int, held: MemberState) -> None:
+        self._port = port
+        self._group = group
+        self._max = max_reconsume_times
+        self._held = held
+
+    def __call__(self, message: ReceivedMessage, level: int) -> bool:
+        """Whether brokers have it, to be delivered again. On the copy's way the level is lost, as in Java."""
+        taken = self._sent_back(message, level) or self._copied(message, level)
+        return self._noted(message, taken, level < 0 or message.reconsume_times >= self._max)
+
+    def dead(self, message: ReceivedMessage) -> bool:
+        """Whether brokers have it among the dead letters, after its last attempt in place.
+
+        A copy says how often the message was tried. The broker that stores it knows of no attempt: request 36 would have it
+        delivered again. So that is asked, at once for a dead letter, only for what cannot be copied.
+        """
+        return self._noted(message, self._copied(message, 0) or self._sent_back(message, DEAD), True)
+
+    def _noted(self, message: ReceivedMessage, taken: bool, dead: bool) -> bool:
+        if not taken:
+            return False
+        if dead:
+            text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
+            attempt = message.reconsume_times + 1
+            logger.warning(text, message.msg_id, message.queue, dlq_topic(self._group), attempt)
+        with self._held.lock:
+            self._held.counts["sent back"] += 1
+        return True
+
+    def _sent_back(self, message: ReceivedMessage, level: int) -> bool:
+        if message.sys_flag & SysFlag.INNER_BATCH:
+            return False  # a broker could take back the whole batch or nothing, and refuses
+        try:
+            self._port.send_back(self._group, message, level, self._max, Deadline.after(TIMEOUT_S))
+        except RocketMQError as e:
+            logger.warning("message %s could not be sent back by its broker: %s", message.msg_id, e)
+            return False
+        return True
+
+    def _copied(self, message: ReceivedMessage, level: int) -> bool:
+        """A copy that may not come again becomes a dead letter."""
+        max_times = self._max if level >= 0 else 0
+        try:
+            self._port.send_to_retry(self._group, message, max_times, Deadline.after(COPY_TIMEOUT_S))
+        except RocketMQError as e:
+            logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, e)
+            return False
+        return True

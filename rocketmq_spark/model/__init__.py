@@ -1,0 +1,29 @@
+"""Values: messages, routes, pulls, sends, groups. They know nothing of the wire, of sockets or of threads."""
+
+from rocketmq_spark.model.message import Message, MessageQueue, ReceivedMessage
+from rocketmq_spark.model.pull import NO_FILTER, Filter, OffsetRange, PullAnswer, PullRequest, PullStatus, QueueBounds
+from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRoute
+from rocketmq_spark.model.send import Resent, SendRequest, SendResult, SendStatus, SpooledSend, SpoolMetrics
+
+__all__ = [
+    "MASTER_ID",
+    "NO_FILTER",
+    "BrokerData",
+    "Filter",
+    "Message",
+    "MessageQueue",
+    "OffsetRange",
+    "PullAnswer",
+    "PullRequest",
+    "PullStatus",
+    "QueueBounds",
+    "QueueData",
+    "ReceivedMessage",
+    "Resent",
+    "SendRequest",
+    "SendResult",
+    "SendStatus",
+    "SpoolMetrics",
+    "SpooledSend",
+    "TopicRoute",
+]

@@ -1,0 +1,134 @@
+"""What a consumer group's member tells brokers of itself, what brokers ask of it, and what it answers.
+
+Values only, in the words of Java's ``ConsumerData``, ``ConsumerRunningInfo`` and ``ConsumeMessageDirectlyResult``; how
+they are written is ``wire/bodies``'s business.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A consumer as heartbeats describe it: what it wants of each topic, and since when."""
+
+    subscriptions: Mapping[str, Filter]
+    versions_ms: Mapping[str, int] = field(default_factory=dict)
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    unit_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """Somebody joined or left the group, or subscribes to something else (request 40). No answer is awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOffsets:
+    """Go on at these offsets (request 220, of ``mqadmin resetOffsetByTime``). No answer is awaited."""
+
+    topic: str
+    offsets: Mapping[MessageQueue, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsAsked:
+    """Which offsets of ``topic`` are consumed (request 221)? The answer is an offset for each queue."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class InfoAsked:
+    """How is the member (request 307)? The answer is a ``RunningInfo``, with its threads' stacks if wanted."""
+
+    stacks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeDirectly:
+    """Let the listener have this message now (request 309). The answer is a ``DirectResult``; no offset changes."""
+
+    message: ReceivedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """What a member has of one queue. Offsets are None where nothing is cached; times are ms since 1970, None for never."""
+
+    commit_offset: int | None = None
+    cached_min_offset: int | None = None
+    cached_max_offset: int | None = None
+    cached_count: int = 0
+    cached_bytes: int = 0
+    locked: bool = False
+    dropped: bool = False
+    last_lock_ms: int | None = None
+    last_pull_ms: int | None = None
+    last_consume_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """What became of a topic's messages lately: mean times in ms, None where nothing was measured, rates per second,
+    failures of the last hour."""
+
+    pull_ms: float | None = None
+    pulled_per_s: float = 0.0
+    consume_ms: float | None = None
+    consumed_per_s: float = 0.0
+    failed_per_s: float = 0.0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningInfo:
+    """A member as ``mqadmin consumerStatus`` shows it; ``properties`` are its settings by Java's names.
+
+    ``started_ms`` is since 1970; tools compare subscriptions of members that run for two minutes.
+    """
+
+    membership: Membership
+    started_ms: int
+    ordered: bool = False
+    threads: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)
+    queues: Mapping[MessageQueue, QueueInfo] = field(default_factory=dict)
+    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
+    stacks: str | None = None
+
+
+class DirectOutcome(enum.Enum):
+    """What a listener made of one message, as in Java's ``CMResult``."""
+
+    SUCCESS = "CR_SUCCESS"
+    LATER = "CR_LATER"
+    ROLLBACK = "CR_ROLLBACK"
+    COMMIT = "CR_COMMIT"
+    THROW_EXCEPTION = "CR_THROW_EXCEPTION"
+    RETURN_NULL = "CR_RETURN_NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class DirectResult:
+    """The answer to ``ConsumeDirectly``; ``remark`` is the text of what was raised."""
+
+    outcome: DirectOutcome
+    spent_ms: int
+    ordered: bool = False
+    auto_commit: bool = True
+    remark: str | None = None
+
+
+BrokerRequest = MembersChanged | ResetOffsets | OffsetsAsked | InfoAsked | ConsumeDirectly
+Answer = Mapping[MessageQueue, int] | RunningInfo | DirectResult
+
+# Gets the broker's address and its question, on a thread of the group's own, and may block; None where nothing is to say.
+Asked = Callable[[str, BrokerRequest], Answer | None]

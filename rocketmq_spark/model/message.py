@@ -1,0 +1,125 @@
+"""Messages as a user sends and gets them, and the queues that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a ``topic`` on one broker; ordered as in Java: topic, ``broker_name``, ``queue_id`` (from 0).
+
+    A tuple, because plans hash and sort tens of thousands of them.
+    """
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.broker_name}/{self.queue_id}"
+
+
+def _words(keys: str) -> list[str]:
+    return [key for key in keys.split(KEY_SEPARATOR) if key]
+
+
+@dataclass(slots=True)
+class Message:
+    """What a producer sends.
+
+    Args:
+        topic: Where to.
+        body: Bytes, not empty.
+        tags: One tag, by which consumers filter.
+        keys: Business keys, by which tools find the message; a text of several has blanks between, a key none.
+        properties: The user's own; tags and keys are kept apart from them.
+        flag: A number of the user's, 32 bits with sign.
+        wait_store_ok: False asks the broker to answer before the message is flushed and replicated.
+        priority: From 0 on, higher comes first; over gRPC only, for a topic with ``message.type=PRIORITY``. None has none.
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] | None = None
+    flag: int = 0
+    wait_store_ok: bool = True
+    priority: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, str):
+            self.keys = _words(self.keys)
+
+
+@dataclass(slots=True)  # not frozen: to make one would take six times as long, and there is one for each message
+class ReceivedMessage:
+    """A stored message as an object: what consumers, commands and single look-ups get (bulk reads never make these).
+
+    Args:
+        topic: The topic it was sent to; of a message of a retry topic, the topic it was first sent to.
+        queue: The queue that stores it.
+        queue_offset: Its offset in that queue.
+        commit_log_offset: Its place in the broker's log, in bytes.
+        body: The body, decompressed.
+        properties: All properties, RocketMQ's own included.
+        flag: Number that the producer chose.
+        sys_flag: How it is stored: compressed, in a transaction, addresses of version 6.
+        born_timestamp: When the producer sent it, in ms since 1970.
+        store_timestamp: When the broker stored it, in ms since 1970.
+        born_host: The producer, ``host:port``.
+        store_host: The broker, ``host:port``.
+        reconsume_times: How often a consumer group sent it back.
+        prepared_transaction_offset: Place of its half message in the broker's log; 0 outside transactions.
+        store_size: Bytes that it takes in the broker's log.
+        offset_msg_id: The id that the broker made of its address and ``commit_log_offset``.
+        decode_error: Why it could not be decoded; None when it could. With an error ``body`` is the stored bytes, and unknown
+            fields are 0, empty or -1.
+    """
+
+    topic: str
+    queue: MessageQueue
+    queue_offset: int
+    commit_log_offset: int
+    body: bytes
+    properties: Mapping[str, str]
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    store_timestamp: int
+    born_host: str
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    store_size: int
+    offset_msg_id: str
+    decode_error: str | None = None
+
+    @property
+    def broker_name(self) -> str:
+        """The broker of its queue."""
+        return self.queue.broker_name
+
+    @property
+    def queue_id(self) -> int:
+        """The number of its queue on that broker."""
+        return self.queue.queue_id
+
+    @property
+    def tags(self) -> str | None:
+        """Its tag; None without one."""
+        return self.properties.get(Property.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        """Its business keys, as brokers index them."""
+        return _words(self.properties.get(Property.KEYS, ""))
+
+    @property
+    def msg_id(self) -> str:
+        """The id Java consumers show: the client's UNIQ_KEY when there is one, else the offset message id."""
+        return self.properties.get(Property.UNIQ_KEY) or self.offset_msg_id

@@ -1,0 +1,113 @@
+"""Sends: requests, results, and what a spool has of them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rocketmq_spark.model.message import MessageQueue
+
+
+class SendStatus(enum.Enum):
+    """How safely an acknowledged message is stored.
+
+    ``FLUSH_DISK_TIMEOUT``, ``FLUSH_SLAVE_TIMEOUT`` and ``SLAVE_NOT_AVAILABLE``: its broker has it, but has not flushed or
+    copied it as it is configured to. ``SPOOLED``: no broker has it yet; it is on this machine's disk.
+    """
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    SPOOLED = "SPOOLED"
+
+
+class SendResult(NamedTuple):
+    """The broker's acknowledgement of one message or of one batch. A tuple, because there is one for every message.
+
+    Args:
+        status: How safely it is stored.
+        msg_id: The client's UNIQ_KEY; of a batch all of them, joined by commas.
+        queue: Where it is stored; None for a SPOOLED message whose sender chose no queue.
+        queue_offset: Offset of the (first) message; None for SPOOLED and for delayed messages, whose number belongs to an
+            internal topic.
+        offset_msg_id: The id that the broker made; None where it does not return one.
+        transaction_id: The id of its transaction; None outside of one.
+        recall_handle: What ``Producer.recall`` takes back a timer message by; None for other messages.
+    """
+
+    status: SendStatus
+    msg_id: str
+    queue: MessageQueue | None
+    queue_offset: int | None
+    offset_msg_id: str | None = None
+    transaction_id: str | None = None
+    recall_handle: str | None = None
+
+
+class SendRequest(NamedTuple):
+    """One send as the transport needs it: an encoded body with what goes into the request header. A tuple, as results are.
+
+    ``body`` is a single message's (possibly compressed) body, or the encoded items when ``batch`` is true;
+    ``properties`` is the encoded property string.
+    """
+
+    group: str
+    body: bytes | memoryview
+    properties: str = ""
+    sys_flag: int = 0
+    flag: int = 0
+    born_timestamp_ms: int = 0
+    batch: bool = False
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+    default_topic_queues: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledSend:
+    """A send that a spool keeps. Without a ``queue`` one is chosen when it is sent: by the ``selector``, which has a name,
+    and its ``arg``, which JSON knows, or any.
+    """
+
+    topic: str
+    request: SendRequest
+    queue: MessageQueue | None = None
+    msg_ids: Sequence[str] = ()
+    selector: str | None = None
+    arg: Any = None
+
+
+class Resent(NamedTuple):
+    """What came of a spooled send: the queue that has it, or the error, and whether that may pass."""
+
+    queue: MessageQueue | None = None
+    error: str | None = None
+    passing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolMetrics:
+    """How a spool stands.
+
+    Args:
+        depth: Records that wait.
+        bytes: Their bytes, as they count against ``spoolMaxBytes`` together with those of the dead.
+        oldest_due_age_s: For how many seconds the first of them has been due; None while none is.
+        dead: Records that were given up and are kept.
+        dead_bytes: Their bytes.
+        give_ups: All that were ever given up in this folder.
+        delivered: Records that this process sent.
+        trouble: Why nothing can be read or written now, such as a full disk; None where all is well.
+    """
+
+    depth: int
+    bytes: int
+    oldest_due_age_s: float | None
+    dead: int
+    dead_bytes: int
+    give_ups: int
+    delivered: int
+    trouble: str | None = None

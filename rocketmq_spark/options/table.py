@@ -1,0 +1,724 @@
+"""The one table of options: every name, its parser, default, where it may stand and what it does.
+
+A row is a field of ``Options``; its public name is the field's in camelCase. Parsing collects all problems into one
+``OptionError``. The data source's constructor only parses (``parse``); what depends on being source or sink, batch or
+stream is settled when the reader or writer is made (``for_role``). Nobody else reads raw options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import kafka_names, transport
+from rocketmq_spark.options import parsing as p
+
+logger = logging.getLogger(__name__)
+
+SOURCE_ROLES = ("batch source", "stream source")
+ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer")
+DEFAULT_GROUP = "rocketmq_spark"
+ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
+# Where the value of a field comes from when it is not given.
+_VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
+
+# What Spark itself hands to a source or sink beside the user's options.
+TOLERATED = frozenset(
+    {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
+    # properties of a table in Spark's catalogue
+    | {"provider", "owner", "location", "comment", "external", "is_managed_location", "collation"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A row of the table. ``default`` may differ by role; ``shown`` is how the default reads in the docs."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    default: Any
+    roles: tuple[str, ...]
+    help: str
+    aliases: tuple[str, ...]
+    shown: str
+    raw: bool
+
+    def default_for(self, role: str) -> Any:
+        return self.default.get(role) if isinstance(self.default, ByRole) else self.default
+
+
+class ByRole(dict[str, Any]):
+    """A default that depends on the role."""
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def _row(
+    parse: Callable[[str], Any],
+    default: Any,
+    roles: tuple[str, ...],
+    help: str,
+    *,
+    shown: str = "–",
+    aliases: tuple[str, ...] = (),
+    raw: bool = False,
+) -> Any:
+    row = {
+        "parse": parse,
+        "default": default,
+        "roles": roles,
+        "help": help,
+        "aliases": aliases,
+        "shown": shown,
+        "raw": raw,
+    }
+    known = None if isinstance(default, ByRole) else default  # a role's default is set by ``for_role``
+    return dataclasses.field(default_factory=lambda: known, metadata=row)
+
+
+_ALL, _SOURCE, _BATCH, _STREAM = ROLES, SOURCE_ROLES, ("batch source",), ("stream source",)
+_WRITE = ("sink", "producer")
+_POLL = ("pull consumer",)
+_PUSH = ("consumer",)
+_CONSUME = ("consumer", "pull consumer")
+# Everybody too, but what is told about queues is no connection: those are ``_ALL``.
+_QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set, ``from_variables`` those
+    of them that were set by a variable of the process."""
+
+    # Connection
+    name_server: tuple[str, ...] = _row(
+        p.addresses,
+        (),
+        _ALL,
+        "`host:port`, several separated by `;` or `,`; the next one is tried when one fails",
+        shown="required, but with `transport=grpc`",
+        aliases=("namesrvAddr",),
+    )
+    proxy_endpoint: tuple[str, ...] = _row(
+        p.addresses, (), _ALL, "`host:port` of a Proxy's gRPC port, several with `;`; for `transport=grpc`"
+    )
+    address_map: dict[str, str] = _row(
+        p.address_map, {}, _ALL, 'JSON `{"advertised:port": "reachable:port"}` for NAT and containers'
+    )
+    access_key: str | None = _row(p.string, None, _ALL, "user of the ACL; every request is signed")
+    secret_key: p.Secret | None = _row(p.secret, None, _ALL, "its secret")
+    security_token: p.Secret | None = _row(p.secret, None, _ALL, "temporary token that goes with the keys")
+    credentials_file: str | None = _row(
+        p.string,
+        None,
+        _ALL,
+        "file with lines `accessKey=…`, `secretKey=…`, `securityToken=…`, read where a connection is made",
+    )
+    credentials_provider: str | None = _row(
+        p.dotted,
+        None,
+        _ALL,
+        "`module:callable` that gives access key, secret key and token (or None), called where a connection is made",
+    )
+    tls: bool = _row(p.boolean, False, _ALL, "talk TLS to name servers and brokers", shown="false")
+    tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
+    tls_cert_file: str | None = _row(p.string, None, _ALL, "PEM file of the client's certificate")
+    tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of its key")
+    tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file")
+    tls_check_hostname: bool = _row(
+        p.boolean, True, _ALL, "certificates must name the host or address that was dialled", shown="true"
+    )
+    tls_server_name: str | None = _row(
+        p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it is not the host's"
+    )
+    namespace: str | None = _row(p.string, None, _ALL, "prefixed to topics and groups as the Java client does")
+    transport: str = _row(
+        p.choice("remoting", "grpc"),
+        "remoting",
+        _ALL,
+        "`remoting`: brokers directly, or through the Remoting port of a Proxy in cluster mode given as `nameServer`; `grpc`: "
+        "the Proxy at `proxyEndpoint`, for all that sends and for POP consumers, not for sources (docs/grpc.md)",
+        shown="remoting",
+    )
+    connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one connection", shown="3s")
+    request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one request", shown="3s")
+    num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata question is asked again", shown="3")
+    retry_interval: float = _row(
+        p.positive_duration, 0.5, _ALL, "first pause between these; it doubles, with jitter", shown="500ms"
+    )
+    route_refresh: float = _row(
+        p.duration, 10.0, _SOURCE, "how old a topic's route may be when a batch is planned", shown="10s"
+    )
+
+    # Source
+    subscribe: tuple[str, ...] = _row(p.names, (), _SOURCE, "topics to read", shown="one of these three")
+    subscribe_pattern: str | None = _row(
+        p.regex,
+        None,
+        _SOURCE,
+        "regular expression that a topic's whole name must match; system, retry and dead-letter topics are left out",
+    )
+    assign: tuple[MessageQueue, ...] = _row(
+        p.assignment, (), _SOURCE, 'queues to read, in an environment its own: JSON `{"t":{"broker-a":[0,1]}}`'
+    )
+    include_internal: bool = _row(
+        p.boolean, False, _SOURCE, "let `subscribePattern` match retry and dead-letter topics too", shown="false"
+    )
+    tags: str | dict[str, str] | None = _row(
+        p.per_topic,
+        None,
+        _SOURCE,
+        "tags to read, `a || b`, filtered on the broker and checked here; JSON for a filter per topic. "
+        "A filter only removes rows: gaps in offsets are normal",
+        shown="`*`",
+    )
+    sql: str | dict[str, str] | None = _row(
+        p.per_topic,
+        None,
+        _SOURCE,
+        "SQL92 expression over properties, evaluated by the broker; instead of `tags`, or JSON for one per topic",
+    )
+    starting_offsets: str | dict[MessageQueue, int] = _row(
+        p.offsets("earliest", "latest", "committed"),
+        ByRole({"batch source": "earliest", "stream source": "latest"}),
+        _SOURCE,
+        "`earliest`, `latest`, `committed` (with `group`), "
+        'or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 latest) for every queue. '
+        "A stream's checkpoint wins over it; a batch cannot start at the end",
+        shown="stream `latest`, batch `earliest`",
+    )
+    committed_fallback: str = _row(
+        p.choice("error", "earliest", "latest"),
+        "error",
+        _SOURCE,
+        "where a queue without a group offset starts",
+        shown="error",
+    )
+    starting_timestamp: int | None = _row(
+        p.timestamp,
+        None,
+        _SOURCE,
+        "first message stored at or after this time: ISO-8601 or epoch ms; beats the two below",
+    )
+    starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
+        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0),
+        None,
+        _SOURCE,
+        "times by queue, epoch ms; beats `startingOffsets`",
+    )
+    starting_offsets_by_timestamp_strategy: str = _row(
+        p.choice("error", "latest"), "error", _SOURCE, "when a queue has no message that young", shown="error"
+    )
+    ending_offsets: str | dict[MessageQueue, int] = _row(
+        p.offsets("latest"), "latest", _BATCH, "`latest` or JSON as above (−1 latest)", shown="latest"
+    )
+    ending_timestamp: int | None = _row(
+        p.timestamp, None, _BATCH, "messages stored before this time; beats the two around it"
+    )
+    ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
+        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0), None, _BATCH, "times by queue, epoch ms"
+    )
+    fail_on_data_loss: str = _row(
+        lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
+        "fail",
+        _SOURCE,
+        "`fail`/`true`, `warn` or `ignore`/`false`: what happens when offsets that were to be read are gone",
+        shown="fail",
+    )
+    max_offsets_per_trigger: int | None = _row(
+        p.integer(1), None, _STREAM, "most offsets in one batch, shared in proportion to backlog"
+    )
+    min_offsets_per_trigger: int | None = _row(
+        p.integer(1), None, _STREAM, "wait until so many offsets are there, or `maxTriggerDelay` is over"
+    )
+    max_trigger_delay: float = _row(
+        p.positive_duration, 900.0, _STREAM, "longest wait for `minOffsetsPerTrigger`", shown="15m"
+    )
+    max_bytes_per_trigger: int | None = _row(
+        p.size(1), None, _STREAM, "most bytes in one batch, estimated by samples of what is waiting"
+    )
+    allocation_strategy: Any = _row(
+        p.strategy,
+        "averagely",
+        (*_SOURCE, *_CONSUME),
+        "how queues are grouped into Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
+        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers are `partition-00000`, …; "
+        "of consumers the members of their group, with the first three, `config`, `machineRoom`, `environment` (averagely "
+        "within it) or a callable",
+        shown="averagely",
+        raw=True,
+    )
+    allocation_config: str | None = _row(
+        p.string,
+        None,
+        (*_SOURCE, *_CONSUME),
+        'queues of the strategy `config`: JSON `{"orders":{"broker-a":[0,1]}}`, or that by partition: '
+        '`{"partition-00000":{"orders":{"broker-a":[0]}}}`',
+    )
+    machine_rooms: tuple[str, ...] = _row(
+        p.names, (), (*_SOURCE, "sink", *_CONSUME), "rooms whose queues the strategy or selector `machineRoom` uses"
+    )
+    partition_rooms: tuple[str, ...] = _row(
+        p.names_with_repeats, (), _SOURCE, "room of each partition in turn, for `machineRoomNearby`"
+    )
+    num_partitions: int | None = _row(
+        p.auto_integer,
+        None,
+        _SOURCE,
+        "partitions that the strategy shares the queues among; `auto` follows the backlog, up to one per queue",
+        shown="auto",
+    )
+    min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split big ranges until there are so many tasks")
+    max_records_per_partition: int = _row(
+        p.integer(1), 500_000, _SOURCE, "most offsets of a task; larger ranges are cut, up to 10,000", shown="500000"
+    )
+    predicate_pushdown: bool = _row(
+        p.boolean,
+        False,
+        _BATCH,
+        "let predicates prune where `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that are used once: "
+        "Spark reads a DataFrame that is used again as a predicate left it",
+        shown="false",
+    )
+    columns: tuple[str, ...] = _row(
+        p.names, (), _SOURCE, "columns to build, any of the schema; the others are not even decoded", shown="all basic"
+    )
+    include_properties: str = _row(
+        p.choice("none", "user", "all"),
+        "user",
+        _SOURCE,
+        "content of `properties`: nothing (null), the user's own, or RocketMQ's too",
+        shown="user",
+    )
+    property_columns: tuple[tuple[str, str], ...] = _row(
+        p.property_columns,
+        (),
+        _SOURCE,
+        "properties as typed columns of their own: `amount:bigint, region:string`; null when absent or not of the type",
+    )
+    metadata: str = _row(
+        p.choice("basic", "full"),
+        "basic",
+        _SOURCE,
+        "`full` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize",
+        shown="basic",
+    )
+    topic_wait: float = _row(
+        p.duration, 0.0, _SOURCE, "how long to wait for a topic that does not exist yet", shown="0"
+    )
+    read_from: str = _row(
+        p.choice("master", "hint", "slave"),
+        "hint",
+        _SOURCE,
+        "`master`, a `slave` where there is one, or what the broker suggests (`hint`)",
+        shown="hint",
+    )
+    environment: str | None = _row(
+        p.string,
+        None,
+        _QUEUES,
+        "read and write only what belongs to one environment: its number or name. Consumers of environment `dev` are members "
+        "of group `<group>_env_dev`, whose retries and dead letters are its own",
+        shown="variable `ROCKETMQ_ENVIRONMENT`",
+    )
+    environment_mode: str = _row(
+        p.choice("queues", "suffix"),
+        "queues",
+        _QUEUES,
+        "what belongs to it: some `queues` of each topic, or with `suffix` topics and groups of its own, whose names brokers "
+        "know with `_` and the environment's name behind them",
+        shown="queues",
+    )
+    environments: str | None = _row(
+        p.string,
+        None,
+        _QUEUES,
+        'how many share the queues, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one. A stream\'s sink needs it',
+    )
+    group: str = _row(
+        p.string,
+        DEFAULT_GROUP,
+        (*_SOURCE, "producer", *_CONSUME, "simple consumer"),
+        "consumer group that pulls name; when given, finished positions are committed as its offsets. "
+        "Of a `Producer` its producer group, of consumers their group: they need one",
+        shown=f"`{DEFAULT_GROUP}`",
+    )
+    max_bytes_in_flight: int = _row(
+        p.size(64 << 10, 256 << 20),
+        8 << 20,
+        _SOURCE,
+        "bound of the bytes that pulls of one task may have under way",
+        shown="8m",
+    )
+    pull_depth: int | None = _row(
+        p.integer(1, 1024), None, _SOURCE, "pulls under way at once in a task", shown="adaptive"
+    )
+    pull_batch_size: int = _row(
+        p.integer(1, 100_000),
+        ByRole({**dict.fromkeys(SOURCE_ROLES, 1024), "consumer": 32, "pull consumer": 32}),
+        (*_SOURCE, *_CONSUME),
+        "most messages asked for per pull; the broker decides what it sends. At most 1024 of consumers",
+        shown="source `1024`, consumers `32`",
+    )
+    bad_message: str = _row(
+        p.choice("fail", "null", "skip"),
+        "fail",
+        _SOURCE,
+        "a message that cannot be decoded: `fail` names it and the ways out; `null` makes a row whose body is null, with "
+        "the cause in `decodeError` (of `metadata=full`); `skip` counts and logs it",
+        shown="fail",
+    )
+    read_deadline: float = _row(
+        p.positive_duration, 120.0, _SOURCE, "how long a task waits for a broker that gives no message", shown="2m"
+    )
+
+    # Sink and producer
+    topic: str | None = _row(p.string, None, ("sink",), "where rows go; beats the column `topic`")
+    queue_selector: Any = _row(
+        p.selector,
+        "roundRobin",
+        ("sink",),
+        "`roundRobin`, `random`, `hash` (of column `shardingKey`, as Java does), `machineRoom`, `environment`, `column` "
+        "(`queueId`, `brokerName`; the default when there is such a column), or `module:callable(queues, message, key)`",
+        shown="roundRobin",
+        raw=True,
+    )
+    send_timeout: float = _row(
+        p.positive_duration,
+        ByRole({"sink": 120.0, "producer": 3.0}),
+        _WRITE,
+        "whole time for one batch with all its retries. In the sink only round-robin, random and machine room batches may "
+        "move to another broker; the others wait for their queue",
+        shown="sink `2m`, `Producer` `3s`",
+    )
+    max_message_size: int = _row(
+        p.size(1), 4 << 20, _WRITE, "a larger body is an error that names the row; checked before sending", shown="4m"
+    )
+    send_latency_fault: str = _row(
+        p.fault_preset,
+        ByRole({"sink": "current", "producer": ""}),
+        _WRITE,
+        "avoid brokers that are slow or failing: `true`, `false`, or a table of durations by name: `current`, `4.x`",
+        shown="sink `true`, `Producer` `false`",
+    )
+    latency_max: tuple[int, ...] = _row(
+        p.durations_ms, (), _WRITE, "latencies of that table, ascending, such as `50ms,100ms,550ms`"
+    )
+    not_available_duration: tuple[int, ...] = _row(
+        p.durations_ms, (), _WRITE, "how long a broker of each latency is avoided, as many as `latencyMax`"
+    )
+    auto_batch: bool = _row(
+        p.boolean,
+        ByRole({"sink": True, "producer": False}),
+        _WRITE,
+        "messages sent one by one travel in batches; without it every row of a sink is a message that travels alone",
+        shown="sink `true`, `Producer` `false`",
+    )
+    batch_max_bytes: int | None = _row(
+        p.size(1),
+        ByRole({"sink": 1 << 20}),
+        _WRITE,
+        "size of one batch on the wire (sink), or of the bodies that fill one (`Producer`)",
+        shown="sink `1m`, `Producer` `32k`",
+    )
+    batch_max_delay: float | None = _row(
+        p.positive_duration, None, ("producer",), "how long a message waits for company; rows never wait", shown="10ms"
+    )
+    batch_by_tag: str = _row(
+        p.choice("auto", "true", "false"),
+        "auto",
+        ("sink",),
+        "rows of one tag share a batch in a batch topic, so that brokers can filter (docs/batch-topics.md): `true` also where "
+        "rows name their queues, whose order is then that of each tag; `auto` where they do not, for up to 16 tags in an Arrow "
+        "batch",
+        shown="auto",
+    )
+    total_batch_max_bytes: int | None = _row(
+        p.size(1),
+        ByRole({"sink": 32 << 20}),
+        _WRITE,
+        "bound of the bodies that wait, or in a task of a sink of everything not acknowledged yet",
+        shown="32m",
+    )
+    max_in_flight: int | None = _row(
+        p.integer(1, 1024),
+        None,
+        ("sink",),
+        "batches of a task not acknowledged yet, per broker; a queue whose order is kept has one at a time",
+        shown="adaptive",
+    )
+    compress_above: int = _row(
+        p.size(0),
+        4096,
+        _WRITE,
+        "bodies from this size on are compressed when they travel alone; in batches never, as in Java",
+        shown="4k",
+    )
+    compression: str = _row(
+        p.choice("none", "zlib", "lz4", "zstd"), "zlib", _WRITE, "`none`, `zlib`, `lz4` or `zstd`", shown="zlib"
+    )
+    require_store_ok: str = _row(
+        p.choice("any", "ok"),
+        "any",
+        _WRITE,
+        "`any` accepts messages that are stored but not yet flushed or copied, `ok` sends them again",
+        shown="any",
+    )
+    on_send_failure: str = _row(
+        p.choice("fail", "spool"),
+        "fail",
+        _WRITE,
+        "what cannot be sent for passing reasons: an error, or it is kept in `spoolDir` and sent later (docs/spool.md)",
+        shown="fail",
+    )
+    spool_dir: str | None = _row(
+        p.string,
+        None,
+        _WRITE,
+        "folder of the spool, which is made: one for each `Producer`; of a sink each worker process has one below it",
+    )
+    spool_sync: str = _row(
+        p.choice("always", "batch", "never"),
+        "always",
+        _WRITE,
+        "before SPOOLED is said the disk has it: each send by itself, or those of a moment together; `never` survives the "
+        "process and not the machine",
+        shown="always",
+    )
+    spool_max_bytes: int = _row(
+        p.size(1), 1 << 30, _WRITE, "how much a spool may hold, dead letters included; then sends fail", shown="1g"
+    )
+    long_delay: str = _row(
+        p.choice("error", "dmq"),
+        "error",
+        _WRITE,
+        "delays that the timers of brokers do not serve (longer than `timerMaxDelaySec`, switched off, older than 5.0): an "
+        "error, or through the delay service, which must run (docs/delay.md)",
+        shown="error",
+    )
+    message_id: str | None = _row(
+        p.string,
+        None,
+        ("sink",),
+        "column that identifies a row; sent as property `SPARK_ROW_ID`: readers drop repeated rows",
+    )
+
+    # Consumers
+    consume_from_where: str | int = _row(
+        p.consume_from,
+        "latest",
+        _CONSUME,
+        "where a queue begins for which the group has no offset: `latest`, `earliest`, or the first message stored at or "
+        "after a time (ISO-8601 or epoch ms)",
+        shown="latest",
+    )
+    auto_commit: bool = _row(
+        p.boolean,
+        True,
+        _CONSUME,
+        "offsets of what earlier polls gave are committed now and then by a poll, and at the close. Of an ordered `Consumer`: "
+        "messages are finished when the listener returns; else when it says `context.commit()`",
+        shown="true",
+    )
+    auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "how often, at most", shown="5s")
+    pull_threshold_for_queue: int = _row(
+        p.integer(1, 65535),
+        1000,
+        _CONSUME,
+        "a queue is not pulled on while more of its messages wait for listener or commit, or so many of its offsets to be polled",
+        shown="1000",
+    )
+    model: str = _row(
+        p.choice("clustering", "broadcasting"),
+        "clustering",
+        _PUSH,
+        "members of the group share the queues, or each gets all of them",
+        shown="clustering",
+    )
+    ordered: bool = _row(
+        p.boolean,
+        False,
+        _PUSH,
+        "messages of a queue one after the other; what fails is tried again in place",
+        shown="false",
+    )
+    consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener", shown="20")
+    consume_message_batch_max_size: int = _row(
+        p.integer(1, 1024), 1, _PUSH, "most messages in one call of the listener", shown="1"
+    )
+    pull_batch_size_in_bytes: int = _row(
+        p.size(1), 256 << 10, _PUSH, "most bytes asked for per pull, where brokers know this", shown="256k"
+    )
+    pull_interval: float = _row(p.duration, 0.0, _PUSH, "pause between two pulls of a queue", shown="0")
+    pull_time_delay_when_exception: float = _row(
+        p.positive_duration, 1.0, _PUSH, "pause after a pull that failed", shown="1s"
+    )
+    pull_threshold_size_for_queue: int = _row(
+        p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled on while more bytes of it wait", shown="100m"
+    )
+    pull_threshold_for_topic: int | None = _row(
+        p.integer(1, 6_553_500), None, _PUSH, "messages that may wait of a topic, shared by its queues here"
+    )
+    pull_threshold_size_for_topic: int | None = _row(
+        p.size(1, 102_400 << 20), None, _PUSH, "bytes that may wait of a topic, shared by its queues here"
+    )
+    consume_concurrently_max_span: int = _row(
+        p.integer(1, 65535),
+        2000,
+        _PUSH,
+        "a queue is not pulled on while the offsets that wait lie further apart; not where `ordered`",
+        shown="2000",
+    )
+    max_reconsume_times: int | None = _row(
+        p.integer(0, (1 << 31) - 1),
+        None,
+        _PUSH,
+        "how often a failed message comes again before it goes to `%DLQ%` and the group's name",
+        shown="16, `ordered` without end",
+    )
+    suspend_current_queue_time: float = _row(
+        p.positive_duration,
+        1.0,
+        _PUSH,
+        "pause of a queue of an ordered consumer after a failure: 10ms to 30s",
+        shown="1s",
+    )
+    consume_timeout: float = _row(
+        p.positive_duration,
+        900.0,
+        _PUSH,
+        "a message that the listener has for longer is sent back, so that the offset of its queue goes on",
+        shown="15m",
+    )
+    persist_consumer_offset_interval: float = _row(
+        p.positive_duration, 5.0, _PUSH, "how often offsets are stored", shown="5s"
+    )
+    rebalance_interval: float = _row(
+        p.positive_duration,
+        20.0,
+        _PUSH,
+        "how often queues are shared out again while no broker tells of a change; a second at least",
+        shown="20s",
+    )
+    post_subscription_when_pull: bool = _row(
+        p.boolean, False, _PUSH, "pulls bring the filter along instead of trusting in the last heartbeat", shown="false"
+    )
+    local_offsets_dir: str | None = _row(
+        p.string,
+        None,
+        _PUSH,
+        "where a broadcasting consumer keeps its offsets, by host and group: each on a machine needs a folder of its own",
+        shown="`~/.rocketmq_offsets`",
+    )
+
+    given: frozenset[str] = frozenset()
+    from_variables: frozenset[str] = frozenset()
+    keywords: bool = False  # whether the user gave them as keywords of a Python call
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
+
+    def for_role(self, role: str) -> Options:
+        """The same options with the defaults of ``role``; an ``OptionError`` lists what may not stand there."""
+        problems = [
+            f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; it is for: "
+            f"{', '.join(row.roles)}"
+            for row in TABLE
+            if row.field in self.given and role not in row.roles
+        ]
+        problems[:0] = transport.problems(self, role)
+        if problems:
+            raise OptionError.of(problems)
+        defaults = {row.field: row.default_for(role) for row in TABLE if row.field not in self.given}
+        if self.environment is not None:
+            logger.info("%s: %s", role, self.in_environment)
+        return dataclasses.replace(self, **defaults)
+
+    @property
+    def cluster(self) -> tuple[str, ...]:
+        """The servers by which a cluster is known: as a key of what is remembered of it."""
+        return self.proxy_endpoint if self.transport == transport.GRPC else self.name_server
+
+    @property
+    def in_environment(self) -> str:
+        """Which environment is used, for logs."""
+        return f"environment {self.environment!r} ({self.environment_source}), environmentMode {self.environment_mode}"
+
+    @property
+    def environment_source(self) -> str:
+        """What says which environment is used; for messages."""
+        return f"variable {ENVIRONMENT_VARIABLE}" if "environment" in self.from_variables else "option 'environment'"
+
+
+def _rows() -> tuple[Option, ...]:
+    return tuple(
+        Option(name=_camel(f.name), field=f.name, **f.metadata) for f in dataclasses.fields(Options) if f.metadata
+    )
+
+
+TABLE: tuple[Option, ...] = _rows()
+_BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
+
+
+def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ, *, keywords: bool = False) -> Options:
+    """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all.
+
+    What is not given may come from ``variables``. So they are read once, where the options are: tasks of a job are told.
+    ``keywords``: they are those of a Python call, and errors name them in snake_case.
+    """
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in p.of_table(given).items():
+        if value is None or name.lower() in TOLERATED:
+            continue
+        row = _BY_NAME.get(name.lower())
+        if row is None:
+            problems.append(_unknown(name, keywords))
+            continue
+        called = row.field if keywords else row.name
+        if row.field in values:
+            problems.append(f"option {called!r} is given twice")
+            continue
+        try:
+            values[row.field] = value if row.raw and callable(value) else row.parse(p.text(value))
+        except ValueError as e:
+            shown = "***" if row.parse is p.secret else value
+            problems.append(f"option {called!r} is {shown!r}; expected {e}")
+    told: dict[str, Any] = {}
+    for field, variable in _VARIABLES.items():
+        text = None if field in values else variables.get(variable)
+        if text:
+            try:
+                told[field] = _BY_NAME[field].parse(text)
+            except ValueError as e:
+                problems.append(f"variable {variable} is {text!r}; expected {e}")
+    if problems:
+        raise OptionError.of(problems)
+    values |= told
+    return Options(**values, given=frozenset(values), from_variables=frozenset(told), keywords=keywords)
+
+
+def _unknown(name: str, keywords: bool) -> str:
+    of_kafka = kafka_names.of_option(name)
+    if of_kafka:
+        return f"option {name!r} is unknown: {of_kafka}"
+    known = {row.name.lower(): row.field if keywords else row.name for row in TABLE}
+    near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
+    hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all"
+    return f"option {name!r} is unknown{hint}"
+
+
+def option_name(field: str) -> str:
+    """The public name of a field, for messages."""
+    return _BY_NAME[field].name

@@ -1,0 +1,130 @@
+"""Which roles and options go with which transport (option ``transport``), and why the others do not. Pure.
+
+Over gRPC the Proxy chooses queues and answers no question about offsets: what needs either is refused here, before anything
+is connected to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketmq_spark.base.codes import TopicType
+
+REMOTING, GRPC = "remoting", "grpc"
+_READ = "use transport=remoting, with brokers or the Proxy's Remoting port as nameServer"
+_NO_OFFSETS = "over gRPC the Proxy answers no question about offsets (UNIMPLEMENTED)"
+_ROLES = {
+    "batch source": f"reads ranges of offsets, and {_NO_OFFSETS}",
+    "stream source": f"reads ranges of offsets, and {_NO_OFFSETS}",
+    "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}",
+}
+NO_ADMINISTRATION = (
+    "offsets, topics and groups are asked for and changed at name servers and brokers, for which the Proxy has no answer over "
+    f"gRPC (UNIMPLEMENTED); {_READ}"
+)
+# Which selectors need no queue of the user's choice.
+SELECTORS = ("roundRobin", "random", "hash")
+CHOOSES = "over gRPC the Proxy chooses the queue"
+
+# Options that say nothing without another, by field: whoever forgets that one would talk in plain text, or without a name.
+NEEDS = {
+    "tls_ca_file": ("tlsCaFile", "tls", "tls"),
+    "tls_cert_file": ("tlsCertFile", "tls", "tls"),
+    "tls_check_hostname": ("tlsCheckHostname", "tls", "tls"),
+    "tls_server_name": ("tlsServerName", "tls", "tls"),
+    "tls_key_file": ("tlsKeyFile", "tls_cert_file", "tlsCertFile"),
+    "tls_key_password": ("tlsKeyPassword", "tls_cert_file", "tlsCertFile"),
+    "access_key": ("accessKey", "secret_key", "secretKey"),
+    "secret_key": ("secretKey", "access_key", "accessKey"),
+    "security_token": ("securityToken", "access_key", "accessKey"),
+}
+
+# What is said to a consumer about queues, by field of ``Options``; over gRPC it has none.
+_NO_QUEUES = "over gRPC a consumer has no queues: the Proxy hands out messages"
+_ONE = "over gRPC a listener gets one message at a time"
+_GROUPS = "over gRPC that is the group's own affair, which brokers keep"
+_OF_CONSUMERS = {
+    "model": ("model", "over gRPC members share messages, and nobody broadcasts"),
+    "auto_commit": (
+        "autoCommit",
+        "over gRPC each message is acknowledged by itself, and there are no offsets to commit",
+    ),
+    "consume_from_where": ("consumeFromWhere", f"{_GROUPS}: a new one begins where the brokers say"),
+    "max_reconsume_times": ("maxReconsumeTimes", f"{_GROUPS} as its retryMaxTimes"),
+    "consume_message_batch_max_size": ("consumeMessageBatchMaxSize", _ONE),
+    "allocation_strategy": ("allocationStrategy", _NO_QUEUES),
+    "allocation_config": ("allocationConfig", _NO_QUEUES),
+    "machine_rooms": ("machineRooms", _NO_QUEUES),
+    "rebalance_interval": ("rebalanceInterval", _NO_QUEUES),
+    "pull_interval": ("pullInterval", _NO_QUEUES),
+    "pull_batch_size_in_bytes": ("pullBatchSizeInBytes", _NO_QUEUES),
+    "pull_threshold_for_queue": ("pullThresholdForQueue", _NO_QUEUES),
+    "pull_threshold_size_for_queue": ("pullThresholdSizeForQueue", _NO_QUEUES),
+    "pull_threshold_for_topic": ("pullThresholdForTopic", _NO_QUEUES),
+    "pull_threshold_size_for_topic": ("pullThresholdSizeForTopic", _NO_QUEUES),
+    "consume_concurrently_max_span": ("consumeConcurrentlyMaxSpan", _NO_QUEUES),
+    "persist_consumer_offset_interval": ("persistConsumerOffsetInterval", _NO_QUEUES),
+    "post_subscription_when_pull": ("postSubscriptionWhenPull", _NO_QUEUES),
+    "local_offsets_dir": ("localOffsetsDir", _NO_QUEUES),
+}
+
+
+def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
+    """Of which type a Proxy takes messages for: a topic has one, its attribute ``message.type``."""
+    kinds = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
+    return next((kind for told, kind in kinds if told), TopicType.NORMAL)
+
+
+def problems(options: Any, role: str) -> list[str]:
+    """What is wrong with the ``Options`` of a role as far as the transport is concerned, each a sentence without full stop."""
+    found = [
+        f"option {name!r} means nothing without {needed!r}: {_remedy(needed)}"
+        for field, (name, other, needed) in NEEDS.items()
+        if field in options.given and other not in options.given
+    ]
+    if options.transport == GRPC:
+        return found + _of_grpc(options, role)
+    if not options.name_server:
+        found.append("option 'nameServer' is required: give host:port of a RocketMQ name server")
+    if options.proxy_endpoint:
+        found.append("option 'proxyEndpoint' means nothing without transport=grpc")
+    if options.tls_server_name:
+        found.append("option 'tlsServerName' means nothing without transport=grpc; see option 'tlsCheckHostname'")
+    return found
+
+
+def _remedy(needed: str) -> str:
+    return "set tls=true, or tls=false where plain text is meant" if needed == "tls" else f"give {needed}, too"
+
+
+def _of_grpc(options: Any, role: str) -> list[str]:
+    if role in _ROLES:
+        return [f"option 'transport' is 'grpc', but a {role} {_ROLES[role]}; or {_READ}"]
+    found = []
+    if role == "consumer":
+        said = [_OF_CONSUMERS[field] for field in _OF_CONSUMERS if field in options.given]
+        found += [f"option {name!r} cannot be used with transport=grpc: {why}; or {_READ}" for name, why in said]
+    if not options.proxy_endpoint:
+        found.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
+    selector = options.queue_selector
+    if role == "sink" and selector not in SELECTORS:
+        found.append(
+            f"option 'queueSelector' is {selector!r}, but {CHOOSES}; expected one of {', '.join(SELECTORS)}, or {_READ}"
+        )
+    if options.environment is not None and options.environment_mode == "queues":
+        found.append(
+            f"option 'environment' names queues, but {CHOOSES}; give environmentMode=suffix, or use transport=remoting"
+        )
+    if options.long_delay == "dmq":
+        found.append(
+            "option 'longDelay' is 'dmq', but over gRPC nobody tells what the timers of brokers do; expected error"
+        )
+    if options.address_map:
+        found.append("option 'addressMap' means nothing with transport=grpc: only proxyEndpoint is dialled")
+    if options.tls_key_password:
+        found.append("option 'tlsKeyPassword' cannot be used with gRPC; give a key file without a password")
+    if not options.tls_check_hostname:
+        found.append(
+            "option 'tlsCheckHostname' cannot be false with gRPC; give the certificate's name as 'tlsServerName'"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Spark's checkpoints, read and edited outside a running query."""

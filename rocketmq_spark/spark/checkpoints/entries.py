@@ -1,0 +1,245 @@
+"""Spark's folder of a query, on this machine or on any file system of pyarrow's.
+
+A folder of files, on this machine or wherever pyarrow's file systems reach: ``s3://``, ``hdfs://``, ``gs://``, ``abfs://``.
+
+What goes wrong there is an ``OffsetError`` that names the folder.
+
+Spark's folder of a query, as far as it says what our sources have read.
+
+``offsets/N`` is what batch N reads up to: a version, settings, then a line for each source of the query; ``commits/N`` is there
+when the batch is done. Spark keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.spark.source.offsets import Offsets, Positions
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """``name`` is what the user calls it; paths of its files are relative to it."""
+
+    name: str
+    _system: Any
+    _root: str
+
+    def files(self, below: str = "", recursive: bool = False) -> dict[str, int]:
+        """When each file was changed, in ms since 1970; nothing where there is no such folder."""
+        from pyarrow.fs import FileSelector, FileType
+
+        with self._named():
+            selector = FileSelector(self._path(below), allow_not_found=True, recursive=recursive)
+            found = [info for info in self._system.get_file_info(selector) if info.type == FileType.File]
+        return {info.path[len(self._root) :].lstrip("/"): (info.mtime_ns or 0) // 1_000_000 for info in found}
+
+    def exists(self, below: str = "") -> bool:
+        """Whether there is a folder."""
+        from pyarrow.fs import FileType
+
+        with self._named():
+            return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
+
+    def read(self, path: str) -> str:
+        with self._named(), self._system.open_input_stream(self._path(path)) as stream:
+            return str(stream.read(), "utf-8")
+
+    def copy(self, paths: Sequence[str], target: str) -> Folder:
+        """The folder ``target``, a name beside this one's, with copies of these files."""
+        system, root = self._system, self._root[: len(self._root.rstrip("/")) - len(_last(self._root))] + target
+        copied = Folder(self.name.rstrip("/")[: -len(_last(self.name))] + target, system, root)
+        with self._named():
+            for path in paths:
+                system.create_dir(copied._path(path).rpartition("/")[0], recursive=True)
+                system.copy_file(self._path(path), copied._path(path))
+        return copied
+
+    def delete(self, paths: Sequence[str]) -> None:
+        with self._named():
+            for path in paths:
+                self._system.delete_file(self._path(path))
+
+    def _path(self, below: str) -> str:
+        return f"{self._root.rstrip('/')}/{below}" if below else self._root
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as e:
+            raise OffsetError(
+                f"{self.name}: {' '.join(str(e).split())}", remedy="Look at the path and its rights"
+            ) from e
+
+
+def folder(name: str) -> Folder:
+    """A folder by its path, or by an address with a scheme. Raises ``OffsetError`` for one that cannot be reached."""
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if "://" not in name and not name.startswith("file:"):
+        return Folder(name, LocalFileSystem(), str(Path(name).expanduser().absolute()))
+    try:
+        system, root = FileSystem.from_uri(name)
+    except (OSError, ValueError, ImportError) as e:
+        raise OffsetError(
+            f"{name} cannot be reached: {' '.join(str(e).split())}",
+            remedy="Give a path of this machine, or an address that pyarrow's file systems know: s3://, gs://, hdfs://, abfs://",
+        ) from e
+    return Folder(name, system, root.rstrip("/"))
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+VERSION = "v1"
+_HEAD = 2  # lines before the first source
+
+
+class LoggedBatch(NamedTuple):
+    """What batch ``number`` read up to, by the place of the source in its query; other sources are left out. ``begun_ms`` is
+    when Spark planned it, None where it does not say.
+    """
+
+    number: int
+    sources: dict[int, Offsets]
+    begun_ms: int | None = None
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """Of all sources; of a queue that two of them read, that of the one that is behind."""
+        return merged(offsets.positions for offsets in self.sources.values())
+
+    @property
+    def reads(self) -> list[Mapping[str, object]]:
+        """What the sources read beside topics: their namespaces, environments and filters."""
+        return [offsets.reads for offsets in self.sources.values()]
+
+
+class Read(NamedTuple):
+    """A batch with the ranges that it read. ``unknown`` are queues whose range begins in a batch that is not kept any more;
+    ``done_ms`` is when it was done, None where it is not.
+    """
+
+    batch: LoggedBatch
+    ranges: list[OffsetRange]
+    unknown: list[MessageQueue]
+    done_ms: int | None
+
+    @property
+    def size(self) -> int | None:
+        """Offsets; None where some are not known."""
+        return None if self.unknown else sum(part.size for part in self.ranges)
+
+
+def merged(several: Iterable[Positions]) -> dict[MessageQueue, int]:
+    """The lowest position of each queue."""
+    found: dict[MessageQueue, int] = {}
+    for positions in several:
+        for queue, position in positions.items():
+            found[queue] = min(position, found.get(queue, position))
+    return found
+
+
+def numbers(folder: Folder, log: str) -> dict[int, int]:
+    """Batches of one log, with when their entries were written (epoch ms)."""
+    entries = {path.rpartition("/")[2]: at for path, at in folder.files(log).items()}
+    return {int(name): at for name, at in sorted(entries.items()) if name.isdecimal()}
+
+
+def last_batch(folder: Folder, committed: bool = True) -> LoggedBatch | None:
+    """The last batch that is done, or with ``committed=False`` the last that was begun; None where there is none yet.
+
+    Raises ``OffsetError`` for what is no checkpoint.
+    """
+    begun = begun_batches(folder)
+    if committed:
+        begun &= numbers(folder, "commits").keys()
+    return read(folder, max(begun)) if begun else None
+
+
+def begun_batches(folder: Folder) -> set[int]:
+    """Numbers of the batches that are in the log of offsets. Raises ``OffsetError`` for what is no checkpoint."""
+    if not folder.exists("offsets"):
+        raise OffsetError(
+            f"{folder.name} is no checkpoint: it has no folder 'offsets'", remedy="Name a checkpointLocation"
+        )
+    return set(numbers(folder, "offsets"))
+
+
+def under_way(folder: Folder) -> Read | None:
+    """The batch that was begun and is not done, with what it reads: it runs, or is read again at the next start."""
+    begun = begun_batches(folder)
+    number = max(begun, default=None)
+    if number is None or number in numbers(folder, "commits"):
+        return None
+    batch = read(folder, number)
+    before = read(folder, number - 1) if number - 1 in begun else None
+    return Read(batch, *_ranges(before, batch), None)
+
+
+def read(folder: Folder, number: int) -> LoggedBatch:
+    """One entry of the log. Raises ``OffsetError`` for one that cannot be read."""
+    path = f"offsets/{number}"
+    lines = folder.read(path).splitlines()
+    if not lines or lines[0] != VERSION:
+        raise OffsetError(
+            f"{folder.name}/{path} is no entry of an offset log of version {VERSION}: it begins with {lines[:1]}",
+            remedy="Set spark.sql.streaming.offsetLog.formatVersion to 1 for a new query, which is Spark's default",
+        )
+    found = {at: _ours(line) for at, line in enumerate(lines[_HEAD:])}
+    return LoggedBatch(
+        number, {at: offsets for at, offsets in found.items() if offsets is not None}, _begun(lines[1:2])
+    )
+
+
+def history(folder: Folder) -> list[Read]:
+    """All batches that are kept, the oldest first, with what each of them read."""
+    done = numbers(folder, "commits")
+    batches = [read(folder, number) for number in sorted(begun_batches(folder))]
+    found = []
+    before: LoggedBatch | None = None
+    for batch in batches:
+        follows = before is not None and before.number == batch.number - 1
+        ranges, unknown = _ranges(before if follows else None, batch)
+        found.append(Read(batch, ranges, unknown, done.get(batch.number)))
+        before = batch
+    return found
+
+
+def _ranges(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+    ranges, unknown = [], []
+    for at, offsets in batch.sources.items():
+        old: Positions = before.sources[at].positions if before is not None and at in before.sources else {}
+        begins = {**old, **offsets.start}
+        for queue, end in sorted(offsets.positions.items()):
+            if queue not in begins:
+                unknown.append(queue)
+            elif begins[queue] < end:
+                ranges.append(OffsetRange(queue, begins[queue], end))
+    return ranges, unknown
+
+
+def _begun(lines: list[str]) -> int | None:
+    try:
+        return int(json.loads(lines[0])["batchTimestampMs"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _ours(line: str) -> Offsets | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None  # a source that had nothing has "-"
+    if not isinstance(value, dict) or "topics" not in value or "v" not in value:
+        return None
+    return Offsets.from_json(value)

@@ -1,0 +1,157 @@
+"""``format("rocketmq")`` and ``register(spark)``.
+
+``format("rocketmq")``: options and schema to a reader or a writer. Knows how nothing is done.
+
+Spark makes this object in several processes and several times, so the constructor only parses; whatever depends on
+being source or sink, batch or stream is checked where the reader or writer is made.
+
+``register(spark)``: the source made known by hand, with all that a stream would add to its environment there already.
+
+The function of a Python source carries a map of environment variables, which all its queries share. Each stream that
+starts puts four more into it, from a thread of its own and without a lock (PythonStreamingSourceRunner.init), so of two
+streams that start at once one entry may be lost while the map counts it: from then on no task of that source can be
+serialized until the driver ends ("Illegal size 5 of collection, expected 6"). What is there already is only replaced,
+which tears nothing. docs/upstream.md has the proof.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.spark.tuning import warn_if_workers_differ
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocketmq_spark.columnar.decode.schema import Column
+    from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
+    from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
+
+
+class RocketMQDataSource(DataSource):
+    """Apache RocketMQ as a Spark data source; see docs/options.md."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._parsed = options_table.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> str:
+        from rocketmq_spark.columnar.decode.schema import columns_of, ddl
+
+        return ddl(columns_of(self._parsed))
+
+    def reader(self, schema: StructType) -> RocketMQReader:
+        from rocketmq_spark.spark.source import pushdown
+        from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader
+
+        kind = PrunedReader if self._parsed.predicate_pushdown and pushdown.enabled() else RocketMQReader
+        return kind(*self._source("batch source", schema))
+
+    def streamReader(self, schema: StructType) -> RocketMQStreamReader:
+        from rocketmq_spark.spark.source.readers import RocketMQStreamReader
+
+        return RocketMQStreamReader(*self._source("stream source", schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
+        from rocketmq_spark.spark.sink.writers import RocketMQWriter
+
+        if overwrite:
+            raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
+        return RocketMQWriter(self._parsed.for_role("sink"), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
+        from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter
+
+        if overwrite:
+            raise OptionError(
+                "rocketmq topics cannot be overwritten",
+                remedy='Use outputMode("append"), or foreachBatch with foreach_batch_writer for other modes',
+            )
+        return RocketMQStreamWriter(self._parsed.for_role("sink"), schema)
+
+    def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
+        """The options of a source, checked as far as no broker is needed, and the columns to build."""
+        from rocketmq_spark.columnar.decode.schema import chosen, columns_of
+        from rocketmq_spark.queues.environment import check_chosen, environment_of
+        from rocketmq_spark.spark.source import filters, starting_offsets
+
+        options = self._parsed.for_role(role)
+        ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
+        if len(ways) != 1:
+            raise OptionError(
+                "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
+                f"{'none is' if not ways else 'several are'} given"
+            )
+        filters.check(options)
+        starting_offsets.check(options, role)
+        environment_of(options)
+        if options.allocation_strategy == "environment":
+            check_chosen(options, "allocationStrategy")
+        min_offsets, max_offsets = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+        if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+            raise OptionError(
+                f"option 'minOffsetsPerTrigger' is {min_offsets}, more than 'maxOffsetsPerTrigger' {max_offsets}"
+            )
+        return options, chosen(columns_of(self._parsed), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("rocketmq")`` known to ``spark``, and let several streams start at once.
+
+    Spark finds an installed package by itself; call this where the code came with ``addPyFile``, after another source
+    was looked up, or before more than one stream is started. May be called again. On Spark Connect it only registers.
+    """
+    context = getattr(spark, "_sc", None)  # Spark Connect has none
+    if context is not None:
+        warn_if_workers_differ(str(context.pythonExec))
+        # The source that Spark found by itself serves the sessions that do not call this.
+        _try_to_complete_environment(spark)
+    spark.dataSource.register(RocketMQDataSource)
+    if context is not None:
+        _try_to_complete_environment(spark)
+
+
+def _try_to_complete_environment(spark: SparkSession) -> None:
+    """It goes through what is no interface of Spark's, which another Spark may have changed: the source works all the same."""
+    try:
+        _complete_environment(spark)
+    except (Py4JError, PySparkException, AttributeError, TypeError) as e:
+        warnings.warn(
+            f"streams of format 'rocketmq' that start at once may end each other ({type(e).__name__}: {str(e)[:200]}): this "
+            "Spark is another one than those that rocketmq_spark was tested with. Start one after the other",
+            stacklevel=3,
+        )
+
+
+def _complete_environment(spark: SparkSession) -> None:
+    known = spark._jsparkSession.sessionState().dataSourceManager()
+    if not known.dataSourceExists(RocketMQDataSource.name()):
+        return
+    variables = known.lookupDataSource(RocketMQDataSource.name()).dataSourceCls().envVars()
+    for name, value in _of_a_runner(spark).items():
+        if not variables.containsKey(name):
+            variables.put(name, value)
+
+
+def _of_a_runner(spark: SparkSession) -> dict[str, str]:
+    """What PythonStreamingSourceRunner puts. Each start replaces the values by its own; what counts is that they are there."""
+    conf = spark.sparkContext._jsc.sc().conf()
+    return {
+        "SPARK_LOCAL_DIRS": conf.get("spark.local.dir", tempfile.gettempdir()),
+        "SPARK_AUTH_SOCKET_TIMEOUT": str(conf.getTimeAsSeconds("spark.python.authenticate.socketTimeout", "15s")),
+        "SPARK_BUFFER_SIZE": str(conf.getInt("spark.buffer.size", 65536)),
+        "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+    }

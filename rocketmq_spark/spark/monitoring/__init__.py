@@ -1,0 +1,1 @@
+"""How queries are doing: progress, metrics, and the offsets of their groups."""

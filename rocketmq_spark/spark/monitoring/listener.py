@@ -1,0 +1,79 @@
+"""Commits a group's offsets the moment a query makes progress or ends, from the driver program.
+
+The source itself commits finished positions when Spark asks for the next ones, which after the last batch of a run is
+at the next start. A listener hears of that batch at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from uuid import UUID
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
+from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.source.commit import GroupOffsets
+from rocketmq_spark.spark.source.offsets import Offsets
+
+logger = logging.getLogger(__name__)
+
+
+class GroupOffsetListener(StreamingQueryListener):
+    """``spark.streams.addListener(GroupOffsetListener(name_server=…, group=…, subscribe=…))``.
+
+    Takes the options of the source. Sources of other formats or of another cluster, namespace or environment, and topics
+    that ``subscribe`` does not name, are left alone; without ``subscribe`` it commits for every other rocketmq source of
+    the session. Clusters are told apart by their names (``brokerClusterName``).
+    """
+
+    def __init__(self, **options: object) -> None:
+        parsed = options_table.parse(options).for_role("stream source")
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the group whose offsets are committed")
+        self._options = parsed
+        self._topics = set(parsed.subscribe)
+        self._group_offsets = GroupOffsets(parsed)
+        self._finished: dict[UUID, list[Offsets]] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Does nothing at this ``event``: nothing is finished yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Commit where the batch of ``event`` ended. What cannot be committed is logged, for Spark swallows errors here."""
+        ends = [self._mine(source.endOffset) for source in event.progress.sources]
+        self._finished[event.progress.runId] = [end for end in ends if end.positions]
+        self._commit(event.progress.runId)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Commit again at this ``event`` what a broker did not take: no batch may come for long."""
+        self._commit(event.runId)
+
+    def _mine(self, logged: str) -> Offsets:
+        try:
+            end = Offsets.from_json(logged)
+        except OffsetError:
+            return Offsets({})  # another format's source
+        if filters.is_elsewhere(self._options, end):
+            return Offsets({})
+        mine = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
+        return replace(end, positions=mine)
+
+    def _commit(self, run: UUID) -> None:
+        for end in self._finished.get(run, []):
+            try:
+                self._group_offsets.commit(end.positions, end.reads)
+            except RocketMQError:
+                logger.exception("the offsets of a finished batch are not committed")
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Forget the query of this ``event``: the last progress was heard before."""
+        self._finished.pop(event.runId, None)

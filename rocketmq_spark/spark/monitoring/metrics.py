@@ -1,0 +1,256 @@
+"""What a query does as figures for others' tools: Prometheus text, or JSON lines, written by a listener of the driver.
+
+Every figure is one row of ``METRICS``; conf/grafana-dashboard.json shows them. Nothing is asked of brokers for it: all of it is
+in the progress of queries (``source.progress``) and in what a ``foreach_batch_writer`` counts. What is not known has no line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.spark.monitoring.progress import of_progress
+
+if TYPE_CHECKING:
+    from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
+
+logger = logging.getLogger(__name__)
+
+# Queries that ended are told of for a while, so that one that failed is seen.
+_ENDED_QUERIES = 100
+
+
+class Metric(NamedTuple):
+    """A figure: its name, ``gauge`` or ``counter`` as Prometheus has them, and what it means."""
+
+    name: str
+    kind: str
+    help: str
+
+
+METRICS = (
+    Metric("rocketmq_spark_query_active", "gauge", "1 while the query runs, 0 after its end"),
+    Metric(
+        "rocketmq_spark_progress_timestamp_seconds", "gauge", "When the last progress was made, in seconds since 1970"
+    ),
+    Metric(
+        "rocketmq_spark_idle_timestamp_seconds",
+        "gauge",
+        "When the query was last seen idle: while this and the last progress are old, a batch is under way",
+    ),
+    Metric("rocketmq_spark_lag_messages", "gauge", "Messages behind the end of the last batch; with gaps, offsets"),
+    Metric("rocketmq_spark_behind_seconds", "gauge", "Since when the first of them has been seen to wait"),
+    Metric("rocketmq_spark_queues", "gauge", "Queues that answer"),
+    Metric("rocketmq_spark_queues_away", "gauge", "Queues that are waited for, whose lag is not known"),
+    Metric("rocketmq_spark_brokers_away", "gauge", "Brokers of which no queue answers"),
+    Metric(
+        "rocketmq_spark_lost_ranges_total",
+        "counter",
+        "Ranges of offsets that the driver found gone and went on without, by cause",
+    ),
+    Metric("rocketmq_spark_lost_offsets_total", "counter", "Offsets in these, as far as their number is known"),
+    Metric("rocketmq_spark_rows_total", "counter", "Rows read, of all sources of the query"),
+    Metric("rocketmq_spark_batches_total", "counter", "Micro-batches"),
+    Metric("rocketmq_spark_batch_seconds", "gauge", "How long the last micro-batch took"),
+    Metric("rocketmq_spark_sink_rows_total", "counter", "Rows that the sink acknowledged"),
+    Metric("rocketmq_spark_sink_bytes_total", "counter", "Bytes of these on the wire (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_batches_total", "counter", "Requests that carried them (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_retries_total", "counter", "Attempts that were repeated (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_spooled_total", "counter", "Rows that a spool has instead (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_broker_rows_total", "counter", "Rows acknowledged, by broker (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_broker_failures_total", "counter", "Failed attempts, by broker (foreach_batch_writer)"),
+)
+_SINK_COUNTS = ("bytes", "batches", "retries", "spooled")
+
+Sample = tuple[str, Mapping[str, str], float]
+
+
+class QueryFigures:
+    """Of one query, from its start in this process on; counters begin at 0 with it, as Prometheus expects."""
+
+    def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
+        self.query = query
+        self.active = True
+        self._writer = writer
+        self._rows = self._batches = self._sink_rows = 0
+        self._batch: int | None = None
+        self._last: dict[str, Any] = {}
+        self._at: float | None = None
+        self._idle_at: float | None = None
+
+    def idle(self, now_s: float) -> None:
+        """Spark says that there is nothing to read."""
+        self._idle_at = now_s
+
+    def progress(self, told: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+        """Take a progress in; gives the line that JSON has of it."""
+        self._last, self._at = of_progress(told), now_s
+        self._rows += self._last["rows"] or 0
+        if self._last["batchId"] != self._batch:
+            self._batch = self._last["batchId"]
+            self._batches += 1
+            self._sink_rows += self._last["sinkRows"] or 0
+        sink = asdict(self._writer.total) if self._writer is not None else None
+        return {"query": self.query, **self._last, **({"sink": sink} if sink else {})}
+
+    def samples(self) -> Iterator[Sample]:
+        """What is known now: name, labels beside the query's, value."""
+        last, name = self._last, "rocketmq_spark_{}".format
+        yield name("query_active"), {}, float(self.active)
+        if self._idle_at is not None:
+            yield name("idle_timestamp_seconds"), {}, self._idle_at
+        if not last:
+            return
+        known = {
+            "progress_timestamp_seconds": self._at,
+            "lag_messages": last["lag"],
+            "behind_seconds": None if last["behindMs"] is None else last["behindMs"] / 1000,
+            "queues": last["queues"],
+            "queues_away": last["queuesAway"],
+            "brokers_away": len(last["brokersAway"]) if last["sources"] else None,
+            "rows_total": self._rows,
+            "batches_total": self._batches,
+            "batch_seconds": None if last["batchMs"] is None else last["batchMs"] / 1000,
+        }
+        yield from ((name(which), {}, float(value)) for which, value in known.items() if value is not None)
+        for cause in (cause.name.lower() for cause in Cause if last["sources"]):
+            counts = last["losses"].get(cause, {"ranges": 0, "offsets": 0})
+            yield name("lost_ranges_total"), {"cause": cause}, float(counts["ranges"])
+            if counts["offsets"] is not None:
+                yield name("lost_offsets_total"), {"cause": cause}, float(counts["offsets"])
+        yield from self._of_sink()
+
+    def _of_sink(self) -> Iterator[Sample]:
+        if self._writer is None:
+            if self._last["sinkRows"] is not None:
+                yield "rocketmq_spark_sink_rows_total", {}, float(self._sink_rows)
+            return
+        total = self._writer.total
+        yield "rocketmq_spark_sink_rows_total", {}, float(total.rows)
+        for count in _SINK_COUNTS:
+            yield f"rocketmq_spark_sink_{count}_total", {}, float(getattr(total, count))
+        for broker, part in total.brokers.items():
+            yield "rocketmq_spark_sink_broker_rows_total", {"broker": broker}, float(part.rows)
+            yield "rocketmq_spark_sink_broker_failures_total", {"broker": broker}, float(part.failures)
+
+
+def text(queries: Mapping[str, QueryFigures]) -> str:
+    """The figures of all queries in Prometheus' text format, version 0.0.4."""
+    lines: dict[str, list[str]] = {metric.name: [] for metric in METRICS}
+    for figures in queries.values():
+        for name, labels, value in figures.samples():
+            shown = ",".join(f'{k}="{_escaped(v)}"' for k, v in {"query": figures.query, **labels}.items())
+            lines[name].append(f"{name}{{{shown}}} {value!r}")
+    parts = [
+        [f"# HELP {m.name} {m.help}", f"# TYPE {m.name} {m.kind}", *lines[m.name]] for m in METRICS if lines[m.name]
+    ]
+    return "".join(f"{line}\n" for part in parts for line in part)
+
+
+def markdown() -> str:
+    """The table of figures as it stands in docs/metrics.md."""
+    lines = ["## Figures", "", "| name | kind | |", "| --- | --- | --- |"]
+    lines += [f"| `{metric.name}` | {metric.kind} | {metric.help} |" for metric in METRICS]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class MetricsListener(StreamingQueryListener):
+    """``spark.streams.addListener(MetricsListener(prometheus="/var/lib/node_exporter/orders.prom"))``.
+
+    Writes what all queries of the session do, whenever one makes progress. ``prometheus`` is a file in Prometheus' text
+    format, replaced whole each time (for the textfile collector of node_exporter); ``json_lines`` is a file that gets a line
+    for each progress: ``query`` and what ``progress(query)`` gives. ``writer`` is the ``foreach_batch_writer`` whose counts
+    belong to the query of the name ``writer_query``, or to every query where that is not given.
+
+    A file that cannot be written is logged and disturbs no query. While a query is idle Spark tells no progress, but now and then
+    that it is idle; while a batch is under way it tells nothing at all.
+    """
+
+    def __init__(
+        self,
+        prometheus: str | Path | None = None,
+        json_lines: str | Path | None = None,
+        writer: ForeachBatchWriter | None = None,
+        writer_query: str | None = None,
+    ) -> None:
+        if prometheus is None and json_lines is None:
+            raise OptionError("MetricsListener needs prometheus=… or json_lines=…: the file to write to")
+        self._prometheus = None if prometheus is None else Path(prometheus)
+        self._json_lines = None if json_lines is None else Path(json_lines)
+        self._writer, self._writer_query = writer, writer_query
+        self._queries: dict[str, QueryFigures] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """The query of ``event`` runs; its counters begin at 0."""
+        name = event.name or str(event.id)
+        writer = self._writer if self._writer_query in (None, name) else None
+        self._queries.pop(str(event.id), None)
+        self._queries[str(event.id)] = QueryFigures(name, writer)
+        self._write()
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Write what the batch of ``event`` did."""
+        told = json.loads(event.progress.json)
+        known = str(event.progress.id)
+        if known not in self._queries:  # it ran already when the listener was added
+            self.onQueryStarted(event.progress)  # type: ignore[arg-type]
+        line = self._queries[known].progress(told, time.time())
+        self._write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """The query of ``event`` has nothing to read: it does not wait within a batch."""
+        if str(event.id) in self._queries:
+            self._queries[str(event.id)].idle(time.time())
+            self._write()
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """The query of ``event`` ended; what it did stays in the text."""
+        if str(event.id) in self._queries:
+            self._queries[str(event.id)].active = False
+        ended = [known for known, figures in self._queries.items() if not figures.active]
+        for known in ended[:-_ENDED_QUERIES]:
+            del self._queries[known]
+        self._write()
+
+    def _write(self, line: str = "") -> None:
+        try:
+            if self._prometheus is not None:
+                _replace(self._prometheus, text(self._queries).encode(errors="replace"))
+            if self._json_lines is not None and line:
+                with self._json_lines.open("a", encoding="utf-8") as file:
+                    file.write(line)
+        except OSError:
+            logger.exception("the figures of queries are not written")
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole or not at all, for readers of any user; by way of a file whose name nobody else can have taken."""
+    number, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(number, "wb") as file:
+            file.write(data)
+        Path(part).chmod(0o644)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise

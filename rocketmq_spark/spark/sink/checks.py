@@ -1,0 +1,263 @@
+"""What can be known before the first row is sent: options, columns, topics, and brokers too old for timers."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+from pyspark.sql.types import StructType
+
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Deadline, backoff
+from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.options.callables import resolve
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.encoding import check_topic as check_topic_name
+from rocketmq_spark.producer.long_delays import Timers, no_timers
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spooling import passing
+from rocketmq_spark.producer.topics import Topics, owned
+from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem
+from rocketmq_spark.spark.sink import columns
+from rocketmq_spark.spool.folders import problems as spool_problems
+
+logger = logging.getLogger(__name__)
+
+GROUP = "rocketmq_spark_sink"
+# One attempt of a batch; a broker that swallows requests is left after this and another one tried.
+ATTEMPT_S = 10.0
+_ATTEMPTS = 6
+# What a request takes beside its bytes, roughly: Python's objects. Small ones that wait for a queue are bounded by their number.
+_REQUEST_BYTES = 1 << 10
+
+_ASKED, _CHECKED = "brokers asked for timers", "topics checked"
+
+# Why nobody remembers what an environment by its number counted.
+_OF_STREAMS = (
+    "Spark makes the writer of a stream anew for each micro-batch, in processes that come and go (foreach_batch_writer keeps "
+    "what it counted)"
+)
+_OF_COLUMNS = "each task learns from column 'topic' by itself which topics there are"
+
+
+def settings(options: Options) -> ProducerSettings:
+    """How the sink sends: until the send timeout, whatever the cause, and to topics that exist."""
+    return dataclasses.replace(
+        ProducerSettings.of(options),
+        group=GROUP,
+        attempt_timeout_s=min(ATTEMPT_S, options.send_timeout / _ATTEMPTS),
+        retries=None,
+        pinned_retries=None,
+        auto_create_topics=False,
+        queues_stay_shut=True,
+        max_in_flight=None,
+        max_in_flight_per_broker=options.max_in_flight,
+        max_async_messages=(options.total_batch_max_bytes or 0) // _REQUEST_BYTES,
+        max_async_bytes=options.total_batch_max_bytes or 0,
+    )
+
+
+def check(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
+    """The DataFrame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker.
+
+    ``stream``: Spark makes the writer again for each micro-batch.
+    """
+    selector = options.queue_selector if "queue_selector" in options.given else None
+    by_role, problems = columns.look(schema, options.topic, selector, options.message_id)
+    problems += _option_problems(options)
+    if by_position(options) and (stream or options.topic is None):
+        problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
+    if "priority" in by_role and options.transport != transport.GRPC:
+        problems.append(
+            f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
+        )
+    if problems:
+        raise OptionError.of(problems)
+    return by_role
+
+
+def _option_problems(options: Options) -> list[str]:
+    problems = []
+    selector = options.queue_selector
+    if selector == "machineRoom" and not options.machine_rooms:
+        problems.append("queueSelector 'machineRoom' needs option 'machineRooms'")
+    if selector == "environment":
+        problems += _problems_of(lambda: check_chosen(options, "queueSelector"))
+    if options.machine_rooms and selector != "machineRoom":
+        problems.append("option 'machineRooms' means nothing without queueSelector 'machineRoom'")
+    if "batch_max_bytes" in options.given and (options.batch_max_bytes or 0) > options.max_message_size:
+        problems.append(
+            f"option 'batchMaxBytes' is {options.batch_max_bytes}, more than 'maxMessageSize' "
+            f"{options.max_message_size}, which brokers allow for a batch too"
+        )
+    if callable(selector) or ":" in selector:
+        problems += _problems_of(lambda: resolve(selector, "queueSelector"))
+    problems += _problems_of(lambda: settings(options))
+    problems += spool_problems(options)
+    if options.topic is not None:
+        try:
+            check_topic_name(options.topic)
+        except MessageRefused as e:
+            problems.append(f"option 'topic' is {options.topic!r}: {e.message}")
+    return problems
+
+
+def _problems_of(make: Callable[[], object]) -> list[str]:
+    try:
+        make()
+    except OptionError as e:
+        return [line.removeprefix("  - ") for line in e.message.split("\n") if line]
+    return []
+
+
+def check_topic(sender: Sender, topic: str, options: Options, expected: bool = False) -> None:
+    """That rows can be sent to ``topic``: it exists and has a queue that takes writes.
+
+    While no name server answers, no broker at all is up or the topic has no master, the answer is not known, and is
+    waited for as long as a send would wait; the error then is the first one. A topic is unknown when that was said
+    ``numRetries`` times while brokers were registered; one that is ``expected``, since it was there before, is waited
+    for: after a restart of the name server its brokers register one by one.
+    """
+    deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
+    first: RocketMQError | None = None
+    unknown, registered = 0, False
+    while True:
+        try:
+            sender.publish_queues(topic, deadline, refresh=first is not None)
+            return
+        except RocketMQError as error:
+            e = error
+        missing = isinstance(e, RouteNotFound)
+        if not e.retriable or (missing and e.broker_code is None):
+            raise e
+        if first is None:
+            first = e
+            logger.warning("topic %s cannot be checked yet: %s", topic, e)
+        unknown += missing and registered  # brokers that register between two questions prove nothing
+        registered = registered or (missing and _known(sender))
+        final = unknown >= max(1, options.num_retries) and not expected
+        if final or deadline.expired:
+            raise _given_up(sender, e if final else first, None if final else options.send_timeout)
+        deadline.pause(next(pauses))
+
+
+def _given_up(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
+    if isinstance(cause, RouteNotFound):
+        cause = sender.missing_topic(cause)
+    waited = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
+    message, topic = f"{cause.message}{waited}", cause.topic
+    return type(cause)(message, cause.addr, cause.broker_code, topic, remark=cause.remark, remedy=cause.remedy)
+
+
+def check_timers(
+    sender: Sender, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
+) -> None:
+    """That the topic's brokers have timers, if rows may need some: old ones would deliver at once.
+
+    With ``longDelay=dmq`` nothing is asked here: each row finds its way.
+    """
+    wanted = [names[name] for name in columns.TIMERS if name in names]
+    if not wanted or options.long_delay == "dmq":
+        return
+    deadline = Deadline.after(options.request_timeout)
+    if brokers is None:
+        brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
+    without = sorted(
+        name for name, ms in timers(sender, options).longest_ms(topic, brokers, deadline).items() if not ms
+    )
+    if without:
+        refused = no_timers(f"column {' and '.join(map(repr, wanted))}", without, topic)
+        raise OptionError(refused.message, topic=topic, remedy=refused.remedy)
+
+
+def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
+    """That the topic takes messages such as the columns make, where a Proxy checks that."""
+    taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
+    if not taken:
+        return
+    delayed = any(name in names for name in columns.DELAYS)
+    wanted = transport.message_type(delayed, "shardingkey" in names, "priority" in names)
+    if wanted not in taken:
+        raise OptionError(
+            f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(taken))}; the columns of the "
+            f"DataFrame make {wanted} ones",
+            topic=topic,
+            remedy=f"Make a topic with attribute message.type={wanted}: shardingKey makes FIFO, delays make DELAY, "
+            "priority makes PRIORITY messages",
+        )
+
+
+def timers(sender: Sender, options: Options) -> Timers:
+    """What this process knows of brokers' timers: tasks are short, and each would ask anew."""
+    return Timers(sender, process.once(_ASKED, options.cluster, dict))
+
+
+def check_brokers(options: Options, names: Mapping[str, str], once: bool = False) -> None:
+    """The checks of a constant topic that ask brokers. With ``once`` they are not repeated in this process.
+
+    A writer of a stream is made for every micro-batch, and again to commit it. It must not fail or wait then because
+    brokers are down: whether rows can be sent is found out by the tasks.
+    """
+    if options.topic is None:
+        return
+    sender = session.sender(options)  # one for each cluster, namespace and environment with topics of its own
+    key = (sender, options.topic, repr(sorted(names)))
+    checked = process.kept(_CHECKED)
+    if once and key in checked:
+        return
+    try:
+        if once:
+            _check_now(sender, options.topic, options.request_timeout)
+        else:
+            check_topic(sender, options.topic, options)
+        check_timers(sender, options.topic, options, names)
+        check_types(options, options.topic, names)
+    except RocketMQError as e:
+        waits = once or (options.on_send_failure == "spool" and passing(e, sender))
+        if not waits or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _known(sender)):
+            raise
+        logger.warning("topic %s cannot be checked now: %s", options.topic, e)
+        return
+    checked[key] = True
+
+
+def positions(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
+    """The queues of an environment by its number alone, by topic, which tasks must be told: each would count what is there
+    when it starts. Nothing for other layouts. Waits for who can say it, up to the send timeout.
+    """
+    if options.topic is None or not by_position(options):
+        return {}
+    how, sender = settings(options), session.sender(options)
+    assert how.environment is not None
+    kept = owned(sender, how.environment)
+    if options.topic not in kept:
+        deadline = Deadline.after(options.send_timeout)
+        Topics(sender, how).awaited(options.topic, deadline, deadline.pause)
+    return {options.topic: kept[options.topic]}
+
+
+def _check_now(sender: Sender, topic: str, within_s: float) -> None:
+    deadline = Deadline.after(within_s)
+    try:
+        try:
+            sender.publish_queues(topic, deadline)
+        except RouteNotFound as e:
+            if e.broker_code is None or not _known(sender):
+                raise
+            sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered in between
+    except RouteNotFound as e:
+        if e.broker_code is None:
+            raise
+        raise sender.missing_topic(e) from None
+
+
+def _known(sender: Sender) -> bool:
+    """Whether there are brokers, so that a topic without a route does not exist."""
+    try:
+        return sender.any_broker()
+    except RocketMQError:
+        return False

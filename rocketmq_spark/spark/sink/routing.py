@@ -1,0 +1,308 @@
+"""Which queue each row goes to, and an Arrow batch as runs of rows of one topic and queue.
+
+Which queue each row goes to, for the selectors that look at rows: a whole column at once where that is possible. Pure.
+
+A choice is an index into the topic's queues, for each of the rows asked for. Rows for which there is none go to the
+bad rows and get the first queue, which nobody will see.
+
+An Arrow batch to shares: runs of rows that go to one topic, and to one queue where rows say which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import Ints
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import MessageRefused, SelectorError
+from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.options.callables import resolve
+from rocketmq_spark.options.transport import GRPC
+from rocketmq_spark.producer.encoding import check_topic
+from rocketmq_spark.queues.hash_columns import hash_codes
+from rocketmq_spark.queues.selection import Select, custom, in_rooms
+
+UNKNOWN, AMBIGUOUS = -1, -2
+
+
+class TopicRows(NamedTuple):
+    """The rows of one topic in an Arrow batch; ``which`` None means all. ``first`` is the number of the batch's first row."""
+
+    batch: pa.RecordBatch
+    topic: str
+    which: npt.NDArray[np.intp] | None
+    first: int
+
+    def numbers(self) -> npt.NDArray[np.intp]:
+        return np.arange(len(self.batch)) if self.which is None else self.which
+
+    def column(self, name: str) -> pa.Array:
+        column = arrow.plain(self.batch.column(name))
+        return column if self.which is None else column.take(pa.array(self.which))
+
+
+class RowSelector(Protocol):
+    """Chooses for every row. ``loops`` when it must not be asked for rows that are faulty already."""
+
+    loops: bool
+
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+        """An index into ``queues`` per row."""
+
+
+class ByHash:
+    """``SelectMessageQueueByHash`` of the sharding key."""
+
+    loops = False
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._column = columns["shardingkey"]
+
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+        keys = rows.column(self._column)
+        missing = arrow.nulls(keys)
+        if missing is not None:
+            bad_rows.rows(rows.numbers()[missing], f"{self._column} is null, and queueSelector 'hash' needs a key")
+            keys = pc.fill_null(keys, "")
+        chosen: Ints = np.abs(hash_codes(keys).astype(np.int64)) % len(queues)
+        return chosen
+
+
+class ByColumn:
+    """The queue that the row names."""
+
+    loops = False
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._id = columns["queueid"]
+        self._broker = columns.get("brokername")
+
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+        ids = pc.fill_null(rows.column(self._id).cast(pa.int64()), -1).to_numpy()
+        brokers = rows.column(self._broker) if self._broker is not None else None
+        chosen = self._look_up(ids, brokers, queues)
+        bad = np.flatnonzero(chosen < 0)
+        if len(bad):
+            numbers = rows.numbers()
+            for at in bad.tolist():
+                broker = brokers[at].as_py() if brokers is not None else None
+                reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == AMBIGUOUS)
+                if brokers is not None and broker is None:
+                    reason = f"{self._broker} is null"
+                bad_rows.rows(numbers[at : at + 1], reason)
+            chosen = np.maximum(chosen, 0)
+        return chosen
+
+    def _look_up(self, ids: Ints, brokers: pa.Array | None, queues: Sequence[MessageQueue]) -> Ints:
+        """Through a table of brokers and queue ids; its last row and column stand for all that is unknown."""
+        max_id = 1 + max(queue.queue_id for queue in queues)
+        names: list[str | None]
+        if brokers is None:
+            names, lines = [None], np.zeros(len(ids), np.int64)
+        else:
+            coded = brokers.dictionary_encode()
+            names = coded.dictionary.to_pylist()
+            lines = pc.fill_null(coded.indices.cast(pa.int64()), len(names)).to_numpy()
+        table = np.full((len(names) + 1, max_id + 1), UNKNOWN, np.int64)
+        for at, queue in enumerate(queues):
+            for line, name in enumerate(names):
+                if name is None:
+                    known = table[line, queue.queue_id] != UNKNOWN
+                    table[line, queue.queue_id] = AMBIGUOUS if known else at
+                elif name == queue.broker_name:
+                    table[line, queue.queue_id] = at
+        chosen: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
+        return chosen
+
+
+def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> str:
+    if queue_id < 0:
+        return "queueId is null or negative, and queueSelector 'column' needs one"
+    if ambiguous:
+        return f"queue {queue_id} of topic {topic!r} is on several brokers; name the broker too"
+    where = f" on broker {broker!r}" if broker is not None else ""
+    return f"topic {topic!r} has no queue {queue_id}{where} that takes messages"
+
+
+class ByCallable:
+    """A user's function, called row by row with the queues, the message and its sharding key."""
+
+    loops = True
+
+    def __init__(self, columns: Mapping[str, str], function: Select) -> None:
+        self._columns = columns
+        self._function = function
+
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+        values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
+        places = {queue: at for at, queue in enumerate(queues)}
+        chosen = np.empty(len(values["body"]), np.int64)
+        for at, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
+            message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
+            try:
+                chosen[at] = places[custom(self._function, queues, message, key)]
+            except SelectorError as e:
+                row = rows.first + int(rows.numbers()[at])
+                raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
+        return chosen
+
+    def _values(self, rows: TopicRows, name: str) -> list[Any]:
+        if name not in self._columns:
+            return [None] * len(rows.numbers())
+        column = rows.column(self._columns[name])
+        values: list[Any] = (arrow.as_bytes(column) if name == "body" else column).to_pylist()
+        return values
+
+
+Queues = Sequence[MessageQueue]
+Candidates = Callable[[Queues], Queues]
+
+
+class RowRange(NamedTuple):
+    """Rows ``start`` to ``end`` in the order of the plan; without a queue they may go to any."""
+
+    topic: str
+    queue: MessageQueue | None
+    start: int
+    end: int
+
+
+class RoutingPlan(NamedTuple):
+    """``order`` None leaves the rows as they are."""
+
+    order: npt.NDArray[np.intp] | None
+    shares: list[RowRange]
+
+    def rows(self, share: RowRange) -> npt.NDArray[np.intp]:
+        """Those of a share, as they are numbered in the Arrow batch."""
+        return np.arange(share.start, share.end) if self.order is None else self.order[share.start : share.end]
+
+
+def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
+    """The selector in force: the one given, or the column's when there is a column ``queueId``.
+
+    Over gRPC a sharding key makes a message group, whose order is kept by what goes one after the other.
+    """
+    if options.transport == GRPC and "shardingkey" in columns:
+        return "hash"
+    if "queue_selector" not in options.given and "queueid" in columns:
+        return "column"
+    chosen: str | Callable[..., object] = options.queue_selector
+    return chosen
+
+
+def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | None:
+    """The selector that looks at rows; None when batches go anywhere."""
+    match selector_of(options, columns):
+        case "hash":
+            return ByHash(columns)
+        case "column":
+            return ByColumn(columns)
+        case "roundRobin" | "random" | "machineRoom" | "environment":
+            return None
+        case given:
+            return ByCallable(columns, resolve(given, "queueSelector"))
+
+
+def candidates(options: Options) -> Candidates | None:
+    """What batches that may go anywhere choose from at random; None for going round."""
+    if options.queue_selector == "machineRoom":
+        return lambda queues: in_rooms(queues, options.machine_rooms)
+    return _all if options.queue_selector == "random" else None
+
+
+def _all(queues: Queues) -> Queues:
+    return queues
+
+
+class Router:
+    """Plans the Arrow batches of one task.
+
+    ``queues`` gives a topic's queues, after a look at its route if it is told so. They are asked for once per task, so
+    that a key keeps its queue for as long as the task lives.
+    """
+
+    def __init__(self, options: Options, columns: Mapping[str, str], queues: Callable[[str, bool], Queues]) -> None:
+        self._topic = options.topic
+        self._column = columns.get("topic")
+        self._selector = row_selector(options, columns)
+        self._ask = queues
+        self._queues: dict[str, Queues] = {}
+
+    @property
+    def loops(self) -> bool:
+        """Whether rows must all be good before they are planned."""
+        return self._selector is not None and self._selector.loops
+
+    def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first: int) -> list[TopicRows]:
+        """The rows of each topic; rows without one, or with one that takes no messages, are bad."""
+        if not len(batch):
+            return []
+        if self._topic is not None:
+            return [TopicRows(batch, self._topic, None, first)]
+        assert self._column is not None
+        column = arrow.plain(batch.column(self._column))
+        named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
+        bad_rows.add(~arrow.flags(named), "there is no topic")
+        parts = []
+        names = [name for name in pc.unique(column).to_pylist() if name]
+        for name in names:
+            here = None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name)).to_numpy().astype(np.intp)
+            rows = TopicRows(batch, name, here, first)
+            try:
+                check_topic(name)
+            except MessageRefused as e:
+                bad_rows.rows(rows.numbers(), f"topic {name!r}: {e.message}")
+            else:
+                parts.append(rows)
+        return parts
+
+    def plan(self, topics: Sequence[TopicRows], bad_rows: BadRows) -> RoutingPlan:
+        """The shares of the rows, in which the rows of a queue keep their order."""
+        if len(topics) == 1 and topics[0].which is None and self._selector is None:
+            return RoutingPlan(None, [RowRange(topics[0].topic, None, 0, len(topics[0].batch))])
+        orders, shares = [], []
+        at = 0
+        for rows in topics:
+            order, parts = self._of_topic(rows, bad_rows)
+            orders.append(order)
+            shares += [RowRange(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
+            at += len(order)
+        return RoutingPlan(np.concatenate(orders) if orders else None, shares)
+
+    def _of_topic(
+        self, rows: TopicRows, bad_rows: BadRows
+    ) -> tuple[npt.NDArray[np.intp], list[tuple[MessageQueue | None, int, int]]]:
+        numbers = rows.numbers()
+        if self._selector is None:
+            return numbers, [(None, 0, len(numbers))]
+        queues, chosen = self._choose(rows, bad_rows)
+        narrow = chosen.astype(np.int16) if len(queues) < 1 << 15 else chosen  # sorted by digits, which is quick
+        order = np.argsort(narrow, kind="stable")
+        counts = np.bincount(chosen, minlength=len(queues))
+        ends = np.cumsum(counts)
+        parts: list[tuple[MessageQueue | None, int, int]] = [
+            (queues[i], int(ends[i] - counts[i]), int(ends[i])) for i in np.flatnonzero(counts).tolist()
+        ]
+        return numbers[order], parts
+
+    def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:
+        assert self._selector is not None
+        queues = self._queues.get(rows.topic)
+        if queues is None:
+            queues = self._queues[rows.topic] = self._ask(rows.topic, False)
+        if isinstance(self._selector, ByColumn):
+            trial = BadRows()
+            chosen = self._selector(rows, queues, trial)
+            if not trial.found():
+                return queues, chosen
+            queues = self._queues[rows.topic] = self._ask(rows.topic, True)  # it may have more queues by now
+        return queues, self._selector(rows, queues, bad_rows)

@@ -1,0 +1,304 @@
+"""The rows of one task on their way to brokers.
+
+Batches of a batch topic: brokers store each as one message, so it has an id, and tag and keys where they are those of all.
+
+A broker filters such batches by their own tags. So rows of one tag go together, where their order allows it.
+
+The rows of one task on their way: encoded, cut into batches, sent while the next ones are encoded, and counted.
+
+Nothing is left to ``__del__`` or a thread after the task: a killed task gets no chance to clean up, and what it sent
+will be sent again by its next attempt. That is at-least-once delivery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue as queues
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.columnar.encode.batch import About, Rows, UniqueIds
+from rocketmq_spark.columnar.encode.encoder import Chunk, Encoded, Encoder
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import RocketMQError, SendFailed
+from rocketmq_spark.model import Message, MessageQueue, SendStatus
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.destination import Destination
+from rocketmq_spark.producer.encoding import Prepared
+from rocketmq_spark.producer.engine import Engine
+from rocketmq_spark.producer.faults import FaultTable
+from rocketmq_spark.producer.long_delays import LongDelays
+from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.spooling import passing
+from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.spark.sink import checks, routing
+from rocketmq_spark.spark.sink.report import Tally, Written, told
+from rocketmq_spark.spark.sink.routing import RoutingPlan, RowRange
+from rocketmq_spark.wire.messages import decode_batch
+
+# With more tags in an Arrow batch each batch would have few rows.
+MAX_TAGS = 16
+
+
+class Whole:
+    """Those of one task."""
+
+    def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
+        self._options = options
+        self._columns = columns
+        self._sender = sender
+        self._ids = UniqueIds(os.urandom(8), now_ms)
+        self._about: About | None = None
+
+    def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
+        """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
+        self._about = None
+        if not self._options.auto_batch or not any(
+            self._stored_whole(topic) for topic in {s.topic for s in plan.shares}
+        ):
+            return plan
+        self._about = About(batch, self._columns, MAX_KEYWORD_BYTES)
+        return together(plan, self._about, self._stored_whole, self._options.batch_by_tag)
+
+    def properties(self, topic: str, rows: Rows) -> dict[str, str]:
+        """Those of a batch of these rows; none where its messages are stored one by one."""
+        if self._about is None or not self._stored_whole(topic):
+            return {}
+        said = self._about.properties(rows)
+        if said is None:
+            return {}
+        batch_id = np.empty((1, 32), np.uint8)
+        self._ids.fill(batch_id)
+        return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **said}
+
+    def _stored_whole(self, topic: str) -> bool:
+        return self._sender.keeps_batches(topic, Deadline.after(self._options.request_timeout))
+
+
+def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
+    """The plan with a share for each tag. ``by_tag`` is the option.
+
+    Rows that name their queue keep their order there unless the option is ``true``: then those of one tag do.
+    """
+    if by_tag == "false" or not about.tags or (by_tag == "auto" and about.tags > MAX_TAGS):
+        return plan
+    orders, shares, at = [], [], 0
+    for share in plan.shares:
+        rows = plan.rows(share)
+        mixed = stored_whole(share.topic) and (share.queue is None or by_tag == "true")
+        for part in about.by_tag(rows) if mixed else [rows]:
+            orders.append(part)
+            shares.append(RowRange(share.topic, share.queue, at, at + len(part)))
+            at += len(part)
+    return plan if len(shares) == len(plan.shares) else RoutingPlan(np.concatenate(orders), shares)
+
+
+# How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
+ROUTE_S = 30.0
+
+# When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
+LAST_RESORT_S = 60.0
+
+
+def _faults(options: Options) -> FaultTable:
+    """What this process knows of slow and failing brokers: tasks are short, and each would have to find out anew."""
+    settings = checks.settings(options)
+    how = settings.fault_tables, settings.send_latency_fault
+    return process.once("fault tables", (options.cluster, *how), lambda: FaultTable(*how))
+
+
+class TaskWriter:
+    """Sends the rows of one task. ``positions`` are what the driver counted of an environment (``checks.positions``)."""
+
+    def __init__(
+        self,
+        options: Options,
+        names: Mapping[str, str],
+        partition: int | None = None,
+        positions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+    ) -> None:
+        self._options = options
+        self._names = dict(names)
+        self._partition = partition
+        self._sender = session.sender(options)
+        self._settings = checks.settings(options)
+        if self._settings.environment is not None:
+            owned(self._sender, self._settings.environment).update(positions)
+        self._spool = session.worker_spool(options, self._settings)
+        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
+        self._topics = self._engine.topics
+        self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
+        self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
+        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms)
+        self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
+        self._whole = Whole(options, self._names, self._sender, self._engine.timer.wall_ms)
+        self._router = routing.Router(options, self._names, self._queues)
+        self._candidates = routing.candidates(options)
+        self._long_delays = LongDelays(
+            self._sender, checks.timers(self._sender, options), self._settings, self._engine.timer.wall_ms
+        )
+        self._tally = Tally()
+        self._expected = 0
+        self._row = 0
+        self._topics_seen: set[str] = set()
+        self._fresh = Deadline.after(ROUTE_S)
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        """Send everything and wait for all acknowledgements. Raises the first failure, with what is in the topic then."""
+        try:
+            for batch in batches:
+                self._write(batch)
+                self._row += len(batch)
+            while self._expected:
+                self._settle()
+            return self._tally.written()
+        except RocketMQError as e:
+            while not self._outcomes.empty():
+                with contextlib.suppress(RocketMQError):  # the first failure is the one that is told
+                    self._settle()
+            error = told(e, self._tally.written())
+            raise error from error.__cause__
+        finally:
+            self._engine.close(Deadline.after(0), keep=False)  # Spark repeats what is left
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        """All rows are checked before any of them is sent."""
+        if not len(batch):
+            return
+        if self._fresh.expired:
+            self._topics.refresh(Deadline.after(self._options.request_timeout))
+            self._fresh = Deadline.after(ROUTE_S)
+            for topic in self._topics_seen:  # it may be on other brokers by now
+                self._check_timers(topic)
+        faults = BadRows(self._row)
+        checked = self._encoder.check(batch, faults)
+        topics = self._router.topics(batch, faults, self._row)
+        if self._router.loops:
+            faults.raise_if_any(self._partition)
+        for rows in topics:
+            self._check_topic(rows.topic)
+        plan = self._router.plan(topics, faults)
+        faults.raise_if_any(self._partition)
+        plan = self._whole.look(batch, plan)
+        encoded = self._encoder.join(checked)
+        delayed = checked.delayed
+        if plan.order is not None:
+            encoded = encoded.take(plan.order)
+            delayed = delayed[plan.order] if delayed is not None else None
+        for share in plan.shares:
+            part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
+            if delayed is not None and delayed[share.start : share.end].any():
+                waits = delayed[share.start : share.end]
+                self._send(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
+                part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
+            self._send(share, part, numbers)
+
+    def _check_topic(self, topic: str) -> None:
+        if topic not in self._topics_seen:
+            try:
+                checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
+                self._topics.queues(topic, Deadline.after(self._options.send_timeout))
+                self._check_timers(topic)
+            except RocketMQError as e:  # a topic that cannot be looked up now is the spool's to look up
+                if self._spool is None or not passing(e, self._sender):
+                    raise
+            self._topics_seen.add(topic)
+
+    def _check_timers(self, topic: str) -> None:
+        checks.check_timers(self._sender, topic, self._options, self._names, self._topics.brokers_of(topic))
+
+    def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
+        return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
+
+    def _send(self, share: routing.RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
+        """Brokers ignore delays inside a batch. There is no order among delayed rows."""
+        max_bytes, at = 0 if delayed else self._batch_bytes, 0
+        for chunk in encoded.chunks(max_bytes):
+            now_ms, place = self._engine.timer.wall_ms(), Destination(share.queue)
+            if len(chunk.body) <= max_bytes:
+                topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])
+                request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
+            else:  # a row that does not fit into a batch or must not travel in one
+                prepared = _alone(share.topic, chunk)
+                if delayed and self._options.long_delay == "dmq":
+                    prepared, place = self._long_delay(prepared, place)
+                topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
+            at += chunk.rows
+            self._submit(
+                Outgoing(
+                    topic,
+                    request,
+                    self._options.send_timeout,
+                    place.queue,
+                    ordered=not delayed,
+                    candidates=self._candidates if topic == share.topic else None,
+                    done=functools.partial(self._note, chunk.rows),
+                )
+            )
+
+    def _long_delay(self, prepared: Prepared, place: Destination) -> tuple[Prepared, Destination]:
+        deadline = Deadline.after(self._options.send_timeout)
+        queues = functools.partial(self._queues, prepared.message.topic, False)
+        return self._long_delays.placed(prepared, place, queues, deadline)
+
+    def _submit(self, outgoing: Outgoing) -> None:
+        """Hand over what is counted when it ends; while there is no room for it, what ended is counted."""
+        while not self._outcomes.empty() or not self._engine.has_room(outgoing):
+            self._settle()
+        self._expected += 1
+        self._engine.submit(outgoing)
+
+    def _note(self, rows: int, ended: Ended) -> None:
+        self._outcomes.put((rows, ended))
+
+    def _outcome(self) -> tuple[int, Ended]:
+        """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
+        patience = self._options.send_timeout + LAST_RESORT_S
+        try:
+            return self._outcomes.get(timeout=patience)
+        except queues.Empty:
+            under_way = self._engine.in_flight
+            raise SendFailed(
+                f"{under_way.requests} batches of {under_way.bytes} bytes have had no outcome for {patience:g} s, longer "
+                "than 'sendTimeout' allows",
+                remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
+            ) from None
+
+    def _settle(self) -> None:
+        """Wait for one outcome."""
+        rows, ended = self._outcome()
+        self._expected -= 1
+        outcome = ended.outcome
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        if self._options.require_store_ok == "ok" and outcome.status not in (SendStatus.SEND_OK, SendStatus.SPOOLED):
+            raise SendFailed(
+                f"a batch was stored with {outcome.status.value} in all {ended.attempts} attempts, and option "
+                "'requireStoreOk' is ok",
+                topic=ended.outgoing.topic,
+                queue=str(outcome.queue),
+                remedy="See whether the broker's disk and slaves keep up",
+            )
+        if outcome.queue is None or outcome.status is SendStatus.SPOOLED:
+            self._tally.spooled(rows)
+            return
+        failed = ended.brokers[:-1]
+        self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)
+
+
+def _alone(topic: str, chunk: Chunk) -> Prepared:
+    """A row as a message of its own."""
+    (item,) = decode_batch(chunk.body)
+    return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)

@@ -1,0 +1,395 @@
+"""What exists now: the queues that a source reads and their bounds, asked as seldom as freshness allows.
+
+A running stream outlives brokers. A broker that does not answer, or that no route names, is waited for: its queues keep
+their positions and nothing new is planned for them. Only what brokers say clearly is gone: a topic that its living
+brokers do not know any more, a queue that its broker does not read any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+
+from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.retry import Retry, Trouble
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    NotSupported,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+    TopicNotFound,
+)
+from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader, RouteReader
+from rocketmq_spark.queues.environment import environment_of
+from rocketmq_spark.spark.source import filters, planner
+from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.recreation import Unread, share
+from rocketmq_spark.spark.source.starting_offsets import listed
+
+logger = logging.getLogger(__name__)
+
+# While nothing new arrives the brokers are asked less and less often: down to four times a second, and where there are
+# so many topics that asking takes long, until it takes a hundredth of the time.
+_SHORTEST_REST_S = 0.01
+_LONGEST_REST_S = 0.25
+_REST_PER_SWEEP = 100
+_LONGEST_OF_ALL_S = 10.0
+# How long the answers that are there wait for those that are not.
+_GRACE_S = 0.2
+# When name servers that gave no answer are asked again; what was known of routes serves meanwhile.
+_ROUTES_PAUSE_S = 1.0
+
+
+def planning_deadline(options: Options) -> Deadline:
+    """For what a plan asks at once, about all of its queues: many calls of brokers."""
+    return Deadline.after(10 * options.request_timeout)
+
+
+def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
+    """What only brokers can say about the filters of these queues. Raises ``OptionError``."""
+    deadline = planning_deadline(options)
+    filters.validate(
+        session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).batched(queue)
+    )
+
+
+class Catalog:
+    """Queues and bounds of what the options subscribe to."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.read_deadline_s = options.read_deadline
+        self.known_routes: dict[str, TopicRoute] = {}  # as they were last known
+        self._swept_at = 0.0
+        self._rest_s = _SHORTEST_REST_S
+        self._took_s = 0.0
+        self._view = QueuesView()
+        self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
+        self._left_out: frozenset[MessageQueue] | None = None
+        self._had: dict[str, set[str]] = {}
+        self._owned: set[MessageQueue] = set()
+        self._expected: Offsets | None = None
+        self.trouble = Trouble()
+        self._said: set[tuple[object, ...]] = set()
+        self._doubt = False
+        self._routes_due = 0.0
+        self._unread = Unread(lambda: self.offsets, options.request_timeout, self.waits)
+
+    def expect(self, begin: Offsets) -> None:
+        """What positions know: a topic of theirs that is missing was there, and may be known to be deleted.
+
+        An environment given by its number goes on with the queues that it had; positions of another query are refused.
+        """
+        if begin is self._expected:
+            return
+        filters.check_checkpoint(self._options, begin)
+        self._expected = begin
+        had: dict[str, set[str]] = {}
+        for queue in begin.positions:
+            had.setdefault(queue.topic, set()).add(queue.broker_name)
+        self._had = had
+        # What was counted before positions were there, in an outage perhaps, may be another environment's.
+        known = {queue.topic for queue in begin.environment}
+        owned = {queue for queue in self._owned if queue.topic not in known}
+        mine = environment_of(self._options)  # whose number may be written in other ways: "01"
+        owned |= {q for q, number in begin.environment.items() if mine is not None and number == mine.number}
+        if owned != self._owned:
+            self._owned, self._swept_at = owned, 0.0
+
+    def knew(self, topic: str | None) -> bool:
+        """Whether a topic was there: there are positions of it, or it had a route."""
+        return topic in self._had or topic in self.known_routes
+
+    @property
+    def environment(self) -> dict[MessageQueue, int]:
+        """The queues that the environment of the options owns by its number alone, with the number."""
+        mine = environment_of(self._options)
+        return dict.fromkeys(self._owned, mine.number) if mine is not None and mine.by_position else {}
+
+    @property
+    def routes(self) -> RouteReader:
+        return session.routes(self._options)
+
+    @property
+    def offsets(self) -> OffsetReader:
+        return session.offsets(self._options)
+
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are read: named, assigned, or matched by the pattern now."""
+        if self._options.assign:
+            return tuple(dict.fromkeys(queue.topic for queue in self._options.assign))
+        if self._options.subscribe_pattern is None:
+            return self._options.subscribe
+        if time.monotonic() - self._matched[0] > self._options.route_refresh or not self._matched[1]:
+            self._matched = (time.monotonic(), _matching(self.routes, self._options))
+        return filters.with_known(self._options, self._matched[1], self._had)
+
+    def sweep(self) -> QueuesView:
+        """Everything now, with retries; all that is missing is an error. For starts and for batches."""
+        deadline = Deadline.after(self._options.topic_wait)
+        retry = Retry(self._options.num_retries, self._options.retry_interval)
+        while True:
+            try:
+                return self._note(retry.run(self._ask))
+            except RouteNotFound as e:
+                if e.topic is None or e.broker_code is None:  # no topic matches, or a route without read permission
+                    raise
+                if self._options.subscribe_pattern is not None and e.topic not in self._had:
+                    self._matched = (0.0, ())
+                    if e.topic not in self.topics():
+                        continue  # it was deleted since topics were listed: nobody's loss
+                if deadline.expired:
+                    # It has all that is known, and a traceback of Spark is long enough.
+                    raise self.routes.missing_topic(e) from None
+                logger.info("waiting for topic %s", e.topic)
+                deadline.pause(1.0)
+
+    def _ask(self) -> QueuesView:
+        topics = self.topics()
+        if not topics:
+            raise RouteNotFound(
+                f"no topic matches option 'subscribePattern' {self._options.subscribe_pattern!r}",
+                remedy="System, retry and dead-letter topics are left out; see option 'includeInternal'",
+            )
+        deleted = set()
+        routes = {}
+        age, self._doubt = 0.0 if self._doubt else self._options.route_refresh, False
+        self.routes.refresh(topics, age)
+        for topic in topics:
+            try:
+                routes[topic] = self.routes.get(topic, age)
+            except RouteNotFound:
+                if topic not in self._had or not self._is_deleted(topic):
+                    raise
+                deleted.add(topic)
+        view = self._looked(routes, planning_deadline(self._options), tolerant=False)
+        return replace(view, deleted=frozenset(deleted))
+
+    def recent(self, patient: bool = False) -> QueuesView:
+        """The last view when that was a moment ago, else a new one, as far as brokers answer.
+
+        One that hangs does not delay what others have, unless ``patient``.
+        """
+        if time.monotonic() - self._swept_at < self._rest_s:
+            return self._view
+        begun, waits = time.monotonic(), self.trouble.tries
+        routes, deleted = self._routed(self.topics_or_last())
+        deadline = Deadline.after(self._options.request_timeout)
+        view = self._looked(routes, deadline, tolerant=True, grace_s=None if patient else _GRACE_S)
+        quiet = self.trouble.tries == waits
+        if quiet:
+            self.trouble.clear()
+            self._said.clear()
+        # Time spent on who does not answer says nothing about how long asking takes.
+        took_s = time.monotonic() - begun if quiet and not view.silent else 0.0
+        return self._note(replace(view, deleted=frozenset(deleted)), took_s)
+
+    def _routed(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
+        """Routes, as they were where no name server answers, and the topics that were deleted."""
+        deleted = set()
+        routes = {}
+        now = time.monotonic()
+        resting = now < self._routes_due
+        age = float("inf") if resting else 0.0 if self._doubt else self._options.route_refresh
+        if not resting:
+            self._doubt = False
+            self.routes.refresh(topics, age)
+        for topic in topics:
+            try:
+                routes[topic] = self.routes.get(topic, age)
+            except RouteNotFound:
+                if self._is_deleted(topic):
+                    deleted.add(topic)
+                    self._owned = {queue for queue in self._owned if queue.topic != topic}
+                elif topic in self.known_routes:  # a name server that has restarted knows nothing for a while
+                    routes[topic] = self.known_routes[topic]
+            except RocketMQError as e:
+                self.waits(e)
+                age = float("inf")
+                self._routes_due = time.monotonic() + max(_ROUTES_PAUSE_S, 5 * (time.monotonic() - now))
+                if topic in self.known_routes:
+                    routes[topic] = self.known_routes[topic]
+        return routes, deleted
+
+    def reroute(self) -> None:
+        """Ask for the routes anew, as far as a name server answers: a broker may have another address now."""
+        self._routed(self.topics_or_last())
+
+    def rest(self, max_s: float) -> None:
+        """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``max_s``.
+
+        A quarter of a second at most where it took so long to ask them.
+        """
+        due_s = self._swept_at + self._rest_s - time.monotonic()
+        time.sleep(max(0.0, min(due_s, max(max_s, min(self._took_s, _LONGEST_REST_S)))))
+
+    def topics_or_last(self) -> tuple[str, ...]:
+        """The topics, or those of the last answer while the name server gives none."""
+        if time.monotonic() < self._routes_due:
+            self._matched = (time.monotonic(), self._matched[1])
+        try:
+            return self.topics()
+        except RocketMQError as e:
+            self.waits(e)
+            self._routes_due = time.monotonic() + _ROUTES_PAUSE_S
+            return filters.with_known(self._options, self._matched[1], self._had)
+
+    def waits(self, error: RocketMQError) -> None:
+        """Note an error that time may heal, and ask for routes anew; raise any other. Told once until all is well."""
+        if not error.retriable:
+            raise error
+        self.trouble.note(error, time.monotonic())
+        said = type(error), error.addr, error.topic
+        logger.log(logging.DEBUG if said in self._said else logging.WARNING, "the source waits: %s", error)
+        self._said.add(said)
+        self._doubt = True
+
+    def _is_deleted(self, topic: str) -> bool:
+        """Whether all brokers that had the topic are up and do not know it, nor does the name server.
+
+        That is asked again after it named them: a broker may have come up between the two questions, with its topics. And
+        they are asked themselves: one that registers its topics in portions (``enableSplitRegistration``) is listed by a name
+        server that has restarted before all of its topics are.
+        """
+        known = self.known_routes.get(topic)
+        try:
+            cluster = self.routes.cluster()
+        except RocketMQError:
+            return False
+        # Also those that the last route did not name: they were away then, and may know it.
+        had = {*(known.brokers if known is not None else ()), *self._had.get(topic, ())} or set(cluster)
+        if not had or not all(name in cluster and cluster[name].master for name in had):
+            return False
+        if not all(_is_at(self.routes, name, cluster) for name in had):
+            return False
+        try:
+            self.routes.fetch(topic)
+        except RouteNotFound:
+            return _forgotten(self.offsets, topic, had, Deadline.after(self._options.request_timeout))
+        except RocketMQError:
+            return False
+        return False
+
+    def _looked(
+        self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
+    ) -> QueuesView:
+        # Of topics that a pattern matched and that are gone, nothing is kept, however many come and go.
+        named = self._options.subscribe_pattern is None
+        kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
+        self.known_routes = {**kept, **routes}
+        read = () if self._expected is None else self._expected.positions
+        wanted = [q for route in routes.values() for q in filters.readable(self._options, route, tolerant, read)]
+        there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
+        wanted = self._covered(wanted, routes if tolerant else self._had, there)
+        # Statistics are the master's as long as there is one, wherever messages are read.
+        read_from = "master" if self._options.read_from == "master" else "hint"
+        forgotten: dict[tuple[str, str], RocketMQError] = {}
+
+        def note(error: RocketMQError, queue: MessageQueue) -> None:
+            # A slave may not have heard of a topic yet; of a topic that its master does not know nothing is left.
+            if isinstance(error, TopicNotFound) and routes[queue.topic].brokers[queue.broker_name].own_master:
+                if share(queue) in self._view.forgotten or _is_where_we_ask(self.routes, queue.broker_name):
+                    forgotten[share(queue)] = error
+                    return
+                error = _elsewhere(error, queue.broker_name)
+            if tolerant:
+                self.waits(error)
+            else:
+                error.topic, error.queue = error.topic or queue.topic, error.queue or str(queue)
+                raise error
+
+        connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in wanted}}
+        bounds = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
+        brokers = (data for route in routes.values() for data in route.brokers.values())
+        orphans = frozenset(data.broker_name for data in brokers if not data.own_master)
+        left = {queue.topic for queue in bounds}
+        for (topic, broker_name), error in forgotten.items():
+            if topic not in left and topic not in self._had and not tolerant:
+                raise error
+            if (topic, broker_name) not in self._view.forgotten:
+                logger.info("broker %s does not know topic %s, though the name server says so", broker_name, topic)
+        silent = frozenset[str]() if grace_s is None else self.offsets.late
+        gone = frozenset(forgotten)
+        return QueuesView(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
+
+    def _covered(
+        self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
+    ) -> list[MessageQueue]:
+        """Without the queues of other environments, and without those that the strategy gives to nobody."""
+        covered, left_out = planner.covered(self._options, queues, self._owned, may_lack, there)
+        if self._options.environment is not None:
+            self._owned.update(covered)
+        if left_out != self._left_out and left_out:
+            logger.warning("the allocation strategy gives these queues to no partition: %s", listed(left_out))
+        self._left_out = left_out
+        return covered
+
+    def hidden(self, queues: Iterable[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
+        """Queues that their living broker does not read any more, with the end that it still knows."""
+        return self._unread.ends(queues, view, self.known_routes)
+
+    def _note(self, view: QueuesView, took_s: float = 0.0) -> QueuesView:
+        quiet = view.bounds == self._view.bounds
+        longest = max(_LONGEST_REST_S, min(_LONGEST_OF_ALL_S, _REST_PER_SWEEP * took_s))
+        self._rest_s = min(longest, max(self._rest_s * 2, 5 * took_s)) if quiet else _SHORTEST_REST_S
+        self._swept_at, self._took_s = time.monotonic(), took_s
+        self._view = view
+        return view
+
+
+def _is_where_we_ask(routes: RouteReader, broker_name: str) -> bool:
+    """Whether the address that is asked for a broker is its own, by the list of all: addresses may change hands."""
+    try:
+        return _is_at(routes, broker_name, routes.cluster())
+    except NotSupported:  # a Proxy, whose address is everybody's
+        return True
+    except RocketMQError:
+        return False
+
+
+def _is_at(routes: RouteReader, broker_name: str, cluster: Mapping[str, BrokerData]) -> bool:
+    try:
+        address = routes.address(broker_name)
+    except BrokerNotFound:  # the last route that names it has no master of it
+        return False
+    return [name for name, data in cluster.items() if data.master == address] == [broker_name]
+
+
+def _elsewhere(error: RocketMQError, broker_name: str) -> BrokerNotFound:
+    """For what is said at an address that may be another broker's by now."""
+    return BrokerNotFound(
+        f"broker {broker_name!r} may have left its address, where somebody says: {error}", error.addr, topic=error.topic
+    )
+
+
+def _forgotten(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
+    """Whether all of these brokers say that they do not know the topic."""
+    asked = [MessageQueue(topic, name, 0) for name in brokers]
+    unknown = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        if isinstance(error, TopicNotFound):
+            unknown.add(queue)
+
+    offsets.bounds(asked, deadline, note)
+    return unknown == {*asked}
+
+
+def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:
+    """The topics of the pattern, as name servers list them now."""
+    try:
+        cluster = routes.cluster()
+        topics = routes.topics()
+    except NotSupported as e:
+        raise OptionError(
+            "option 'subscribePattern' cannot be used here: the server does not list topics",
+            remedy="A Proxy does not pass that question; name the topics with option 'subscribe'",
+        ) from e
+    return filters.matching(options, topics, {*cluster, *(data.cluster for data in cluster.values())})

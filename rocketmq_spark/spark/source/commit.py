@@ -1,0 +1,181 @@
+"""Finished positions as a group's offsets on the brokers: a mirror for dashboards and for later starts.
+
+Spark's checkpoint stays the truth. What is committed is the next offset to read, from completed work only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from rocketmq_spark import session
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotSupported, RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.source.offsets import Positions
+
+logger = logging.getLogger(__name__)
+
+# How long the answers that are there wait for those that are not.
+GRACE_S = 0.2
+# How often it is asked whether somebody else stores offsets of the group.
+_LOOK_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+
+
+class GroupOffsets:
+    """A group's offsets, committed where they changed. Does nothing unless the user named a group."""
+
+    def __init__(self, options: Options, now: Callable[[], float] | None = None) -> None:
+        self._options = options
+        self._now = now or Clock().now
+        self._committed: dict[MessageQueue, int] = {}
+        # What a broker did not take, with the pauses after which it is sent again; something newer is sent at once.
+        self._refused: dict[MessageQueue, int] = {}
+        self._again_at = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._troubled = False
+        self._greeted = False
+        self._rivalled = False
+        self._look_at = 0.0
+
+    def commit(self, positions: Positions, reads: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Store ``positions`` where they differ from what was stored. Brokers that do not answer are asked again later.
+
+        ``reads`` is that of the offsets they are of: those of another cluster are left. A broker that hangs does not hold
+        up who asks.
+        """
+        if "group" not in self._options.given:
+            return
+        waiting = self._refused if self._now() < self._again_at else {}
+        changed = {q: o for q, o in positions.items() if self._committed.get(q) != o and waiting.get(q) != o}
+        if self._greeted and not changed:
+            return
+        routed = self._routed(changed, reads)
+        if not self._greeted:
+            self._greeted = True
+            self._look_for_members(positions)
+        self._look_for_rivals(routed)
+        failed = self._stored(routed)
+        # What a broker has is not known where it did not answer, nor once somebody else reads the queue.
+        known = {q: offset for q, offset in {**self._committed, **routed}.items() if q in positions}
+        self._committed = {q: offset for q, offset in known.items() if q not in failed}
+        for error in failed.values():
+            if not error.retriable:
+                raise error
+        self._note(positions, changed, failed)
+
+    def _stored(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
+        group, within_s = self._options.group, self._options.request_timeout
+        committer = session.committer(self._options)
+        failed = committer.commit_each(group, offsets, Deadline.after(within_s), GRACE_S)
+        unknown = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
+        if unknown:
+            try:
+                self._create_group(sorted({queue.broker_name for queue in unknown}))
+            except RocketMQError as e:
+                if not e.retriable:
+                    raise
+                return {**failed, **dict.fromkeys(unknown, e)}
+            again = committer.commit_each(group, unknown, Deadline.after(within_s), GRACE_S)
+            failed = {**{q: error for q, error in failed.items() if q not in unknown}, **again}
+        return failed
+
+    def _note(self, positions: Positions, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]) -> None:
+        """One line when a broker begins to refuse, one when everything is stored: what waits was not sent this time."""
+        sent, waited = {**self._refused, **changed}, self._refused
+        self._refused = {q: o for q, o in sent.items() if q in positions and self._committed.get(q) != o}
+        if failed and not self._troubled:
+            self._troubled = True
+            error = next(iter(failed.values()))
+            logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
+        if not self._refused:
+            if self._troubled and waited.keys() & self._committed.keys():  # else their queues are gone
+                logger.warning("the offsets of group %s are committed again", self._options.group)
+            self._troubled, self._pause_s = False, _FIRST_PAUSE_S
+        if self._refused.keys() & changed.keys():
+            self._again_at = self._now() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _look_for_rivals(self, offsets: Positions) -> None:
+        """Somebody else who stores offsets of the group: another query, most likely, in turns with this one."""
+        mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
+        if self._rivalled or not mine or self._now() < self._look_at:
+            return
+        self._look_at = self._now() + _LOOK_S
+        queue = next(iter(mine))
+        try:
+            deadline = Deadline.after(min(GRACE_S, self._options.request_timeout))
+            committed = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
+        except RocketMQError:
+            return  # whoever does not answer is not worth a wait
+        # The source and a GroupOffsetListener store the same offsets, whichever comes first.
+        if committed is not None and committed not in (mine[queue], offsets[queue]):
+            self._rivalled = True
+            logger.warning(
+                "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
+                "group, or an operator reset it. Two that store offsets overwrite each other; give each a group of its own",
+                self._options.group,
+                queue,
+                mine[queue],
+                committed,
+            )
+
+    def _routed(self, positions: Positions, reads: Mapping[str, object]) -> dict[MessageQueue, int]:
+        """Those whose topic exists, in their cluster; a listener may be the first in its process to ask for it."""
+        known, routes = set(), session.routes(self._options)
+        for topic in sorted({queue.topic for queue in positions}):
+            try:
+                route = routes.get(topic)
+            except RocketMQError as e:
+                logger.info("the offsets of topic %s are not committed now: %s", topic, e)
+                continue
+            if others := filters.are_others(reads, filters.clusters_of([route])):
+                logger.info("topic %s is of cluster %s: its offsets are not committed", topic, ", ".join(others))
+            else:
+                known.add(topic)
+        return {queue: offset for queue, offset in positions.items() if queue.topic in known}
+
+    def _create_group(self, brokers: Sequence[str]) -> None:
+        """On those that lack it: elsewhere it has an operator's settings."""
+        group, committer = self._options.group, session.committer(self._options)
+        try:
+            committer.create_group(group, brokers)
+        except (AccessDenied, NotSupported) as e:
+            denied = isinstance(e, AccessDenied)
+            raise GroupNotFound(
+                f"the broker does not know group {group!r}, and "
+                + ("this user may not create it" if denied else "a Proxy does not let it be created"),
+                e.addr,
+                e.broker_code,
+                remark=e.remark,
+                remedy=f"Let an administrator create it: mqadmin updateSubGroup -g {group} -c <cluster>",
+            ) from e
+        logger.info("consumer group %s was created", group)
+        try:
+            # Every consumer has one, and RocketMQ's own tools look a group up by it.
+            committer.create_retry_topic(group, self._options.request_timeout)
+        except RocketMQError as e:
+            logger.info("the retry topic of group %s was not created: %s", group, e)
+
+    def _look_for_members(self, positions: Positions) -> None:
+        """Members of a live group commit offsets of their own, in turns with ours."""
+        deadline = Deadline.after(min(1.0, self._options.request_timeout))
+        committer = session.committer(self._options)
+        for broker in sorted({queue.broker_name for queue in positions}):
+            try:
+                members = committer.members(self._options.group, broker, deadline)
+            except RocketMQError as e:
+                logger.info("whether group %s has members is not known: %s", self._options.group, e)
+                continue
+            if members:
+                logger.warning(
+                    "group %s has %d live members (%s): their offsets and ours overwrite each other; use a group of its own",
+                    self._options.group,
+                    len(members),
+                    ", ".join(members[:3]),
+                )
+                return

@@ -1,0 +1,200 @@
+"""What a plan decides once everything is known: where it goes on, what was lost on the way, what is waited for. Pure.
+
+``begin`` are the positions that Spark hands over, ``view`` what exists now, ``frozen`` the ends of a run that reads what
+was there at its start and no more; None for a run that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
+
+Loss = tuple[OffsetRange, Cause]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesView:
+    """The queues of a moment, topics that are known to be deleted, and brokers that only have slaves now.
+
+    ``forgotten`` are topics with the brokers that do not know them any more, although others do. ``silent`` brokers have
+    not answered for a moment: their bounds are of before. ``connections`` to brokers are those before they were asked.
+
+    A slave may lack what its master has: its bounds say what can be read there, and nothing of what is lost.
+    """
+
+    bounds: Bounds = field(default_factory=dict)
+    deleted: frozenset[str] = frozenset()
+    forgotten: frozenset[tuple[str, str]] = frozenset()
+    orphans: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
+    connections: Mapping[str, object] = field(default_factory=dict)
+
+    def lacks(self, queue: MessageQueue) -> bool:
+        """Whether the queue's topic was deleted, everywhere or on its broker."""
+        return queue.topic in self.deleted or (queue.topic, queue.broker_name) in self.forgotten
+
+    def ends(self) -> dict[MessageQueue, int]:
+        return {queue: bounds.max_offset for queue, bounds in self.bounds.items()}
+
+    def of_masters(self) -> Bounds:
+        """The bounds that masters tell. Where only slaves live nobody can be asked whether a topic was made again."""
+        return {queue: bounds for queue, bounds in self.bounds.items() if queue.broker_name not in self.orphans}
+
+
+def subscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
+    """``begin`` without topics that are not read any more; as it is while no topic at all is known."""
+    if not topics or all(queue.topic in topics for queue in begin.positions):
+        return begin
+    kept = {queue: position for queue, position in begin.positions.items() if queue.topic in topics}
+    return Offsets(kept, {}, {q: mark for q, mark in begin.marks.items() if q in kept}, begin.reads)
+
+
+def trusted(begin: Offsets, view: QueuesView) -> QueuesView:
+    """Without queues of slaves that have not what lies at our position, or that are new: their master is waited for."""
+    if not view.orphans:
+        return view
+    kept = {
+        queue: bounds
+        for queue, bounds in view.bounds.items()
+        if queue.broker_name not in view.orphans or _goes_on(queue, bounds, begin)
+    }
+    return replace(view, bounds=kept)
+
+
+def _goes_on(queue: MessageQueue, bounds: QueueBounds, begin: Offsets) -> bool:
+    """Whether a slave has what comes next, if there is something.
+
+    Messages that are older than what was read are those of a topic that was made again since: a slave keeps the index.
+    """
+    position = begin.positions.get(queue, -1)
+    if not bounds.min_offset <= position <= bounds.max_offset:
+        return False
+    return position == bounds.max_offset or bounds.last_update_ms >= begin.marks.get(queue, 0)
+
+
+def heard(view: QueuesView) -> QueuesView:
+    """Without queues of brokers that keep silent: what is planned of them would hold up the batch, and with it the others."""
+    if not view.silent:
+        return view
+    return replace(view, bounds={q: bounds for q, bounds in view.bounds.items() if q.broker_name not in view.silent})
+
+
+def awaited(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[MessageQueue]:
+    """Queues that a run has to read further before it ends, and that give nothing now."""
+    return [
+        queue
+        for queue, end in (frozen or {}).items()
+        if not view.lacks(queue) and end > begin.positions.get(queue, 0) and _wanting(queue, end, begin, view)
+    ]
+
+
+def _wanting(queue: MessageQueue, end: int, begin: Offsets, view: QueuesView) -> bool:
+    """Whether a queue that is to be read up to ``end`` gives nothing more now, as a slave that lags behind its master."""
+    bounds = view.bounds.get(queue)
+    if bounds is None or queue.broker_name not in view.orphans:
+        return bounds is None
+    return bounds.max_offset < end and begin.positions.get(queue, bounds.min_offset) >= bounds.max_offset
+
+
+def moved(
+    begin: Offsets,
+    view: QueuesView,
+    frozen: Positions | None,
+    remade: Iterable[MessageQueue] = (),
+    hidden: Mapping[MessageQueue, int] | None = None,
+) -> tuple[Offsets, list[Loss]]:
+    """``begin`` after what happened to its queues, and what was lost: dropped topics, queues to be read from their start.
+
+    ``remade`` queues were made again, although their offsets do not show it; ``hidden`` ones are not read by their
+    broker any more, which still knows where they end. Gives ``begin`` itself when nothing happened to a position.
+    """
+    back = planner.went_back(begin.positions, view.bounds)
+    restart = {part.queue: view.bounds[part.queue].min_offset for part in back}
+    # Also what the run was to read behind the position.
+    until = {part.queue: max(part.end, (frozen or {}).get(part.queue, 0)) for part in back}
+    losses = [(OffsetRange(part.queue, part.start, until[part.queue]), Cause.WENT_BACK) for part in back]
+    losses += [(part, Cause.WENT_BACK) for part in shrunk(begin, view, frozen)]
+    for queue in remade:
+        losses.append((_nothing_at(begin, queue), Cause.WENT_BACK))
+        restart[queue] = view.bounds[queue].min_offset
+    dropped = sorted(queue for queue in begin.positions if view.lacks(queue))
+    losses += [(_nothing_at(begin, queue), Cause.TOPIC_DELETED) for queue in dropped]
+    unread = {q: end for q, end in sorted((hidden or {}).items()) if end > begin.positions[q]}
+    losses += [(OffsetRange(q, begin.positions[q], end), Cause.QUEUE_GONE) for q, end in unread.items()]
+    if not restart and not dropped and not unread:
+        return begin, losses
+    begins = {**restart, **unread}
+    positions = {q: position for q, position in begin.positions.items() if not view.lacks(q)} | begins
+    # What lies unread before a position that was moved is younger than the mark.
+    marks = {queue: mark for queue, mark in begin.marks.items() if queue not in begins and queue in positions}
+    return Offsets(positions, begins, marks, begin.reads), losses
+
+
+def _nothing_at(begin: Offsets, queue: MessageQueue) -> OffsetRange:
+    """A position that means nothing any more, of which nobody can say how much was lost."""
+    return OffsetRange(queue, begin.positions[queue], begin.positions[queue])
+
+
+def shrunk(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[OffsetRange]:
+    """What was there when the run began and is not any more: the end of a queue went back."""
+    of_masters = view.of_masters() if frozen else {}
+    return [
+        OffsetRange(queue, of_masters[queue].max_offset, end)
+        for queue, end in sorted((frozen or {}).items())
+        if queue in of_masters and begin.positions.get(queue, 0) <= of_masters[queue].max_offset < end
+    ]
+
+
+def lowered(view: QueuesView, frozen: Positions) -> Positions:
+    """The ends of a run without what is not there any more, so that its loss is told once."""
+    bounds = view.of_masters()
+    return {queue: min(end, bounds[queue].max_offset) if queue in bounds else end for queue, end in frozen.items()}
+
+
+def ends(view: QueuesView, frozen: Positions | None) -> dict[MessageQueue, int]:
+    """How far may be read. Frozen ends are checked each time: a queue may have vanished or gone back since."""
+    if frozen is None:
+        return view.ends()
+    return {q: min(end, view.bounds[q].max_offset) for q, end in frozen.items() if q in view.bounds}
+
+
+def completed(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, initial: Offsets | None) -> Offsets:
+    """``end`` with where it began and its marks. ``after`` is what ``moved`` made of ``begin``."""
+    start = {**({} if after is begin else after.start), **({} if end is after else end.start)}
+    whole = Offsets(end.positions, start)
+    if initial is not None and begin == initial:
+        whole = planner.first_batch(initial, whole)
+    return replace(whole, marks=planner.marks(whole.positions, after, view.bounds))
+
+
+def readable(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
+    """The ranges of a batch without what retention has deleted, and without topics that are gone."""
+    deleted = [r for r in ranges if view.lacks(r.queue)]
+    truncated = planner.truncated(ranges, view.of_masters())
+    losses = [
+        *((part, Cause.TRUNCATED) for part in truncated),
+        *((part, Cause.TOPIC_DELETED) for part in deleted),
+    ]
+    return planner.without(ranges, [*truncated, *deleted]), losses
+
+
+def logged(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
+    """Where the ranges of a batch end that was planned in an earlier run, with the marks of its plan."""
+    return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, marks=end.marks)
+
+
+def of_same_topics(
+    ranges: Sequence[OffsetRange], view: QueuesView, remade: Collection[MessageQueue]
+) -> tuple[list[OffsetRange], list[Loss]]:
+    """Without the ranges of queues that went back while the query was down: their offsets mean other messages.
+
+    A queue that ends before its range is read from its start by the next batch, so nothing of it is read here.
+    """
+    bounds = view.of_masters()
+    lost = {r.queue for r in ranges if r.queue in remade or (r.queue in bounds and bounds[r.queue].max_offset < r.end)}
+    return [r for r in ranges if r.queue not in lost], [(r, Cause.WENT_BACK) for r in ranges if r.queue in lost]

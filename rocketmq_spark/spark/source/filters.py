@@ -1,0 +1,361 @@
+"""What the options mean out of what is there: topics, queues, and the tag or SQL filter of a topic.
+
+Brokers compare the hashes of tags, so other tags with the same hash come through; an invalid SQL expression sent with a
+pull is answered with every message. Both are closed here: tags are compared as texts, SQL is compiled by a broker
+before the first pull.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
+from rocketmq_spark.errors import BrokerError, CheckpointMismatch, OptionError, RouteNotFound
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.pull.puller import of_batch_topic
+from rocketmq_spark.queues.environment import Environment, environment_of
+from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.starting_offsets import listed
+from rocketmq_spark.wire import names
+from rocketmq_spark.wire.properties import parse_subscription
+
+logger = logging.getLogger(__name__)
+
+_SPECIAL = (RETRY_PREFIX, DLQ_PREFIX)
+
+
+def of_topic(options: Options, topic: str) -> Filter:
+    """The filter of a topic; topics that a JSON filter does not name are read whole."""
+    tags, sql = options.tags, options.sql
+    expression = tags.get(topic) if isinstance(tags, dict) else tags
+    if expression is not None and expression != "*":
+        return Filter(" || ".join(parse_subscription(expression).tags), "TAG")
+    expression = sql.get(topic) if isinstance(sql, dict) else sql
+    return Filter(expression, "SQL92") if expression is not None else NO_FILTER
+
+
+def check(options: Options) -> None:
+    """What can be said without a broker: one kind of filter, and tags that are tags."""
+    if options.tags is not None and options.sql is not None:
+        raise OptionError("options 'tags' and 'sql' exclude each other: give one of them")
+    expressions = options.tags.values() if isinstance(options.tags, dict) else [options.tags]
+    for expression in expressions:
+        if expression is not None and not _tags(expression) and expression.strip() != "*":
+            raise OptionError(f"option 'tags' is {expression!r}; expected tags separated by ||")
+
+
+def _tags(expression: str) -> Sequence[str]:
+    try:
+        return parse_subscription(expression).tags
+    except ValueError:
+        return ()
+
+
+def validate(
+    offsets: OffsetReader,
+    options: Options,
+    queues: Iterable[MessageQueue],
+    deadline: Deadline,
+    batched: Callable[[MessageQueue], bool],
+) -> None:
+    """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's words."""
+    if options.sql is None:
+        return
+    for topic, queue in sorted({queue.topic: queue for queue in queues}.items()):
+        sql, broker = of_topic(options, topic), queue.broker_name
+        if not sql:
+            continue
+        if offsets.is_proxy(topic, broker, deadline):
+            raise OptionError(
+                "option 'sql' cannot be used here: a Proxy does not compile the expression, and an invalid one would "
+                "be answered with every message",
+                remedy="Connect to the brokers, or filter with option 'tags'",
+            )
+        if batched(queue):
+            raise of_batch_topic(sql, topic)
+        try:
+            offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
+        except BrokerError as e:
+            if e.retriable:
+                raise
+            raise OptionError(
+                f"option 'sql' is {sql.expression!r}; the broker refuses it",
+                e.addr,
+                e.broker_code,
+                topic,
+                None,
+                e.remark,
+                "Set enablePropertyFilter=true in the broker's configuration if it says that it does not support SQL92"
+                if "support" in (e.remark or "")
+                else None,
+            ) from e
+
+
+def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
+    """What is read beside topics, as it stands in offsets: the namespace, and the clusters, environment and filter if there
+    are any.
+    """
+    record: dict[str, object] = {"namespace": options.namespace or ""}
+    if clusters:
+        record["clusters"] = list(clusters)
+    if options.environment is not None:
+        record["environment"] = options.environment
+        if options.environment_mode != "queues":
+            record["environmentMode"] = options.environment_mode
+        layout = _layout_of(environment_of(options))
+        if layout is not None:
+            record["environments"] = layout
+    if options.tags not in (None, "*"):
+        record["tags"] = options.tags
+    if options.sql is not None:
+        record["sql"] = options.sql
+    return record
+
+
+def clusters_of(routes: Iterable[TopicRoute]) -> list[str]:
+    """The clusters of all brokers of topics."""
+    return sorted({data.cluster for route in routes for data in route.brokers.values() if data.cluster})
+
+
+def filter_of(record: Mapping[str, object]) -> dict[str, object]:
+    """The filter alone, which may change between runs."""
+    return {name: record[name] for name in ("sql", "tags") if name in record}
+
+
+def check_checkpoint(options: Options, begin: Offsets) -> None:
+    """That positions are of what the options read: else a forgotten variable would leave queues unread, or read others from
+    positions that mean nothing there. Raises ``CheckpointMismatch``.
+    """
+    if not begin.positions:
+        return
+    was, now = begin.reads, recorded(options)
+    pairs = []
+    if was.get("namespace", now["namespace"]) != now["namespace"]:
+        pairs.append((_namespace(was), _namespace(now), "option 'namespace'"))
+    of, mine = _environment_of(was), _environment_of(now)
+    if of != mine and (of or not _fits(options, begin)):
+        pairs.append((_environment(of), _environment(mine), "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)"))
+    elif was.get("environments") != now.get("environments") and not _grew(options, begin):
+        pairs.append((_owning(was), _owning(now), "option 'environments'"))
+    if pairs:
+        before, here, names = (" and ".join(words) for words in zip(*pairs, strict=True))
+        raise CheckpointMismatch(
+            f"the checkpoint is of {before}, and this query of {here}",
+            remedy=f"Start it with {names} as before, or with a new checkpointLocation",
+        )
+    topics = sorted({queue.topic for queue in begin.positions})
+    if options.fail_on_data_loss == "fail" and not any(is_read(options, topic) for topic in topics):
+        raise CheckpointMismatch(
+            f"the checkpoint is of {_named(topics)}, and this query of {_subscribed(options)}",
+            remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too; "
+            "option 'failOnDataLoss' as 'warn' leaves these and reads the others from their minimum",
+        )
+
+
+def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) -> None:
+    """That positions are of a cluster that is read: elsewhere topics of the same names have other messages.
+
+    Raises ``CheckpointMismatch``, or warns where ``failOnDataLoss`` lets the query go on.
+    """
+    if not (was := are_others(begin.reads, clusters)):
+        return
+    text = f"the checkpoint is of cluster {', '.join(map(str, was))}, and this query of cluster {', '.join(clusters)}"
+    if options.fail_on_data_loss != "fail":
+        logger.warning("%s: positions are those of other messages", text)
+        return
+    raise CheckpointMismatch(
+        text,
+        remedy="Start it with option 'nameServer' as before, or with a new checkpointLocation; option 'failOnDataLoss' as "
+        "'warn' takes the positions as they are, for a cluster that was renamed",
+    )
+
+
+def are_others(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
+    """The clusters that positions are of by what they ``reads``, if none of them is one of ``clusters``."""
+    was = reads.get("clusters")
+    return was if isinstance(was, list) and clusters and not {*was} & {*clusters} else []
+
+
+def is_elsewhere(options: Options, of: Offsets) -> bool:
+    """Whether positions are of another namespace or environment than the options read: of other queues of those names."""
+    was, now = of.reads, recorded(options)
+    return was.get("namespace", now["namespace"]) != now["namespace"] or _environment_of(was) != _environment_of(now)
+
+
+def is_read(options: Options, topic: str) -> bool:
+    """Whether the options mean a topic by its name."""
+    if options.assign:
+        return any(queue.topic == topic for queue in options.assign)
+    if options.subscribe_pattern is None:
+        return topic in options.subscribe
+    return bool(with_known(options, (), [topic]))
+
+
+def _subscribed(options: Options) -> str:
+    if options.subscribe_pattern is not None:
+        return f"topics that match {options.subscribe_pattern!r}"
+    return _named(sorted({queue.topic for queue in options.assign} if options.assign else options.subscribe))
+
+
+def _named(topics: Sequence[str]) -> str:
+    more = f" and {len(topics) - 10} more" if len(topics) > 10 else ""
+    return f"topic{'s' if len(topics) > 1 else ''} {', '.join(topics[:10])}{more}"
+
+
+def _namespace(record: Mapping[str, object]) -> str:
+    return f"namespace {record['namespace']!r}" if record["namespace"] else "no namespace"
+
+
+def _environment_of(record: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(record[name] for name in ("environment", "environmentMode") if name in record)
+
+
+def _layout_of(environment: Environment | None) -> object:
+    """What its own queues follow from beside its number: the count, or its queues. Those of others may change."""
+    if environment is None or environment.listed is None:
+        return environment and environment.count
+    return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed)]
+
+
+def _owning(record: Mapping[str, object]) -> str:
+    layout = record.get("environments")
+    if isinstance(layout, Sequence):
+        return f"environment {record['environment']!r} with the queues {', '.join(map(str, layout))}"
+    return f"environment {record['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
+
+
+def _grew(options: Options, begin: Offsets) -> bool:
+    """Whether positions that do not say how many environments there were are those of this one."""
+    mine = environment_of(options)
+    if "environments" in begin.reads or mine is None or mine.by_position:
+        return False
+    return _owns_all(mine, begin)
+
+
+def _fits(options: Options, begin: Offsets) -> bool:
+    """Whether positions that name no environment, as before they did, are all of this one."""
+    mine = environment_of(options)
+    if mine is None:
+        return False
+    if begin.environment:
+        return set(begin.environment.values()) == {mine.number}
+    if mine.by_position:
+        return _may_be_older(begin)  # ``check_owned`` compares the queues, as soon as it is known which they are
+    return _owns_all(mine, begin)
+
+
+def _owns_all(mine: Environment, begin: Offsets) -> bool:
+    """Whether an environment owns all queues that there are positions of."""
+    queues = _of_users(begin.positions)
+    return set(mine.owned(queues, may_lack={q.topic for q in queues})) == queues
+
+
+def _may_be_older(begin: Offsets) -> bool:
+    """Whether offsets may be of a version that did not write environments down."""
+    return not begin.environment and "namespace" not in begin.reads and "environment" not in begin.reads
+
+
+def _of_users(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+    return {queue for queue in queues if not queue.topic.startswith(_SPECIAL)}
+
+
+def check_owned(options: Options, begin: Offsets, owned: Collection[MessageQueue]) -> None:
+    """That positions which say nothing of an environment are those of the queues that this one owns by its number, ``owned``.
+
+    Raises ``CheckpointMismatch``.
+    """
+    mine = environment_of(options)
+    if mine is None or not mine.by_position or not begin.positions or not _may_be_older(begin):
+        return
+    queues, topics = _of_users(begin.positions), {queue.topic for queue in begin.positions}
+    expected = {queue for queue in _of_users(owned) if queue.topic in topics}
+    if queues != expected:
+        raise CheckpointMismatch(
+            f"the checkpoint says nothing of an environment and is of {listed(queues)}; this query of environment "
+            f"{options.environment!r} reads {listed(expected) or 'none of these topics'}",
+            remedy="Start it as before, or with a new checkpointLocation; or start the broker that is away",
+        )
+
+
+def _environment(named: tuple[object, ...]) -> str:
+    return f"environment {' with '.join(map(repr, named))}" if named else "no environment"
+
+
+def matching(options: Options, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
+    """Topics of the pattern that are for users; ``internal`` are names that RocketMQ itself uses in this cluster."""
+    matches = re.compile(options.subscribe_pattern or "").fullmatch
+    return tuple(topic for topic in topics if matches(topic) and _is_for_users(options, topic, internal))
+
+
+def _is_for_users(options: Options, topic: str, internal: set[str]) -> bool:
+    return options.include_internal if topic.startswith(_SPECIAL) else names.is_user_topic(topic, internal)
+
+
+def with_known(options: Options, topics: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
+    """With topics that have positions and are not listed any more: whether they are gone is to be found out."""
+    unlisted = set(known) - set(topics)
+    if not unlisted:
+        return topics
+    matches = re.compile(options.subscribe_pattern or "").fullmatch
+    return (
+        *topics,
+        *sorted(t for t in unlisted if matches(t) and (options.include_internal or not t.startswith(_SPECIAL))),
+    )
+
+
+def readable(
+    options: Options, route: TopicRoute, tolerant: bool, known: Container[MessageQueue] = ()
+) -> list[MessageQueue]:
+    """The queues of a topic that are read. What is missing of them is an error, unless ``tolerant``.
+
+    ``known`` are queues that were read before: one of these that is assigned and whose broker left the route is waited for.
+    """
+    if route.static:
+        raise OptionError(
+            f"topic {route.topic!r} is a static topic (logical queues mapped over brokers), which cannot be read",
+            remedy="Name topics with ordinary queues",
+        )
+    queues, left = route.readable(), set[MessageQueue]()
+    if options.assign:
+        mine = {queue for queue in options.assign if queue.topic == route.topic}
+        absent = mine - set(queues)
+        unknown = {queue for queue in absent if queue not in known}
+        if unknown and not tolerant:
+            raise OptionError(f"option 'assign' names queues that do not exist: {listed(unknown)}")
+        left = {queue for queue in absent if queue.broker_name not in route.brokers}
+        queues = sorted(mine & set(queues))
+    if not queues and not left and not tolerant:
+        raise RouteNotFound("no queue of the topic may be read: no read permission", topic=route.topic)
+    return queues
+
+
+def _on_its_broker(route: TopicRoute | None, queue: MessageQueue) -> QueueData | None:
+    """What the route says about queues of the broker that has this one."""
+    if route is None:
+        return None
+    return next((data for data in route.queues if data.broker_name == queue.broker_name), None)
+
+
+def is_hidden(route: TopicRoute | None, queue: MessageQueue) -> bool:
+    """Whether the queue is none that its broker reads, as the route says."""
+    data = _on_its_broker(route, queue)
+    return data is not None and queue.queue_id >= data.read_queues
+
+
+def why_absent(route: TopicRoute | None, queue: MessageQueue) -> str:
+    """Why a queue gives no bounds, as far as the route tells."""
+    data = _on_its_broker(route, queue)
+    if route is None or queue.broker_name not in route.brokers or data is None:
+        return "the route does not name its broker"
+    if not data.perm & Perm.READ:
+        return "no read permission"
+    if is_hidden(route, queue):
+        return "the route says that its broker does not read it any more"
+    if not route.brokers[queue.broker_name].own_master:
+        return "its master is down, and the slave lacks messages"
+    return "its broker does not answer, or the options do not choose it"

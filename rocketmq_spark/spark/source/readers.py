@@ -1,0 +1,189 @@
+"""Spark's batch and stream reader. They hold options and columns only; connections open where they are used.
+
+Call order and process of every method: docs/design.md, "Readers". Three copies of a stream reader live in three kinds
+of process, so that nothing set in one call is seen by a task; only partitions travel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.columnar.decode.schema import Column
+from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.spark.source import account, decisions, planner, pushdown, starting_offsets, tasks
+from rocketmq_spark.spark.source.catalog import Catalog, check_filter, planning_deadline
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
+from rocketmq_spark.spark.source.planner import TriggerLimits
+from rocketmq_spark.spark.source.stream import Stream
+from rocketmq_spark.spark.source.waiting import patiently, whole
+
+logger = logging.getLogger(__name__)
+
+
+class RocketMQReader(DataSourceReader):
+    """A batch read between two resolved positions."""
+
+    def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._predicates: pushdown.Predicates | None = None
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        catalog = Catalog(options)
+        view = whole(catalog)
+        bounds, offsets = view.bounds, catalog.offsets
+        patiently(catalog, lambda: check_filter(options, bounds))
+        start = patiently(catalog, lambda: starting_offsets.start(offsets, options, bounds, planning_deadline(options)))
+        end = patiently(catalog, lambda: starting_offsets.end(offsets, options, bounds, planning_deadline(options)))
+        backwards = sorted(queue for queue in start if start[queue] > end[queue])
+        if backwards and not _by_time(options):
+            raise OffsetError(f"the start lies behind the end in {starting_offsets.listed(backwards)}")
+        readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
+        ranges = account.settled(options.fail_on_data_loss, *readable)
+        predicates = self._predicates
+        if predicates is not None:
+            planned = ranges
+            ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, bounds, options))
+        others = tasks.differing(options, catalog.routes, catalog.offsets, ranges)
+        return list(tasks.partitions(catalog.routes, planner.tasks(options, bounds, ranges), others))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return tasks.read(self._options, self._columns, partition)
+
+
+class PrunedReader(RocketMQReader):
+    """The same with Spark's predicates; made only where Spark's conf lets it push them."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._predicates = pushdown.understand(filters)
+        tags = self._predicates.tags
+        if tags and self._options.tags is None and self._options.sql is None:
+            topics = _tagged(self._options)
+            if topics:
+                self._options = replace(self._options, tags=dict.fromkeys(topics, " || ".join(sorted(tags))))
+        return filters  # Spark applies all of them again
+
+
+def _tagged(options: Options) -> list[str]:
+    """The topics of which a broker may filter messages by their tags, as far as brokers say.
+
+    Of a batch topic (``queue.type=BatchCQ``) they know the tags of whole batches only, and would leave out messages.
+    """
+    catalog, pulls = Catalog(options), session.pulls(options)
+    topics = []
+    try:
+        for topic in catalog.topics():
+            first = {MessageQueue(topic, name, 0) for name in catalog.routes.get(topic).brokers}
+            if not any(pulls.batched(queue) for queue in first):
+                topics.append(topic)
+    except RocketMQError as e:
+        logger.info("brokers do not filter by tags for predicates: %s", e)
+        return []
+    return topics
+
+
+def _pruned(
+    ranges: list[OffsetRange],
+    predicates: pushdown.Predicates,
+    offsets: OffsetReader,
+    bounds: Bounds,
+    options: Options,
+) -> list[OffsetRange]:
+    kept = [part for r in ranges if (part := predicates.keep(r)) is not None]
+    if not kept or not predicates.by_time:
+        return kept
+    mine, deadline = {r.queue: bounds[r.queue] for r in kept}, planning_deadline(options)
+    low, high = predicates.time_from_ms, predicates.time_to_ms
+
+    def at(epoch_ms: int) -> Positions:
+        times = dict.fromkeys(mine, max(0, epoch_ms))
+        return starting_offsets.at(offsets, options.group, mine, times, deadline)
+
+    starts = {} if low is None else at(low)
+    ends = {} if high is None else at(high)
+    cut = [
+        OffsetRange(r.queue, max(r.start, starts.get(r.queue, r.start)), min(r.end, ends.get(r.queue, r.end)))
+        for r in kept
+    ]
+    return [r for r in cut if r.size > 0]
+
+
+def _by_time(options: Options) -> bool:
+    """Ends given by time may lie before a start; such a queue has nothing to read."""
+    return options.ending_timestamp is not None or options.ending_offsets_by_timestamp is not None
+
+
+class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Positions of a stream. Spark's offset log is the only truth; this object caches, and may be new at any call."""
+
+    def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._stream = Stream(options)
+        process.settle()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream.initialOffset().to_json()
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        begin = self._stream.initialOffset() if start is None else self._stream.parsed(start)
+        end = self._stream.latestOffset(begin, self._wanted(limit))
+        # Spark compares texts: where nothing is new the answer is what was given, to the letter.
+        return start if end is begin and start is not None else end.to_json()
+
+    def _wanted(self, limit: ReadLimit | None) -> TriggerLimits:
+        options = self._options
+        if isinstance(limit, ReadAllAvailable):  # Trigger.Once says so and means it
+            return TriggerLimits()
+        return TriggerLimits(
+            max_offsets=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
+            max_bytes=int(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else options.max_bytes_per_trigger,
+            min_offsets=int(limit.min_rows) if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger,
+        )
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._stream.reportLatestOffset()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._stream.prepareForTriggerAvailableNow()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return list(self._stream.partitions(Offsets.from_json(start), Offsets.from_json(end)))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return tasks.read(self._options, self._columns, partition, streaming=True)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark's checkpoint has it. The last batch of a run never gets here, so ``latestOffset`` commits for the group."""
+
+    def stop(self) -> None:
+        process.end_quietly()

@@ -1,0 +1,299 @@
+"""Topics that were made again, and queues that a narrowed topic does not read any more.
+
+Whether topics were deleted and made again under their names, by the store times of their messages.
+
+The queues of a topic that is made again start at offset 0. While they end before the old positions, their ends show it.
+After that only time does: every message of the new topic is younger than all of the old one. So offsets carry the newest
+store time that was seen of each queue, its mark, and the last message that was read must not be younger than its mark.
+
+The statistics that every plan asks for answer that for most queues. What they leave open is asked of brokers: one
+question per topic and broker, since a topic's queues are deleted together there. All queues that are open are asked when
+a run begins, when a broker comes back and may have lost part of its store, as a new connection shows, and when one queue
+has shown a sign.
+
+Queues that their living broker does not read any more: the topic was narrowed, and what they still hold is given up.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
+from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets
+
+# A topic and a broker that has queues of it.
+Share = tuple[str, str]
+
+
+class Sign(enum.Enum):
+    """What a queue's statistics say of its past."""
+
+    PASSED = "nothing that was read is left in it"
+    UNMARKED = "it has no mark"
+    SAME = "its newest message is not younger than the mark"
+    ENDS_BEFORE = "it ends before the position"
+    MADE_AGAIN = "the message before the position is its newest one, and younger than the mark"
+    OPEN = "only the message before the position tells"
+
+
+def sign(position: int, mark: int, bounds: QueueBounds) -> Sign:
+    """What statistics say of a queue that was read up to ``position``; a ``mark`` of 0 is none."""
+    if position > bounds.max_offset:
+        return Sign.ENDS_BEFORE
+    if position <= bounds.min_offset:
+        return Sign.PASSED
+    if not mark:
+        return Sign.UNMARKED
+    newest_ms = bounds.last_update_ms
+    if newest_ms <= 0:  # a Proxy does not tell it
+        return Sign.OPEN
+    if newest_ms <= mark:
+        return Sign.SAME
+    return Sign.MADE_AGAIN if position == bounds.max_offset else Sign.OPEN
+
+
+def signs(read: Offsets, bounds: Bounds) -> dict[MessageQueue, Sign]:
+    """Of all queues that have a position and bounds."""
+    marks = read.marks
+    return {
+        queue: sign(position, marks.get(queue, 0), bounds[queue])
+        for queue, position in read.positions.items()
+        if queue in bounds
+    }
+
+
+def questions(seen: Mapping[MessageQueue, Sign], watched: Collection[Share]) -> list[MessageQueue]:
+    """The open queues to ask about.
+
+    ``watched`` shares were looked at a moment ago. One of their open queues stands for all, and none is needed where
+    another queue proves that the topic is the same; all are asked about where one shows that it is not.
+    """
+    of_share: dict[Share, list[MessageQueue]] = {}
+    told: dict[Share, set[Sign]] = {}
+    for queue, one in seen.items():
+        told.setdefault(share(queue), set()).add(one)
+        if one is Sign.OPEN:
+            of_share.setdefault(share(queue), []).append(queue)
+    asked: list[MessageQueue] = []
+    for mine, queues in of_share.items():
+        if mine not in watched or told[mine] & {Sign.ENDS_BEFORE, Sign.MADE_AGAIN}:
+            asked += queues
+        elif Sign.SAME not in told[mine]:
+            asked.append(min(queues))
+    return asked
+
+
+def made_again(seen: Mapping[MessageQueue, Sign], younger: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """The queues that were made again: those that ``seen`` shows or brokers told, and those without a mark beside them."""
+    proven = {*younger, *(queue for queue, one in seen.items() if one is Sign.MADE_AGAIN)}
+    beside = shares([*proven, *(queue for queue, one in seen.items() if one is Sign.ENDS_BEFORE)])
+    return sorted(proven.union(q for q, one in seen.items() if one is Sign.UNMARKED and share(q) in beside))
+
+
+def to_mark(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
+    """Queues whose marks are times of messages, which are asked for.
+
+    A newest message that lies behind the position may be older than what was read, when the broker's clock was put back in
+    between. Where the server tells no store times, it is one queue of each topic and broker that has no mark to go by.
+    """
+    begun = {q: bounds[q] for q, position in read.positions.items() if q in bounds and position > bounds[q].min_offset}
+    told = [q for q, of in begun.items() if of.last_update_ms > 0 and read.positions[q] < of.max_offset]
+    untold = [q for q, of in begun.items() if not of.last_update_ms]
+    marked = shares(queue for queue in untold if queue in read.marks)
+    lowest = {share(queue): queue for queue in sorted(untold, reverse=True) if share(queue) not in marked}
+    return sorted([*told, *lowest.values()])
+
+
+def emptied(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
+    """Queues without a mark of which nothing is left: what ever stands before their positions is of another topic."""
+    return [
+        queue
+        for queue, position in read.positions.items()
+        if queue in bounds
+        and queue not in read.marks
+        and bounds[queue].last_update_ms < 0
+        and 0 < position <= bounds[queue].min_offset
+    ]
+
+
+def share(queue: MessageQueue) -> Share:
+    return queue.topic, queue.broker_name
+
+
+def shares(queues: Iterable[MessageQueue]) -> frozenset[Share]:
+    return frozenset(map(share, queues))
+
+
+class Found(NamedTuple):
+    """Queues that were made again, and the shares of which that is not known because a broker did not answer."""
+
+    made_again: list[MessageQueue]
+    unanswered: dict[Share, RocketMQError]
+
+
+class RecreationWatch:
+    """Looks for queues that were made again, plan after plan of one run. ``now_ms`` is the driver's clock."""
+
+    def __init__(self, reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms) -> None:
+        self._reader = reader
+        self._group = group
+        self._now_ms = now_ms
+        self._watched: frozenset[Share] = frozenset()
+        self._connections: dict[str, object] = {}
+
+    def look(
+        self, read: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
+    ) -> Found:
+        """What became of the queues of ``read``: whether they are those of another topic, or of a store that was filled anew.
+
+        ``connections`` are those of before ``bounds`` were asked for, by broker; without them those of now.
+        """
+        interrupted = self._interrupted(bounds, connections or {})
+        self._watched = frozenset(one for one in self._watched if one[1] not in interrupted)
+        seen = signs(read, bounds)
+        unanswered: dict[Share, RocketMQError] = {}
+        asked = questions(seen, self._watched)
+        found = self._younger(read, asked, deadline, unanswered)
+        suspicious = shares(found) & self._watched
+        rest = {queue for queue, one in seen.items() if one is Sign.OPEN and share(queue) in suspicious} - {*asked}
+        found += self._younger(read, rest, deadline, unanswered)
+        # Of what does not answer nothing is moved: its queues are left out of the plan, proven or not.
+        changed = [queue for queue in made_again(seen, found) if share(queue) not in unanswered]
+        # What was found is found again, as often as a plan begins here because it waits for more.
+        self._watched = shares(bounds) - unanswered.keys() - shares(changed)
+        return Found(changed, unanswered)
+
+    def _interrupted(self, bounds: Bounds, connections: Mapping[str, object]) -> set[str]:
+        """Brokers that were connected to anew since what the last look saw, perhaps because they crashed and came back.
+
+        What is seen now may be older than the newest connection: the next look then counts that once more.
+        """
+        reader, before = self._reader(), self._connections
+        now = {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
+        self._connections = {**now, **{name: known for name, known in connections.items() if name in now}}
+        return {name for name, connection in now.items() if before.get(name) != connection}
+
+    def marks(self, read: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+        """Marks of which statistics do not say enough, as far as brokers answer: see ``to_mark`` and ``emptied``."""
+        last = {queue: read.positions[queue] - 1 for queue in to_mark(read, bounds)}
+        stored = self._reader().store_times_ms(self._group, last, deadline) if last else {}
+        marks = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in stored.items()}
+        return marks | dict.fromkeys(emptied(read, bounds), self._now_ms())
+
+    def _younger(
+        self,
+        read: Offsets,
+        asked: Iterable[MessageQueue],
+        deadline: Deadline,
+        unanswered: dict[Share, RocketMQError],
+    ) -> list[MessageQueue]:
+        """Those of ``asked`` whose message before the position is younger than the mark."""
+        marks = {queue: read.marks[queue] for queue in asked}
+        if not marks:
+            return []
+
+        def note(error: RocketMQError, queue: MessageQueue) -> None:
+            unanswered.setdefault(share(queue), error)
+
+        reader = self._reader()
+        first = reader.search_offsets({queue: mark + 1 for queue, mark in marks.items()}, deadline, note)
+        suspected = sorted(queue for queue, offset in first.items() if offset < read.positions[queue])
+        last = {queue: read.positions[queue] - 1 for queue in suspected if share(queue) not in unanswered}
+        # Old brokers take the nearest message, so that each of hundreds of queues may be suspected: all are asked at once.
+        stored = reader.store_times_ms(self._group, last, deadline) if last else {}
+        found = []
+        for queue, offset in last.items():
+            if share(queue) in unanswered:
+                continue
+            # Clocks of masters differ, and old brokers take the nearest message: the one before the position decides.
+            # Compaction may have removed that one; then the first younger one does.
+            try:
+                stored_ms = stored.get(queue)
+                if stored_ms is None:
+                    stored_ms = reader.store_time_ms(self._group, queue, offset, deadline)
+                if stored_ms is None:
+                    stored_ms = reader.store_time_ms(self._group, queue, first[queue], deadline)
+            except RocketMQError as e:
+                note(e, queue)
+                continue
+            if stored_ms is not None and stored_ms > marks[queue]:
+                found.append(queue)
+        return found
+
+
+# For how long an answer holds: a queue that is not read may be written to, or be read again.
+_FRESH_S = 1.0
+
+
+class _Told(NamedTuple):
+    """What a broker said of a topic: until when that holds, by which route and connection, about which queues."""
+
+    until: float = 0.0
+    by: object = None
+    about: frozenset[MessageQueue] = frozenset()
+    ends: Mapping[MessageQueue, int] = MappingProxyType({})
+
+
+class Unread:
+    """Asks brokers where such queues end, at most once a second. ``waits`` is told of what fails."""
+
+    def __init__(
+        self, reader: Callable[[], OffsetReader], timeout_s: float, waits: Callable[[RocketMQError], None]
+    ) -> None:
+        self._reader = reader
+        self._timeout_s = timeout_s
+        self._waits = waits
+        self._told: dict[Share, _Told] = {}
+        self._due: dict[str, float] = {}
+
+    def ends(
+        self, queues: Iterable[MessageQueue], view: QueuesView, routes: Mapping[str, TopicRoute]
+    ) -> dict[MessageQueue, int]:
+        """Those of ``queues`` that their broker does not read, with the end that it still knows.
+
+        The route of a name server that lags behind may lack queues that are read: the broker is asked itself. One that is
+        away is not asked, and one that hangs costs a sixth of the time at most.
+        """
+        away = view.silent | view.orphans
+        gone: dict[Share, set[MessageQueue]] = {}
+        for queue in queues:
+            present = queue in view.bounds or queue.broker_name in away
+            if not present and filters.is_hidden(routes.get(queue.topic), queue):
+                gone.setdefault(share(queue), set()).add(queue)
+        found: dict[MessageQueue, int] = {}
+        for one, mine in sorted(gone.items()):
+            ends = self._of(one, mine, routes[one[0]])
+            found.update({queue: ends[queue] for queue in mine if queue in ends})
+        return found
+
+    def _of(self, one: Share, queues: set[MessageQueue], route: TopicRoute) -> Mapping[MessageQueue, int]:
+        by, now = (route, self._reader().connection(one[1])), time.monotonic()
+        told = self._told.get(one, _Told())
+        if told.by == by and queues <= told.about and now < told.until:
+            return told.ends
+        if now < self._due.get(one[1], 0.0):
+            return {}
+        about = frozenset(queues) | (told.about if told.by == by else frozenset())
+        try:
+            ends = self._ask(*one, sorted(about))
+        except RocketMQError as e:
+            self._due[one[1]] = time.monotonic() + 5 * (time.monotonic() - now)
+            self._waits(e)
+            return {}
+        self._told[one] = _Told(time.monotonic() + _FRESH_S, by, about, ends)
+        return ends
+
+    def _ask(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:
+        reader, deadline = self._reader(), Deadline.after(self._timeout_s)
+        read = reader.read_queues(topic, broker_name, deadline) or 0
+        unread = [queue for queue in queues if queue.queue_id >= read]
+        return reader.max_offsets(unread, deadline) if unread else {}

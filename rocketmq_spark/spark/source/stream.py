@@ -1,0 +1,354 @@
+"""The driver's side of a stream: where it starts, how far a batch goes, what was lost on the way.
+
+Positions come in from Spark's log and go back to it; what this object remembers between calls is a cache, or can be had
+again from the brokers. Any method may be the first one called; they are called what Spark calls them. It asks and
+remembers, ``decisions`` decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.queues.environment import by_position
+from rocketmq_spark.spark.source import account, decisions, filters, planner, starting_offsets, tasks
+from rocketmq_spark.spark.source.account import Account
+from rocketmq_spark.spark.source.catalog import Catalog, check_filter, planning_deadline
+from rocketmq_spark.spark.source.commit import GroupOffsets
+from rocketmq_spark.spark.source.decisions import Loss, QueuesView
+from rocketmq_spark.spark.source.offsets import Offsets, Positions
+from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
+from rocketmq_spark.spark.source.recreation import RecreationWatch, Share, share
+from rocketmq_spark.spark.source.tasks import RangePartition
+from rocketmq_spark.spark.source.waiting import Absence, patiently, whole
+
+logger = logging.getLogger(__name__)
+
+# How long a stream that is idle, or waits for more messages, holds an answer back, and with it the other sources of its
+# query. Spark asks at once again, and to read and write the offsets of many queues is what such a question costs.
+_LONGEST_WAIT_S = 0.1
+# Before brokers that are away are asked again.
+_PAUSE_S = 0.2
+
+
+class Stream:
+    """One run of a streaming query."""
+
+    def __init__(self, options: Options, clock: Clock | None = None) -> None:
+        self._options = options
+        self._clock = clock or Clock()
+        self._catalog = Catalog(options)
+        self._group_offsets = GroupOffsets(options)
+        self._admission = Admission(options.max_trigger_delay, self._clock.now())
+        self._absence = Absence()
+        self._looked: tuple[Offsets, QueuesView] | None = None
+        self._initial: Offsets | None = None
+        self._unresolved: OffsetError | None = None
+        self._to_freeze = False
+        self._frozen: Positions | None = None
+        self._opened = False
+        self._watch = self._new_watch()
+        self._unproven = False
+        self._left: list[str] = []
+        self._told: tuple[Offsets, frozenset[Loss]] | None = None
+        self._given: tuple[dict[str, Any], Offsets] | None = None
+        self._idle: tuple[QueuesView, Offsets] | None = None
+        self._waits: Offsets | None = None
+        self._account = Account()
+        self._end: Offsets | None = None
+        self._guessed = False
+        self._newest: tuple[QueuesView, Offsets | None, dict[str, Any]] | None = None
+
+    def initialOffset(self) -> Offsets:
+        """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
+        if self._initial is None:
+            catalog, options = self._catalog, self._options
+            bounds, offsets = whole(catalog).bounds, catalog.offsets
+            patiently(catalog, lambda: check_filter(options, bounds))
+            begin: Positions = {}
+            try:
+                begin = patiently(
+                    catalog, lambda: starting_offsets.start(offsets, options, bounds, planning_deadline(options))
+                )
+            except OffsetError as e:
+                # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
+                self._unresolved = e
+            marks = planner.marks(begin, Offsets({}), bounds)
+            marks |= self._watch.marks(Offsets(begin), bounds, Deadline.after(options.request_timeout))
+            self._initial = Offsets(begin, {}, marks, _reads(options, catalog), catalog.environment)
+            self._opened = self._unresolved is None
+        return self._initial
+
+    def _new_watch(self) -> RecreationWatch:
+        return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
+
+    def parsed(self, start: dict[str, Any]) -> Offsets:
+        """The offsets of Spark's log. An idle query hands the same over many times a second."""
+        if self._given is None or self._given[0] != start:
+            self._given = (start, Offsets.from_json(start))
+        return self._given[1]
+
+    def latestOffset(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
+        """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
+        self._end = self._next(begin, wanted)
+        return self._end
+
+    def _next(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
+        if self._unresolved is not None and not begin.positions:
+            raise self._unresolved
+        self._open(begin)
+        self._catalog.expect(begin)
+        if self._to_freeze:
+            self._frozen = patiently(self._catalog, lambda: whole(self._catalog).ends())
+            self._to_freeze = False
+        self._group_offsets.commit(begin.positions)
+        if self._frozen is not None:
+            return patiently(self._catalog, lambda: self._planned(begin, wanted))
+        try:
+            return self._planned(begin, wanted)
+        except RocketMQError as e:
+            self._catalog.waits(e)
+        self._clock.sleep(_PAUSE_S)
+        return begin
+
+    def _planned(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
+        if self._idle is not None and self._idle[1] is begin and self._frozen is None:
+            self._catalog.rest(_LONGEST_WAIT_S)
+        if self._waits is begin:
+            self._clock.sleep(_LONGEST_WAIT_S)
+        view = self._view(begin)
+        if self._idle is not None and self._idle[0] is view and self._idle[1] is begin:
+            return begin
+        moved, readable = self._moved(begin, decisions.heard(view))
+        ends = decisions.ends(readable, self._frozen)
+        begins = {queue: readable.bounds[queue].min_offset for queue in ends}
+        live = planner.above_minimum(moved, readable.bounds)
+        waiting = planner.backlog({**begins, **live.positions}, ends)
+        if self._frozen is not None:  # what is there is read, and does not wait for more
+            wanted = replace(wanted, min_offsets=None)
+        max_offsets = self._admission.max_offsets(
+            waiting, wanted, lambda queue: self._sample(queue, moved, begins[queue]), self._clock.now()
+        )
+        if max_offsets == 0:
+            self._waits = begin
+            return begin
+        if waiting and wanted.max_bytes is not None and self._admission.guesses:
+            self._guessed = self._guessed or _tell_guess(wanted.max_bytes)
+        end = planner.next_end(live, ends, begins, max_offsets)
+        if end is begin:
+            self._idle = None if waiting or self._unproven else (view, begin)
+            return begin
+        end = decisions.completed(begin, moved, end, readable, self._initial)
+        marks = self._watch.marks(end, readable.bounds, Deadline.after(self._options.request_timeout))
+        end = replace(end, marks={**end.marks, **marks}) if marks else end
+        return replace(end, reads=_reads(self._options, self._catalog), environment=self._catalog.environment)
+
+    def _view(self, begin: Offsets) -> QueuesView:
+        """What exists now. A run that ends with what was there at its start waits for brokers that have some of it."""
+        deadline = Deadline.after(self._options.read_deadline)
+        while True:
+            recent = self._catalog.recent(patient=self._frozen is not None)
+            view = decisions.trusted(begin, recent)
+            missing = decisions.awaited(begin, view, self._frozen)
+            unread = self._catalog.hidden(missing, view)
+            missing = [queue for queue in missing if queue not in unread]
+            if not missing:
+                self._tell_absent(begin, recent, view)
+                return view
+            if deadline.expired:
+                cause = self._catalog.trouble.first
+                raise BrokerNotFound(
+                    f"no broker answers for {starting_offsets.listed(missing)}, which this run has to read to its end",
+                    cause.addr if cause else None,
+                    remark=cause.message if cause else None,
+                    remedy="Look at the brokers, or raise option 'readDeadline'",
+                ) from cause
+            self._clock.sleep(_PAUSE_S)
+
+    def _tell_absent(self, begin: Offsets, recent: QueuesView, view: QueuesView) -> None:
+        if self._looked is not None and self._looked[0] is begin and self._looked[1] is recent:
+            return
+        self._looked = begin, recent
+        topics = set(self._catalog.topics_or_last())
+        wanted = (queue for queue in begin.positions if queue.topic in topics and not view.lacks(queue))
+        self._absence.look(
+            wanted,
+            view.bounds,
+            lambda q: filters.why_absent(self._catalog.known_routes.get(q.topic), q),
+            ends=self._frozen is not None,
+        )
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """The ends of all queues now and how the run is doing, for the progress of the query."""
+        view, end = self._catalog.recent(), self._end
+        if self._newest is None or self._newest[0] is not view or self._newest[1] is not end:
+            told = self._account.told(view, end, int(self._clock.now() * 1000))
+            self._newest = (view, end, {**told, **Offsets(view.ends()).to_json()})
+        return self._newest[2]
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read up to what is there now, and no further. What is missing is waited for when positions are known."""
+        if by_position(self._options) or self._options.assign:  # which queues these are is known with the positions
+            self._to_freeze = True
+            return
+        try:
+            view = self._catalog.sweep()
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            self._to_freeze = True
+        else:
+            self._to_freeze = len(view.of_masters()) < len(view.bounds)
+            self._frozen = view.ends()
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
+        """The tasks of a batch. May be the first call of all: a batch that was logged but not finished."""
+        logged_before = self._end is None  # a run plans before it reads, so this batch is of an earlier one
+        if logged_before:
+            filters.check_checkpoint(self._options, end)
+        ranges = planner.ranges(start, end)
+        if not ranges:
+            return []
+        if self._unresolved is not None and not start.positions:
+            start = replace(end, positions=end.start)
+        self._catalog.expect(start)
+        if not logged_before:
+            view = self._catalog.recent()
+        else:
+            view = _of_all(self._catalog)
+            filters.check_clusters(self._options, end, _clusters(self._catalog))
+            filters.check_owned(self._options, end, self._catalog.environment)
+            same = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
+            ranges = self._settled(*same)
+        self._open(start)
+        ranges = self._settled(*decisions.readable(ranges, view))
+        planned = planner.tasks(self._options, view.bounds, ranges)
+        others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
+        return tasks.partitions(self._catalog.routes, planned, others)
+
+    def _settled(self, ranges: list[OffsetRange], lost: Sequence[Loss]) -> list[OffsetRange]:
+        kept = account.settled(self._options.fail_on_data_loss, ranges, lost)
+        self._account.lost(lost)
+        return kept
+
+    def _made_again_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
+        """Queues of a logged batch whose topics were made again while the query was down."""
+        logged, bounds = decisions.logged(ranges, end, view), view.of_masters()
+        watch = self._new_watch()  # this looks at the queues of one batch, and the next plan begins with all
+
+        def look() -> list[MessageQueue]:
+            found = watch.look(logged, bounds, planning_deadline(self._options))
+            for error in found.unanswered.values():
+                raise error
+            return found.made_again
+
+        return patiently(self._catalog, look)
+
+    def _open(self, begin: Offsets) -> None:
+        """Once per run: what only a start can tell."""
+        if self._opened:
+            return
+        options = self._options
+        self._catalog.expect(begin)
+        catalog = self._catalog
+        bounds = patiently(catalog, catalog.sweep).bounds
+        filters.check_clusters(options, begin, _clusters(catalog))
+        filters.check_owned(options, begin, catalog.environment)
+        patiently(catalog, lambda: check_filter(options, bounds))
+        self._opened = True
+        if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
+            logger.warning("the checkpoint decides where the query goes on; the starting options have no effect")
+        was, now = filters.filter_of(begin.reads), filters.filter_of(filters.recorded(options))
+        if was != now:
+            logger.warning("the filter changed from %s to %s since the last run", was, now)
+        added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
+        if added:
+            logger.warning("topics that the checkpoint does not know start at their minimum: %s", ", ".join(added))
+
+    def _moved(self, begin: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
+        """``begin`` after what happened to its queues, losses that the user allows to be stepped over; and what can be read."""
+        known = self._subscribed(begin)
+        # A broker that hangs does not hold up what others have: it is asked no longer than for one request.
+        deadline = Deadline.after(self._options.request_timeout)
+        found = self._watch.look(known, view.of_masters(), deadline, view.connections)
+        view = self._answering(view, found.unanswered)
+        hidden = self._catalog.hidden((queue for queue in known.positions if queue not in view.bounds), view)
+        moved, lost = decisions.moved(known, view, self._frozen, found.made_again, hidden)
+        if lost and self._frozen is not None:
+            self._frozen = decisions.lowered(view, self._frozen)
+        self._report(begin, lost)
+        return moved, view
+
+    def _report(self, begin: Offsets, lost: list[Loss]) -> None:
+        """Once for each position, however often it is planned from while a batch waits for more."""
+        fail = self._options.fail_on_data_loss == "fail"
+        told = self._told[1] if self._told is not None and self._told[0] is begin else frozenset()
+        new = [part for part in lost if fail or part not in told]
+        account.report(self._options.fail_on_data_loss, new)
+        self._account.lost(new)
+        self._told = (begin, told.union(lost)) if lost else self._told
+
+    def _subscribed(self, begin: Offsets) -> Offsets:
+        known = decisions.subscribed(begin, set(self._catalog.topics_or_last()))
+        if known is not begin:
+            left = sorted({q.topic for q in begin.positions} - {q.topic for q in known.positions})
+            if left != self._left:
+                logger.warning("topics that are not subscribed to any more leave the offsets: %s", ", ".join(left))
+            self._left = left
+        return known
+
+    def _answering(self, view: QueuesView, unanswered: Mapping[Share, RocketMQError]) -> QueuesView:
+        """Without the queues of which it is not known whether they were made again: their broker is waited for."""
+        self._unproven = bool(unanswered)
+        for error in unanswered.values():
+            if self._frozen is not None:  # this run may not end without them
+                raise error
+            self._catalog.waits(error)
+        if not unanswered:
+            return view
+        return replace(view, bounds={q: b for q, b in view.bounds.items() if share(q) not in unanswered})
+
+    def _sample(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
+        offset = max(begin.positions.get(queue, minimum), minimum)
+        try:
+            # A guess is not worth a long wait, in which others have something to be read.
+            deadline = Deadline.after(min(1.0, self._options.request_timeout))
+            return self._catalog.offsets.sample(self._options.group, queue, offset, deadline)
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            return 0, 0  # what was learnt before has to do, or a cautious guess
+
+
+def _reads(options: Options, catalog: Catalog) -> dict[str, object]:
+    return filters.recorded(options, _clusters(catalog))
+
+
+def _clusters(catalog: Catalog) -> list[str]:
+    return filters.clusters_of(catalog.known_routes.values())
+
+
+def _of_all(catalog: Catalog) -> QueuesView:
+    """What exists, from all brokers: what was planned before is read as it was."""
+    try:
+        return patiently(catalog, catalog.sweep)
+    except RocketMQError as e:
+        if e.retriable and e.queue is not None:
+            e.remedy = tasks.waited_in_vain("its broker", streaming=True)
+        raise
+
+
+def _tell_guess(max_bytes: int) -> bool:
+    logger.warning(
+        "option 'maxBytesPerTrigger' is %d, but no broker gave a sample of the messages that wait: until one does, each "
+        "is taken to have %d bytes, so batches are small",
+        max_bytes,
+        planner.LARGEST_BYTES,
+    )
+    return True

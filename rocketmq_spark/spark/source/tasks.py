@@ -1,0 +1,174 @@
+"""What runs in a task: the ranges of one partition as record batches. Only the partition travels there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.columnar.decode.schema import Bad, Column
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError
+from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader, RouteReader
+from rocketmq_spark.pull import reading
+from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.spark.source import account, filters
+
+logger = logging.getLogger(__name__)
+
+_PORTION_BYTES = 1 << 20
+_SLAVE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RangePartition(InputPartition):
+    """What one task reads: ranges, and the addresses of their brokers as far as the driver knew them.
+
+    Of ``differing`` queues the slaves have other messages.
+    """
+
+    ranges: tuple[OffsetRange, ...]
+    addresses: tuple[tuple[str, str], ...] = ()
+    differing: frozenset[MessageQueue] = frozenset()
+
+    @property
+    def value(self) -> Any:
+        return self.ranges
+
+
+def differing(
+    options: Options, routes: RouteReader, offsets: OffsetReader, ranges: Iterable[OffsetRange]
+) -> frozenset[MessageQueue]:
+    """Queues where a slave that may be read has another message than its master, or one of both did not say.
+
+    A topic that was deleted on its master alone and made again has its old messages on the slave. A master that does not
+    answer at all is down: its slave is what there is.
+    """
+    if options.read_from == "master":
+        return frozenset()
+    has_both = functools.cache(functools.partial(_has_both, routes))
+    starts = {r.queue: r.start for r in ranges if has_both(r.queue.broker_name)}
+    if not starts:
+        return frozenset()
+    deadline = Deadline.after(options.request_timeout)
+    unsure: set[MessageQueue] = set()
+
+    def of_master(error: RocketMQError, queue: MessageQueue) -> None:
+        if error.broker_code is not None:
+            unsure.add(queue)
+
+    def of_slave(error: RocketMQError, queue: MessageQueue) -> None:
+        unsure.add(queue)
+
+    at_masters = offsets.store_times_ms(options.group, starts, deadline, on_error=of_master)
+    # Where the master is read anyway, a slave that hangs is not worth a long wait before each batch.
+    soon = deadline if options.read_from == "slave" else deadline.within(_SLAVE_S)
+    at_slaves = offsets.store_times_ms(options.group, starts, soon, "slave", of_slave)
+    return frozenset(unsure.union(queue for queue, ms in at_slaves.items() if at_masters.get(queue, ms) != ms))
+
+
+def _has_both(routes: RouteReader, broker_name: str) -> bool:
+    """Whether a broker has a master and a slave now."""
+    try:
+        return routes.address(broker_name) != routes.address(broker_name, "slave")
+    except BrokerNotFound:
+        return False
+
+
+def partitions(
+    routes: RouteReader, tasks: Sequence[Iterable[OffsetRange]], differing: Collection[MessageQueue] = ()
+) -> list[RangePartition]:
+    """The tasks of a batch, each with the addresses that it needs."""
+    known: dict[str, str] = {}
+    for broker_name in {r.queue.broker_name for task in tasks for r in task}:
+        try:
+            known[broker_name] = routes.address(broker_name)
+        except RocketMQError as e:
+            logger.info("tasks look up broker %s themselves: %s", broker_name, e)
+    planned = []
+    for task in tasks:
+        names = sorted({r.queue.broker_name for r in task} & known.keys())
+        others = frozenset(r.queue for r in task if r.queue in differing)
+        planned.append(RangePartition(tuple(task), tuple((name, known[name]) for name in names), others))
+    return planned
+
+
+def read(
+    options: Options, columns: tuple[Column, ...], partition: InputPartition | None, streaming: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a partition: one stream of pulls per broker, queue after queue.
+
+    Where nothing was planned Spark runs one task without a partition. ``streaming`` is for what an error says.
+    """
+    if not isinstance(partition, RangePartition):
+        return
+    from rocketmq_spark.columnar.decode.decoder import (
+        Decoder,  # drivers, a new process for every stream, need not wait for it
+    )
+
+    puller = session.puller(options)
+    addresses = dict(partition.addresses)
+    bad = Bad(options.bad_message)
+    lost = functools.partial(_lost, options)
+    # Once for a topic: the answer may change, and what is read together has one filter.
+    at_brokers = functools.cache(
+        lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
+    )
+    by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
+    for (broker_name, filtered, told, differs), group in groupby(
+        by_place, key=lambda r: (*_stream_of(options, at_brokers, r), r.queue in partition.differing)
+    ):
+        mine = replace(puller, read_from="master") if differs else puller
+        pulls = reading.read(mine, list(group), lost, told, addresses.get(broker_name))
+        decoder = Decoder(
+            pulls.queues, columns, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
+        )
+        with _what_to_do(broker_name, streaming):
+            for fetched in pulls.fetch():
+                yield from filter(len, decoder.batches(fetched, _PORTION_BYTES))
+    bad.summary()
+
+
+@contextlib.contextmanager
+def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
+    """Errors of a broker that was waited for in vain say how to go on."""
+    try:
+        yield
+    except RocketMQError as e:
+        if e.retriable:
+            e.remedy = waited_in_vain(f"broker {broker_name}", streaming)
+        raise
+
+
+def waited_in_vain(whom: str, streaming: bool) -> str:
+    """What to do when the time to wait for a broker is over; a batch of a stream is read as it was planned."""
+    remedy = (
+        f"Nothing is lost: start {whom}. A task waits for it as long as option 'readDeadline' says, and Spark repeats the "
+        "task, but not with master local[*], where local[*,4] does"
+    )
+    if not streaming:
+        return remedy
+    return (
+        f"{remedy}. To go on without it, stop the query and run: rocketmq-spark checkpoint rewind (docs/operating.md)"
+    )
+
+
+def _stream_of(
+    options: Options, at_brokers: Callable[[str, str, Filter], Filter], r: OffsetRange
+) -> tuple[str, Filter, Filter]:
+    queue, filtered = r.queue, filters.of_topic(options, r.queue.topic)
+    return queue.broker_name, filtered, at_brokers(queue.broker_name, queue.topic, filtered)
+
+
+def _lost(options: Options, part: OffsetRange, cause: Cause) -> None:
+    account.report(options.fail_on_data_loss, [(part, cause)])

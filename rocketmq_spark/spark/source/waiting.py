@@ -1,0 +1,96 @@
+"""What was there a moment ago is waited for: up to ``readDeadline``, asking for routes anew each time.
+
+Queues that a stream waits for are told of: it looks idle, and a line says why.
+
+A start that reaches nobody at all is another matter: it fails after ``numRetries``, for an address may be a slip of the pen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.retry import Trouble
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.spark.source.catalog import Catalog
+from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source.offsets import Bounds
+from rocketmq_spark.spark.source.starting_offsets import listed
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PAUSE_S = 0.2
+
+
+def patiently(catalog: Catalog, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+    """The first answer; an error that time may heal is raised when time is over, with the first cause.
+
+    A topic of which nothing is known may be a slip of the pen, too, and is an error at once.
+    """
+    deadline = deadline or Deadline.after(catalog.read_deadline_s)
+    trouble = Trouble()
+    while True:
+        try:
+            return ask()
+        except RocketMQError as e:
+            trouble.note(e, time.monotonic())
+            if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.knew(e.topic)):
+                raise
+            if deadline.expired:
+                trouble.give_up(e, time.monotonic())
+            catalog.waits(e)
+        deadline.pause(_PAUSE_S)
+        catalog.reroute()
+
+
+def whole(catalog: Catalog) -> QueuesView:
+    """What exists now, with the bounds of masters: a slave may lack messages, so its master is waited for.
+
+    Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.
+    """
+    deadline = Deadline.after(catalog.read_deadline_s)
+    view = catalog.sweep()
+    while alone := sorted({queue.broker_name for queue in view.bounds} & view.orphans):
+        error = BrokerNotFound(
+            f"only slaves of {', '.join(alone)} are up, which may lack messages that the master has",
+            remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
+        )
+        if deadline.expired:
+            raise error
+        catalog.waits(error)
+        deadline.pause(1.0)
+        view = patiently(catalog, catalog.sweep, deadline)
+    return view
+
+
+class Absence:
+    """Queues with a position that cannot be read at the moment. A run that ``ends`` does not wait for them."""
+
+    def __init__(self) -> None:
+        self._gone: set[MessageQueue] = set()
+
+    def look(
+        self, wanted: Iterable[MessageQueue], bounds: Bounds, why: Callable[[MessageQueue], str], ends: bool = False
+    ) -> None:
+        """Tell what changed; ``why`` is asked once about every queue that went."""
+        absent = {queue for queue in wanted if queue not in bounds}
+        went, back = absent - self._gone, {queue for queue in self._gone - absent if queue in bounds}
+        self._gone = absent
+        if went:
+            said = "the run ends without" if ends else "the stream waits for"
+            logger.warning("%s queues that it cannot read now: %s", said, _by_reason(went, why))
+        if back:
+            logger.warning("the stream reads again from %s", listed(back))
+
+
+def _by_reason(queues: Iterable[MessageQueue], why: Callable[[MessageQueue], str]) -> str:
+    reasons: dict[str, list[MessageQueue]] = {}
+    for queue in sorted(queues):
+        reasons.setdefault(why(queue), []).append(queue)
+    return "; ".join(f"{listed(of_reason)} ({reason})" for reason, of_reason in reasons.items())

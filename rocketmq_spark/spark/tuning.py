@@ -1,0 +1,85 @@
+"""Spark settings that go with this connector, and whether Spark's workers can import it.
+
+Spark settings that go with this connector; docs/performance.md says what each is worth.
+
+Whether the Python that Spark gives its workers can import this package: the commonest trap of the first ten minutes.
+
+Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another. In a virtual environment that was not
+activated that is a Python without the package, and Spark says "Failed to find the data source: rocketmq".
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+
+# Where PySpark 4.2 and 4.3 have it. Spark's default manager goes through Hadoop's FileContext, a good part of the
+# time of a small batch; this one renames through the FileSystem class, as atomic as the file system's rename is.
+_CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def low_latency_conf() -> dict[str, str]:
+    """Settings that lower the time of a micro-batch, for ``SparkSession.builder.config(map=...)``.
+
+    They must be there when the session starts. Checkpoints have to lie on a local disk or on HDFS, whose renames are
+    atomic; on an object store leave ``spark.sql.streaming.checkpointFileManagerClass`` out and use the store's own.
+    """
+    return {
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.execution.python.udf.buffer.size": "1048576",
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
+        "spark.sql.adaptive.enabled": "false",
+    }
+
+
+_PROBE = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in ('rocketmq_spark', 'pyarrow')))"
+_PATIENCE_S = 10.0
+_OF_WORKERS = ("pyspark.", "rocketmq_spark.daemon")
+
+
+@functools.cache
+def warn_if_workers_differ(program: str) -> None:
+    """Warn once when ``program``, the Python of Spark's workers on this machine, lacks this package or pyarrow.
+
+    What cannot be found here is another machine's business, and what is this very Python needs no look.
+    """
+    if can_import(program):
+        return
+    warnings.warn(
+        f"Spark's workers run {program}, which cannot import rocketmq_spark and pyarrow, while this driver runs "
+        f"{sys.executable}: Spark will not find the format 'rocketmq'. Before the session is made, activate the virtual "
+        f"environment, or set PYSPARK_PYTHON: os.environ['PYSPARK_PYTHON'] = sys.executable",
+        stacklevel=3,
+    )
+
+
+def can_import(program: str) -> bool:
+    """Whether ``program`` has this package and pyarrow, as far as this machine can say."""
+    import shutil  # here, because every worker imports this module and few drivers get so far
+
+    path = shutil.which(program)
+    return path is None or os.path.abspath(path) == os.path.abspath(sys.executable) or _imports(path)
+
+
+def _imports(path: str) -> bool:
+    import subprocess
+
+    try:
+        return subprocess.run([path, "-c", _PROBE], capture_output=True, timeout=_PATIENCE_S).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return True  # not known, so nothing is claimed
+
+
+def in_a_driver() -> bool:
+    """Whether this process uses Spark and is none of its workers."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return "pyspark" in sys.modules and not (main and main.name.startswith(_OF_WORKERS))
+
+
+def program_of_workers() -> str:
+    """The Python that Spark takes for workers: the session's if there is one, else what the environment says."""
+    core = sys.modules.get("pyspark.core.context")
+    context = core.SparkContext._active_spark_context if core is not None else None
+    return str(context.pythonExec) if context is not None else os.environ.get("PYSPARK_PYTHON") or "python3"
