@@ -92,7 +92,7 @@ def main(mode: str, name_server: str, seconds: float) -> None:
             time.sleep(seconds / PARTS)
             memory.append(_mib())
         spent = harness.process_cpu(os.getpid()) - cpu
-        consumed = consumer.stats()["consumed"]
+        consumed = consumer.stats().consumed
         harness.say(f"  {mode}: {', '.join(f'{mib:.1f}' for mib in memory)} MiB; {consumed} consumed")
     figures = {"cpu": 100 * spent / (time.monotonic() - begun), "first": memory[0], "last": memory[-1]}
     print(json.dumps(figures | {"grown": memory[-1] - memory[0]}))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+    from rocketmq_spark.model.membership import ConsumerStats
     from rocketmq_spark.model.popped import PoppedMessage
     from rocketmq_spark.session import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.spark.datasource import register
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Consumer": "session",
+    "ConsumerStats": "model.membership",
     "Context": "consumer.result",
     "GroupOffsetListener": "spark.monitoring.listener",
     "Listener": "consumer.result",
@@ -55,6 +57,7 @@ _HOMES = {
 
 __all__ = [
     "Consumer",
+    "ConsumerStats",
     "Context",
     "GroupOffsetListener",
     "Listener",

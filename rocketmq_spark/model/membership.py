@@ -77,8 +77,16 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """What became of a topic's messages lately: mean times in ms, None where nothing was measured, rates per second,
-    failures of the last hour."""
+    """Recent figures of one topic.
+
+    Args:
+        pull_ms: Mean time of a pull in the last minute, in ms; None if there was none.
+        pulled_per_s: Messages pulled per second.
+        consume_ms: Mean time of a call of the listener, in ms; None if there was none.
+        consumed_per_s: Messages finished per second.
+        failed_per_s: Messages failed per second.
+        failed: Messages that failed in the last hour.
+    """
 
     pull_ms: float | None = None
     pulled_per_s: float = 0.0
@@ -86,6 +94,29 @@ class TopicFigures:
     consumed_per_s: float = 0.0
     failed_per_s: float = 0.0
     failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """What a consumer did since its start, and what it has now: the value of ``Consumer.stats()``.
+
+    Args:
+        consumed: Messages that a listener finished.
+        failed: Messages that it did not finish; each attempt counts.
+        sent_back: Messages that the broker took back to deliver them later.
+        cached: Messages that were pulled and are not finished.
+        lag: Messages between the committed offsets and the ends of the queues here; None while an end is not known.
+        rebalances: How often the queues of a topic changed.
+        topics: Figures of the last minute by topic, the retry topic included.
+    """
+
+    consumed: int = 0
+    failed: int = 0
+    sent_back: int = 0
+    cached: int = 0
+    lag: int | None = None
+    rebalances: int = 0
+    topics: Mapping[str, TopicFigures] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +132,7 @@ class RunningInfo:
     threads: int = 0
     properties: Mapping[str, str] = field(default_factory=dict)
     queues: Mapping[MessageQueue, QueueInfo] = field(default_factory=dict)
-    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
+    topics: Mapping[str, TopicFigures] = field(default_factory=dict, repr=False)
     stacks: str | None = None
 
 

@@ -98,8 +98,8 @@ def test_a_backlog_is_read_ahead_and_what_comes_then_is_pulled(bench: Bench) -> 
     assert len(bench.pulls(A)) < 50
     bench.fill(A, 3)
     eventually(lambda: bench.consumed(A, 1003))
-    eventually(lambda: consumer.stats()["cached"] == 0)
-    assert consumer.stats()["topics"]["T"]["pulled_per_s"] > 0
+    eventually(lambda: consumer.stats().cached == 0)
+    assert consumer.stats().topics["T"].pulled_per_s > 0
     consumer.stop(WAIT_S)
     assert bench.brokers.offsets == {A: 1003, B: 600}
 
@@ -156,7 +156,7 @@ def test_a_listener_that_hangs_holds_back_its_queue_and_no_other(bench: Bench) -
         lambda message: go_on.wait(WAIT_S) if (message.queue, message.queue_offset) in hanging else None
     )
     eventually(lambda: bench.consumed(B, 1000))
-    eventually(lambda: bench.got[A][406] and consumer.stats()["cached"] == 2)
+    eventually(lambda: bench.got[A][406] and consumer.stats().cached == 2)
     assert max(bench.got[A].copy()) <= 406 + 40 + COUNT  # what was on its way: no more than may wait
     go_on.set()
     eventually(lambda: bench.consumed(A, 1000))
@@ -184,8 +184,8 @@ def test_no_more_waits_than_may(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     bench.fill(A, 1000)
     consumer = bench.start(one_by_one(free))
     for done in range(100):
-        eventually(lambda: consumer.stats()["cached"] > 20)
-        assert consumer.stats()["cached"] <= 20 + COUNT, done
+        eventually(lambda: consumer.stats().cached > 20)
+        assert consumer.stats().cached <= 20 + COUNT, done
         free.release()
     free.release(900)
     eventually(lambda: bench.consumed(A, 1000))
@@ -201,12 +201,12 @@ def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatc
     consumer = bench.start(one_by_one(free))
     most = 0
     while most <= 40:
-        most = max(most, consumer.stats()["cached"])
+        most = max(most, consumer.stats().cached)
     assert most <= 40 + COUNT
     runs = len(bench.reads.runs)
     free.release(10)  # room for some pulls, but not for a read
-    eventually(lambda: sum(bench.got[A].values()) >= 10 and consumer.stats()["cached"] > 40)
-    assert consumer.stats()["cached"] <= 40 + COUNT
+    eventually(lambda: sum(bench.got[A].values()) >= 10 and consumer.stats().cached > 40)
+    assert consumer.stats().cached <= 40 + COUNT
     assert len(bench.reads.runs) == runs
     free.release(990)
     eventually(lambda: bench.consumed(A, 1000))
@@ -279,7 +279,7 @@ def test_what_cannot_be_made_messages_is_pulled(
     consumer = bench.start()
     eventually(lambda: bench.consumed(A, 1000))
     assert f"the work of thread rocketmq-ahead-a failed: {type(error).__name__}: mine" in caplog.text
-    eventually(lambda: consumer.stats()["cached"] == 0)
+    eventually(lambda: consumer.stats().cached == 0)
 
 
 def test_what_could_not_be_made_messages_holds_back_no_later_read(

@@ -134,7 +134,7 @@ def test_1_20_1_22_what_fails_comes_again_from_the_retry_topic_and_the_offset_go
     group.time.advance(40)
     assert group.got == [("m1", b"poison", 0), ("m1", b"poison", 1)]
     stats = consumer.stats()
-    assert (stats["consumed"], stats["failed"], stats["sent_back"], stats["cached"], stats["lag"]) == (1, 1, 1, 0, 0)
+    assert (stats.consumed, stats.failed, stats.sent_back, stats.cached, stats.lag) == (1, 1, 1, 0, 0)
 
 
 def test_1_24_a_message_that_always_fails_is_tried_seventeen_times(group: GroupBench) -> None:

@@ -53,7 +53,7 @@ def test_failures_of_an_hour_are_those_that_were_told(calls: list[tuple[int, int
 
 def test_a_member_tells_them_to_brokers_and_to_its_user(group: GroupBench) -> None:
     consumer, port = group.start(lambda messages, context: None if messages[0].body != b"bad" else 1 / 0)
-    assert consumer.stats()["topics"]["T"]["consume_ms"] is None
+    assert consumer.stats().topics["T"].consume_ms is None
     group.time.advance(1)
     group.brokers.send(q("a:0"), b"good", b"bad")
     group.time.advance(1)
@@ -65,7 +65,7 @@ def test_a_member_tells_them_to_brokers_and_to_its_user(group: GroupBench) -> No
     assert (figures.failed, figures.consume_ms) == (1, 0.0)
     assert figures.consumed_per_s == figures.failed_per_s > 0
     assert figures.pulled_per_s > 0
-    assert consumer.stats()["topics"]["T"]["failed"] == 1
+    assert consumer.stats().topics["T"].failed == 1
 
 
 def test_an_ordered_member_counts_what_is_tried_again(group: GroupBench) -> None:
@@ -74,5 +74,5 @@ def test_an_ordered_member_counts_what_is_tried_again(group: GroupBench) -> None
     group.brokers.send(q("a:0"), b"bad")
     group.time.advance(5)
     stats = consumer.stats()
-    assert stats["topics"]["T"]["failed"] == stats["failed"] > 1
-    assert stats["topics"]["T"]["consumed_per_s"] == 0.0
+    assert stats.topics["T"].failed == stats.failed > 1
+    assert stats.topics["T"].consumed_per_s == 0.0

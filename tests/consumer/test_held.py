@@ -5,7 +5,8 @@ import threading
 
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.flow import Thresholds
-from rocketmq_spark.consumer.push.held import MemberState, Stats
+from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.messages import messages
 from tests.queues import q, qs
 
@@ -18,7 +19,7 @@ def holding(*names: str) -> MemberState:
 
 def test_lag_is_known_when_the_ends_of_all_queues_are() -> None:
     held = holding("a:0-1")
-    assert held.stats() == Stats(lag=None)
+    assert held.stats() == ConsumerStats(lag=None)
     held.ends, _ = {q("a:0"): 10, q("a:1"): 5}, held.offsets.put(q("a:0"), 7)
     assert held.stats().lag is None
     held.offsets.put(q("a:1"), 9)  # the end that was heard last may be old

@@ -4,7 +4,7 @@ import threading
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.in_hand import InHand
-from rocketmq_spark.consumer.push.held import Stats
+from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.pop import of
 
 
@@ -17,7 +17,7 @@ def test_what_is_in_hand_and_what_became_of_the_others_is_counted():
     hand.called(failed, False, 2500)
     hand.end(done)
     hand.end(failed, sent_back=True)
-    assert hand.stats() == Stats(consumed=1, failed=1, sent_back=1, cached=1)
+    assert hand.stats() == ConsumerStats(consumed=1, failed=1, sent_back=1, cached=1)
     assert hand.all() == [waits]
     figures = hand.figures(["t", "u"], 3000)
     assert (figures["t"].consume_ms, figures["t"].failed, figures["t"].pull_ms) == (1000.0, 1, None)
@@ -28,7 +28,7 @@ def test_what_lay_too_long_is_somebody_elses():
     hand = InHand()
     (lent,) = hand.came("t", [of("A")], 30_000, 0)
     assert not hand.begin(lent, 30_000)
-    assert hand.stats() == Stats(lag=None)
+    assert hand.stats() == ConsumerStats(lag=None)
 
 
 def test_there_is_room_while_few_wait_for_a_listener():

@@ -188,8 +188,8 @@ def test_calls_and_failures_are_told(group: GroupBench, caplog: pytest.LogCaptur
     consumer, _ = started(group, listener)
     group.brokers.send(A, b"1")
     group.time.advance(3)
-    topic = consumer.stats()["topics"]["T"]
-    assert (topic["consume_ms"], topic["failed"]) == (250.0, 1)
+    topic = consumer.stats().topics["T"]
+    assert (topic.consume_ms, topic.failed) == (250.0, 1)
     assert caplog.messages == ["messages of T/a/0 failed: the listener raised ValueError: mine"]
 
 
@@ -222,7 +222,7 @@ def test_a_commit_by_hand_finishes_all_since_the_last_one_and_a_rollback_repeats
     group.brokers.send(A, b"1", b"2", b"3", b"4")
     group.time.advance(0.5)
     assert group.bodies() == [b"1", b"2", b"3"]
-    assert consumer.stats()["cached"] == 4
+    assert consumer.stats().cached == 4
     group.time.advance(1)
     assert group.bodies()[3:] == [b"1", b"2", b"3", b"4"]
     consumer.stop()

@@ -197,7 +197,7 @@ def test_1_24_where_commits_are_by_hand_a_dead_letter_waits_for_one(group: Group
     group.time.advance(3)
     assert group.bodies() == [b"1", b"bad", b"bad", b"3"]
     assert [m.body for m in group.brokers.dead] == [b"bad"]
-    assert consumer.stats()["cached"] == 3
+    assert consumer.stats().cached == 3
     group.brokers.send(A, b"4")
     group.time.advance(1)
     consumer.stop()

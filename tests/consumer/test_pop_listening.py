@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, pause_s
-from rocketmq_spark.consumer.push.held import Stats
 from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.popped import GroupPolicy
 from tests.consumer.pop import INVISIBLE_MS, PopBench, of
 from tests.helpers import raising
@@ -67,7 +67,7 @@ def test_the_proxy_hears_what_the_listener_made_of_a_message(does, told):
     listens.bench.time.run_due()
     assert listens.bench.proxy.told == [told]
     done, back = told[0] == "ack", told[0] == "change"
-    assert listens.bench.in_hand.stats() == Stats(consumed=int(done), failed=int(not done), sent_back=int(back))
+    assert listens.bench.in_hand.stats() == ConsumerStats(consumed=int(done), failed=int(not done), sent_back=int(back))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_group_goes_on_when_a_message_is_done_and_others_do_not_wait_for_it():
     listens.bench.time.advance(0.1)
     assert listens.got[3:] == [("A1", 1), ("A2", 0)]
     assert [told[1] for told in listens.bench.proxy.told] == ["B1", "B2", "A1", "A2"]
-    assert listens.bench.in_hand.stats() == Stats(consumed=4, failed=1)
+    assert listens.bench.in_hand.stats() == ConsumerStats(consumed=4, failed=1)
 
 
 def test_without_a_group_the_queue_has_the_order():

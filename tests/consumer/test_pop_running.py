@@ -67,12 +67,12 @@ def member() -> Iterator[Member]:
 def test_messages_are_consumed_and_counted(member):
     member.start()
     member.proxy.put(of("A"), of("B"))
-    eventually(lambda: member.consumer.stats()["consumed"] == 2 and not member.consumer.stats()["cached"], 60)
+    eventually(lambda: member.consumer.stats().consumed == 2 and not member.consumer.stats().cached, 60)
     assert sorted(member.got) == ["A", "B"]
     assert sorted(member.proxy.told) == [("ack", "A"), ("ack", "B")]
     stats = member.consumer.stats()
-    assert (stats["failed"], stats["sent_back"], stats["lag"]) == (0, 0, None)
-    assert stats["topics"]["t"]["consumed_per_s"] > 0
+    assert (stats.failed, stats.sent_back, stats.lag) == (0, 0, None)
+    assert stats.topics["t"].consumed_per_s > 0
     assert member.proxy.filters == [{"t": Filter("a || b")}]
 
 
@@ -115,7 +115,7 @@ def test_the_end_consumes_what_waits_for_a_listener_in_the_time_given_and_leaves
     member = Member(threads=1)
     goes_on = member.held_up()
     member.proxy.put(of("B"))
-    eventually(lambda: member.consumer.stats()["cached"] == 2, 60)
+    eventually(lambda: member.consumer.stats().cached == 2, 60)
     stops = threading.Thread(target=member.consumer.stop, args=(30 if in_time else 0.1,))
     stops.start()
     eventually(lambda: member.consumer._closed, 60)
@@ -134,7 +134,7 @@ def test_a_listener_may_end_its_own_consumer(member):
     member.proxy.put(of("A"))
     eventually(lambda: member.proxy.closed and ended, 60)
     assert [[message.msg_id for message in left] for left in ended] == [["A"]]
-    eventually(lambda: not member.consumer.stats()["cached"], 60)
+    eventually(lambda: not member.consumer.stats().cached, 60)
     assert ("ack", "A") not in member.proxy.told  # what comes after the end counts for nothing
 
 

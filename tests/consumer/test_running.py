@@ -57,7 +57,7 @@ def test_figures_are_a_line_of_the_log_each_minute(group: GroupBench, caplog: py
     caplog.set_level("INFO")
     group.start()
     group.time.advance(61)
-    assert "group g: Stats(consumed=0, failed=0, sent_back=0, cached=0, lag=0, rebalances=1)" in caplog.text
+    assert "group g: ConsumerStats(consumed=0, failed=0, sent_back=0, cached=0, lag=0, rebalances=1)" in caplog.text
 
 
 def test_offsets_are_stored_as_often_as_it_is_told(group: GroupBench) -> None:
@@ -82,7 +82,7 @@ def test_every_bound_of_the_cache_stops_the_pulls(group: GroupBench, bound: Thre
     group.time.advance(1)
     group.brokers.send(q("a:0"), *(b"x" for _ in range(200)))
     group.time.advance(1)
-    cached = consumer.stats()["cached"]
+    cached = consumer.stats().cached
     assert cached is not None
     assert 50 < cached <= 60 + 2
 
@@ -93,7 +93,7 @@ def test_bytes_of_a_topic_count_for_all_its_queues_together(group: GroupBench) -
     group.time.advance(1)
     group.brokers.send(q("a:0"), *(b"x" for _ in range(200)))
     group.time.advance(1)
-    assert consumer.stats()["cached"] == 60
+    assert consumer.stats().cached == 60
 
 
 def test_pulls_say_how_much_they_want(group: GroupBench) -> None:

@@ -4,8 +4,8 @@ import threading
 from dataclasses import replace
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.push.held import Stats
 from rocketmq_spark.errors import ConnectionLost, NotFound
+from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.popped import PoppedMessage
 from tests.consumer.pop import SETTINGS, PopBench, of
 from tests.mockbroker import eventually
@@ -16,7 +16,7 @@ def test_the_proxy_is_told_and_the_message_is_out_of_hand():
     done, dead, later = bench.lent(of("A"), of("B"), of("C"))
     assert all([bench.settling.done(done), bench.settling.dead(dead), bench.settling.later(later, 10.0)])
     assert bench.proxy.told == [("ack", "A"), ("dlq", "B"), ("change", "C", 10.0)]
-    assert bench.in_hand.stats() == Stats(sent_back=1)
+    assert bench.in_hand.stats() == ConsumerStats(sent_back=1)
 
 
 def test_what_cannot_be_told_is_said_and_comes_again(caplog):
@@ -30,7 +30,7 @@ def test_what_cannot_be_told_is_said_and_comes_again(caplog):
         bench.proxy.failing[verb] = ConnectionLost("away")
         assert not ask(lent)
         assert f"message {lent.message.msg_id} could not be" in caplog.text
-    assert bench.in_hand.stats() == Stats()
+    assert bench.in_hand.stats() == ConsumerStats()
 
 
 def test_what_stays_in_hand_gets_more_time_before_it_needs_it():

@@ -20,10 +20,10 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.consumer.push.held import ConsumerFigures, Stats
+from rocketmq_spark.consumer.push.held import ConsumerFigures
 from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
-from rocketmq_spark.model.membership import TopicFigures
+from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import dlq_topic
@@ -116,10 +116,10 @@ class InHand:
             )
             return [one.message for one in self._lent.values() if one.caller is not None]
 
-    def stats(self) -> Stats:
+    def stats(self) -> ConsumerStats:
         with self._lock:
             counts = self._counts
-            return Stats(counts["consumed"], counts["failed"], counts["sent back"], len(self._lent))
+            return ConsumerStats(counts["consumed"], counts["failed"], counts["sent back"], len(self._lent))
 
     def figures(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
         """What became of each topic's messages lately."""

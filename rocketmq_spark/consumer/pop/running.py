@@ -18,13 +18,12 @@ from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, Lent, Settling
 from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
-from rocketmq_spark.consumer.push.held import Stats
 from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, PopSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.model.membership import TopicFigures
+from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
 
@@ -179,7 +178,7 @@ class PopRunning:
             self._port.close(last_words)
             self._popping.join(last_words)
 
-    def stats(self) -> Stats:
+    def stats(self) -> ConsumerStats:
         return self._in_hand.stats()
 
     def figures(self) -> dict[str, TopicFigures]:

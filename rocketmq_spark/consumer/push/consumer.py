@@ -7,20 +7,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.lifecycle import Closing, Owner
 from rocketmq_spark.consumer.pop.running import PopRunning
-from rocketmq_spark.consumer.push.held import Stats
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, PopSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.ports import GroupMember, PopMember
 
@@ -142,21 +142,19 @@ class BaseConsumer(Closing):
         """As ``stop`` with its usual timeout."""
         return self.stop()
 
-    def stats(self) -> dict[str, Any]:
-        """What it did since its start and has now.
+    def stats(self) -> ConsumerStats:
+        """Counts since the start, and figures of the last minute by topic.
 
-        ``consumed``, ``failed`` (each attempt counts) and ``sent_back`` are messages; so are ``cached``, pulled and not
-        finished, and ``lag``, how far the group is behind the ends of the queues here: None while one is not known.
-        ``rebalances`` is how often the queues of a topic changed. ``topics`` has the last minute of each topic, the retry
-        topic too: ``pull_ms`` and ``consume_ms``, means of a pull and of a call of the listener (None: there was none),
-        ``pulled_per_s``, ``consumed_per_s`` and ``failed_per_s``, and ``failed`` messages of the last hour.
+        Returns:
+            ``ConsumerStats`` with ``consumed``, ``failed``, ``sent_back``, ``cached``, ``lag``, ``rebalances`` and ``topics``;
+            all zero before ``start``.
+
+        Raises:
+            ClosedError: The consumer belongs to another process.
         """
         self._owner.check(False)
         running = self._running
-        if running is None:
-            return {**asdict(Stats()), "topics": {}}
-        topics = {topic: asdict(figures) for topic, figures in running.figures().items()}
-        return {**asdict(running.stats()), "topics": topics}
+        return ConsumerStats() if running is None else replace(running.stats(), topics=running.figures())
 
     def _run_of(self, listener: Listener) -> RunningConsumer | PopRunning:
         settings = self.settings

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.flow import Thresholds
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.model.membership import TopicFigures
+from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 
 STEP_MS = 10_000
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -160,27 +160,6 @@ class OffsetTable:
             entry.value = offset
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What a member did since its start, and what it has now.
-
-    Args:
-        consumed: Messages that a listener finished.
-        failed: Messages that it did not finish, each time counted.
-        sent_back: Messages that the broker took back to deliver them later.
-        cached: Messages that were pulled and are not finished.
-        lag: Messages behind the ends of all own queues; None while the end of one is not known.
-        rebalances: How often the queues of a topic changed.
-    """
-
-    consumed: int = 0
-    failed: int = 0
-    sent_back: int = 0
-    cached: int = 0
-    lag: int | None = None
-    rebalances: int = 0
-
-
 class MemberState:
     """The state of one member."""
 
@@ -209,12 +188,12 @@ class MemberState:
         with self.lock:
             return [held for held in self.queues.values() if not held.dropped]
 
-    def stats(self) -> Stats:
+    def stats(self) -> ConsumerStats:
         with self.lock:
             owned = [held for held in self.queues.values() if not held.dropped]
             lags = [self._lag(held) for held in owned]
             known = [lag for lag in lags if lag is not None]
-            return Stats(
+            return ConsumerStats(
                 consumed=self.counts["consumed"],
                 failed=self.counts["failed"],
                 sent_back=self.counts["sent back"],

@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.push import differing
 from rocketmq_spark.consumer.push.answers import Answers
 from rocketmq_spark.consumer.push.backlog import Backlog
 from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.push.held import MemberState, Stats
+from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, file_of
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.ownership import Ownership
@@ -31,7 +31,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.model.membership import Membership, TopicFigures
+from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
 from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class RunningConsumer:
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.wake()
 
-    def stats(self) -> Stats:
+    def stats(self) -> ConsumerStats:
         return self.held.stats()
 
     def figures(self) -> dict[str, TopicFigures]:

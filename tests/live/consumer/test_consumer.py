@@ -92,7 +92,7 @@ def test_1_20_1_24_a_failed_message_comes_again_and_ends_with_the_dead(members: 
 
     consumer = members.start(listener)
     (body,) = feed(members.mq, members.topic, 1, queues=[0])
-    eventually(lambda: consumer.stats()["sent_back"] == 3, 90)
+    eventually(lambda: consumer.stats().sent_back == 3, 90)
     assert [message.reconsume_times for _, message in members.got] == [0, 1, 2]
     assert {message.topic for _, message in members.got} == {members.topic}
     assert len({message.msg_id for _, message in members.got}) == 1

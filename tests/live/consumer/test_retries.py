@@ -95,7 +95,7 @@ def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repeti
         feed(members.mq, members.topic, 1)
         expected = list(range(TRIES + 1))
         eventually(lambda: listener.times()[TRIES:] != [] and len(theirs.got()) > TRIES, 180)
-        eventually(lambda: members.all[0].stats()["sent_back"] == TRIES + 1, 60)
+        eventually(lambda: members.all[0].stats().sent_back == TRIES + 1, 60)
         (ours_dead,), (theirs_dead,) = dead(members, members.group), dead(members, JAVA_GROUP)
     assert members.all[0].stop() == []
     assert listener.times() == [each["times"] for each in theirs.got()] == expected
@@ -207,7 +207,7 @@ def test_1_18_a_message_whose_listener_hangs_comes_again_and_its_queue_goes_on(m
         eventually(lambda: Counter(members.bodies()) == came, 60)
         eventually(lambda: set(members.stored().values()) == {2}, 60)
         assert not go_on.is_set()
-        assert consumer.stats()["sent_back"] == 1
+        assert consumer.stats().sent_back == 1
         assert max(message.reconsume_times for _, message in members.got) == 1
     finally:
         go_on.set()

@@ -80,7 +80,7 @@ def test_consume_message_directly_hands_one_message_to_the_listener_and_moves_no
     assert members.bodies() == [body] * 4
     assert {m.msg_id for _, m in members.got} == {message.msg_id}
     stats = consumer.stats()
-    assert (stats["consumed"], stats["failed"], stats["sent_back"]) == (1, 0, 0)
+    assert (stats.consumed, stats.failed, stats.sent_back) == (1, 0, 0)
     assert sum(offset or 0 for offset in members.stored().values()) == 1
 
 

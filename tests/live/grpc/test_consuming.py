@@ -45,11 +45,11 @@ def test_all_is_consumed_what_fails_comes_again_and_at_last_is_a_dead_letter(pro
         eventually(lambda: got.keys() >= {*good, poison, later} and got[poison] == got[later] == 2, 60)
         eventually(lambda: DLQ_PREFIX + group in proxied.admin.topics(), 60)
         dead = stored_rows(proxied, DLQ_PREFIX + group, 1)
-        eventually(lambda: not member.stats()["cached"], 60)
+        eventually(lambda: not member.stats().cached, 60)
         stats = member.stats()
     assert [row["msgId"] for row in dead] == [poison]
     assert got == Counter({**dict.fromkeys(good, 1), poison: 2, later: 2})
-    assert (stats["consumed"], stats["failed"], stats["sent_back"]) == (51, 3, 3)
+    assert (stats.consumed, stats.failed, stats.sent_back) == (51, 3, 3)
     assert "could not be" not in caplog.text
 
 
@@ -74,7 +74,7 @@ def test_a_group_that_keeps_order_gives_each_message_group_in_its_order(proxied)
                 sends.send(Message(topic, f"{n}".encode()), selector="hash", arg=key)
         member.start(listener)
         eventually(lambda: sum(map(len, got.values())) >= 36, 60)
-        eventually(lambda: not member.stats()["cached"], 60)
+        eventually(lambda: not member.stats().cached, 60)
     assert got == {key: list(range(12)) for key in "abc"}
 
 
@@ -101,8 +101,8 @@ def test_a_listener_that_takes_longer_than_a_lease_keeps_its_message(proxied, mo
         # By the receipt that came with the message nothing more can be had then.
         eventually(lambda: began and renewed and renewed[-1] > began[0][1] + MIN_INVISIBLE_S, 60)
         goes_on.set()
-        eventually(lambda: not member.stats()["cached"], 60)
+        eventually(lambda: not member.stats().cached, 60)
         sends.send(Message(topic, b"next"))
-        eventually(lambda: member.stats()["consumed"] == 2, 60)
+        eventually(lambda: member.stats().consumed == 2, 60)
     assert [body for body, _ in began] == [b"long", b"next"]
     assert not [text for text in ("not ours any more", "could not be") if text in caplog.text]
