@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     )
     from rocketmq_spark.pull.puller import Puller
     from rocketmq_spark.pull.reading import PlainRun
-    from rocketmq_spark.spool.spool import SendSpool, Trade
+    from rocketmq_spark.spool.spool import RedeliveryPolicy, SendSpool
     from rocketmq_spark.spool.store import Store
 
 
@@ -245,7 +245,7 @@ def resending(
     send: Sender,
     settings: ProducerSettings,
     clock: Callable[[], int] | None = None,
-    trade: Trade | None = None,
+    trade: RedeliveryPolicy | None = None,
 ) -> SendSpool:
     """Redelivery of a store that was opened in the process that uses it."""
     from rocketmq_spark.producer.resending import EngineResender

@@ -25,7 +25,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.records import IDENTITY, Record
 from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.sends import broker_target, topic_target
-from rocketmq_spark.spool.spool import Trade
+from rocketmq_spark.spool.spool import RedeliveryPolicy
 from rocketmq_spark.wire.envelope import CANCEL, Opened, digest, unpack
 from rocketmq_spark.wire.properties import encode_properties
 
@@ -150,9 +150,9 @@ def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arriv
 
 def trade(
     settings: ProducerSettings, dead_topic: str, max_out: int, topics: Collection[str] = release.ALL_TOPICS
-) -> Trade:
+) -> RedeliveryPolicy:
     """How a spool sends such records. Nothing of them failed before they were due, so the steps count from the first try."""
-    return Trade({KIND: sending(settings, dead_topic, topics)}, max_out, Schedule((0, *STEPS_S)))
+    return RedeliveryPolicy({KIND: sending(settings, dead_topic, topics)}, max_out, Schedule((0, *STEPS_S)))
 
 
 def sending(

@@ -19,7 +19,7 @@ from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.spool.keys import Due
 from rocketmq_spark.spool.lanes import Runs
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.schedule import Schedule, Silences
+from rocketmq_spark.spool.schedule import Schedule, UnreachableTargets
 from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict, Work
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Redelivery:
         self._timer = timer
         self._schedule = schedule or Schedule()
         self.runs = Runs()
-        self._silences = Silences()
+        self._silences = UnreachableTargets()
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
         self._ended: deque[tuple[Work, Handled]] = deque()

@@ -60,7 +60,7 @@ class _Silence:
     called: bool = False
 
 
-class Silences:
+class UnreachableTargets:
     """Targets that failed. Times are ms of a clock that does not go back."""
 
     def __init__(self) -> None:

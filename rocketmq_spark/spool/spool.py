@@ -106,7 +106,7 @@ def _monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class Trade(NamedTuple):
+class RedeliveryPolicy(NamedTuple):
     """What makes a send of a record, by its kind, how many of these may be out at once, and when what fails is due again."""
 
     sends: Mapping[str, Callable[[Record], SpooledSend]]
@@ -114,7 +114,7 @@ class Trade(NamedTuple):
     schedule: Schedule = Schedule()
 
 
-SENDS = Trade({sends.KIND: sends.send_of})
+SENDS = RedeliveryPolicy({sends.KIND: sends.send_of})
 
 
 class SendSpool:
@@ -127,7 +127,7 @@ class SendSpool:
         timer: Timer,
         clock: Callable[[], int] | None = None,
         schedule: Schedule | None = None,
-        trade: Trade = SENDS,
+        trade: RedeliveryPolicy = SENDS,
     ) -> None:
         self.store = store
         self._resender = resender

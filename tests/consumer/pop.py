@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.in_hand import InHand, Lent, Settling
+from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError, RouteNotFound
@@ -148,7 +148,7 @@ class PopBench:
         self.in_hand = InHand()
         self.settling = Settling(self.proxy, self.settings, self.in_hand, self.timer)
 
-    def lent(self, *messages: PoppedMessage) -> list[Lent]:
+    def lent(self, *messages: PoppedMessage) -> list[InvisibleMessage]:
         self.proxy.put(*messages)
         found = self.proxy.receive("t", 0, len(messages), INVISIBLE_MS / 1000, MIN_WAIT_S, Deadline.after(MIN_WAIT_S))
         now_ms = self.timer.now_ms()

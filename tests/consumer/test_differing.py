@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.push.differing import Differing, differences
+from rocketmq_spark.consumer.push.differing import SubscriptionConflicts, differences
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter
@@ -38,7 +38,7 @@ def test_it_is_told_once_and_not_for_a_moment(group: GroupBench, caplog):
     subscriptions = Subscriptions("g", True, lambda: 1)
     subscriptions.add("T", Filter("a"))
     member = FakeMember(group.brokers, "m")
-    looks = Differing(member, "g", subscriptions)
+    looks = SubscriptionConflicts(member, "g", subscriptions)
 
     def look(there: dict[str, Filter]) -> int:
         member.filters = lambda *_: there  # type: ignore[method-assign,assignment]
@@ -55,7 +55,7 @@ def test_it_is_told_once_and_not_for_a_moment(group: GroupBench, caplog):
 def test_nothing_is_said_where_brokers_say_nothing(group: GroupBench, caplog):
     subscriptions = Subscriptions("g", True, lambda: 1)
     member = FakeMember(group.brokers, "m")
-    looks = Differing(member, "g", subscriptions)
+    looks = SubscriptionConflicts(member, "g", subscriptions)
     looks.look(Deadline.after(1))
     assert not member.calls  # without a topic there is nobody to ask
     subscriptions.add("T", NO_FILTER)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.in_hand import Lent
+from rocketmq_spark.consumer.pop.in_hand import InvisibleMessage
 from rocketmq_spark.consumer.pop.running import Popping
 from rocketmq_spark.errors import ConnectionLost
 from tests.consumer.pop import SETTINGS, PopBench, of
@@ -22,10 +22,10 @@ class Asks:
         settings = replace(SETTINGS, threads=threads, error_pause_s=0.01)
         self.bench = PopBench(settings, places=2)
         self.proxy = self.bench.proxy
-        self.got: list[Lent] = []
+        self.got: list[InvisibleMessage] = []
         self.popping = Popping(self.proxy, settings, self.bench.in_hand, self.bench.timer, self._came)
 
-    def _came(self, lent: Sequence[Lent]) -> None:
+    def _came(self, lent: Sequence[InvisibleMessage]) -> None:
         self.got += lent
 
     def ids(self) -> list[str]:

@@ -17,7 +17,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source.catalog import Catalog
+from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.mockbroker import NO_ROUTE, Held, MockBroker, eventually, never, ok, refuse, route
 from tests.reading import feed
@@ -37,7 +37,7 @@ def catalog(name_server, **given):
     made = {"nameServer": name_server, "routeRefresh": 0, "numRetries": 0, "requestTimeout": "1s", **given}
     if not made.keys() & {"subscribePattern", "assign"}:
         made.setdefault("subscribe", "t")
-    return Catalog(options_table.parse(made).for_role("stream source"))
+    return OffsetCache(options_table.parse(made).for_role("stream source"))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ MASTERS = QueuesView({QUEUE: QueueBounds(5, 20, 0)})
 SLAVES = QueuesView({QUEUE: QueueBounds(7, 18, 0)}, orphans=frozenset({"a"}))
 
 
-class Catalog:
+class OffsetCache:
     """Gives one answer after the other; the last one again and again."""
 
     read_deadline_s = 60.0
@@ -51,26 +51,26 @@ ABSENT = RouteNotFound("no route", topic="t")
 
 
 def test_what_time_heals_is_asked_again_after_the_routes():
-    catalog = Catalog(LOST, GONE, MASTERS)
+    catalog = OffsetCache(LOST, GONE, MASTERS)
     assert patiently(catalog, catalog.sweep) is MASTERS
     assert (catalog.waited, catalog.routed) == ([LOST, GONE], 2)
 
 
 def test_what_time_does_not_heal_is_an_error_at_once():
     for error in (OffsetError("behind the end"), ABSENT):
-        catalog = Catalog(error, MASTERS)
+        catalog = OffsetCache(error, MASTERS)
         with pytest.raises(type(error)):
             patiently(catalog, catalog.sweep)
         assert not catalog.waited
 
 
 def test_a_topic_that_was_there_is_waited_for():
-    catalog = Catalog(ABSENT, MASTERS, known={"t"})
+    catalog = OffsetCache(ABSENT, MASTERS, known={"t"})
     assert patiently(catalog, catalog.sweep) is MASTERS
 
 
 def test_the_first_cause_is_told_when_time_is_over():
-    catalog = Catalog(LOST, GONE)
+    catalog = OffsetCache(LOST, GONE)
     expired = Deadline.after(0.02)
 
     def ask():
@@ -83,18 +83,18 @@ def test_the_first_cause_is_told_when_time_is_over():
 
 
 def test_bounds_are_those_of_masters():
-    catalog = Catalog(SLAVES, LOST, SLAVES, MASTERS)
+    catalog = OffsetCache(SLAVES, LOST, SLAVES, MASTERS)
     assert whole(catalog) is MASTERS
     assert [type(e) for e in catalog.waited] == [BrokerNotFound, ConnectionLost, BrokerNotFound]
 
 
 def test_a_start_that_reaches_nobody_fails_at_once():
     with pytest.raises(ConnectionLost, match="refused"):
-        whole(Catalog(LOST, MASTERS))
+        whole(OffsetCache(LOST, MASTERS))
 
 
 def test_a_master_that_stays_away_is_an_error():
-    catalog = Catalog(SLAVES)
+    catalog = OffsetCache(SLAVES)
     catalog.read_deadline_s = 0.0
     with pytest.raises(BrokerNotFound, match="only slaves of a are up"):
         whole(catalog)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rocketmq_spark.spool.schedule import FORGOTTEN_MS, Silences
+from rocketmq_spark.spool.schedule import FORGOTTEN_MS, UnreachableTargets
 
 
 def test_what_failed_and_answers_is_called_once() -> None:
-    silences = Silences()
+    silences = UnreachableTargets()
     assert not silences
     silences.failed("a", 0)
     assert silences
@@ -16,7 +16,7 @@ def test_what_failed_and_answers_is_called_once() -> None:
 
 
 def test_each_call_that_was_in_vain_puts_the_next_one_off() -> None:
-    silences, now_ms, pauses = Silences(), 0, []
+    silences, now_ms, pauses = UnreachableTargets(), 0, []
     silences.failed("a", now_ms)
     for _ in range(5):
         asked_ms = now_ms
@@ -28,7 +28,7 @@ def test_each_call_that_was_in_vain_puts_the_next_one_off() -> None:
 
 
 def test_a_failure_long_after_the_last_one_begins_anew() -> None:
-    silences = Silences()
+    silences = UnreachableTargets()
     silences.failed("a", 0)
     silences.answered(["a"], 0)
     silences.failed("a", 1000)
@@ -38,7 +38,7 @@ def test_a_failure_long_after_the_last_one_begins_anew() -> None:
 
 
 def test_when_nothing_waits_all_is_forgotten() -> None:
-    silences = Silences()
+    silences = UnreachableTargets()
     silences.failed("a", 0)
     silences.forget()
     assert not silences

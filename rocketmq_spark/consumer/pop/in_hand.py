@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class Lent:
+class InvisibleMessage:
     """A message that is nobody else's until ``until_ms``, which is put off as long as it is ours.
 
     ``since_ms`` is when it came, or when the listener got it; ``caller`` is the thread whose listener has it. One question
@@ -53,19 +53,19 @@ class InHand:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._lent: dict[int, Lent] = {}  # by identity, in the order in which they came
+        self._lent: dict[int, InvisibleMessage] = {}  # by identity, in the order in which they came
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 
-    def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[Lent]:
+    def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
         """These were handed out now."""
-        lent = [Lent(message, until_ms, now_ms) for message in messages]
+        lent = [InvisibleMessage(message, until_ms, now_ms) for message in messages]
         with self._lock:
             self._figures.pulled(topic, len(messages), None, now_ms)
             self._lent |= {id(one): one for one in lent}
         return lent
 
-    def begin(self, lent: Lent, now_ms: int) -> bool:
+    def begin(self, lent: InvisibleMessage, now_ms: int) -> bool:
         """The listener of this thread gets it, unless its time is over: then it is somebody else's, and gone from here."""
         with self._lock:
             if now_ms >= lent.until_ms:
@@ -75,24 +75,24 @@ class InHand:
             self._changed.notify_all()
             return True
 
-    def called(self, lent: Lent, done: bool, now_ms: int) -> None:
+    def called(self, lent: InvisibleMessage, done: bool, now_ms: int) -> None:
         """What the listener made of it."""
         with self._lock:
             self._counts["consumed" if done else "failed"] += 1
             self._figures.consumed(lent.message.topic, int(done), int(not done), now_ms - lent.since_ms, now_ms)
 
-    def waits(self, lent: Lent, now_ms: int) -> None:
+    def waits(self, lent: InvisibleMessage, now_ms: int) -> None:
         """The listener has it no more, and gets it again."""
         with self._lock:
             lent.caller, lent.since_ms = None, now_ms
 
-    def end(self, lent: Lent, sent_back: bool = False) -> None:
+    def end(self, lent: InvisibleMessage, sent_back: bool = False) -> None:
         """It is not ours any more; ``sent_back``: to be handed out later."""
         with self._lock:
             self._counts["sent back"] += sent_back
             self._forget(lent)
 
-    def all(self) -> list[Lent]:
+    def all(self) -> list[InvisibleMessage]:
         with self._lock:
             return list(self._lent.values())
 
@@ -129,7 +129,7 @@ class InHand:
     def _waiting(self, topic: str) -> int:
         return sum(one.caller is None and one.message.topic == topic for one in self._lent.values())
 
-    def _forget(self, lent: Lent) -> None:
+    def _forget(self, lent: InvisibleMessage) -> None:
         self._lent.pop(id(lent), None)
         self._changed.notify_all()
 
@@ -153,16 +153,16 @@ class Settling:
         """What becomes of messages from now on, nobody is told."""
         self._closed = True
 
-    def done(self, lent: Lent) -> bool:
+    def done(self, lent: InvisibleMessage) -> bool:
         """Whether the Proxy knows: only then may the next message of its group be consumed."""
         return self._settle(lent, self._port.ack, "acknowledged")
 
-    def dead(self, lent: Lent) -> bool:
+    def dead(self, lent: InvisibleMessage) -> bool:
         """It goes to the dead letters; whether the Proxy knows."""
         told = self._settle(lent, self._port.forward_to_dlq, "given up")
         return told and self._log_dead(lent)
 
-    def later(self, lent: Lent, pause_s: float, last: bool = False) -> bool:
+    def later(self, lent: InvisibleMessage, pause_s: float, last: bool = False) -> bool:
         """It is handed out again after so long, or is a dead letter then if this was its ``last`` attempt; whether the Proxy
         knows.
         """
@@ -173,7 +173,7 @@ class Settling:
         told = self._settle(lent, change, "sent back", True)
         return told and (not last or self._log_dead(lent))
 
-    def _log_dead(self, lent: Lent) -> bool:
+    def _log_dead(self, lent: InvisibleMessage) -> bool:
         message, topic = lent.message, dlq_topic(self._settings.group)
         text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
         logger.warning(text, message.msg_id, message.queue, topic, message.delivery_attempt)
@@ -184,7 +184,7 @@ class Settling:
         keeps nobody else's from being put off.
         """
         now_ms = self._timer.now_ms()
-        due: defaultdict[Hashable, list[Lent]] = defaultdict(list)
+        due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
         for lent in self._in_hand.all():
             if now_ms - lent.since_ms > 1000 * self._settings.consume_timeout_s and lent.caller is not None:
                 logger.warning("the listener has had message %s for too long: others may get it", lent.message.msg_id)
@@ -204,11 +204,11 @@ class Settling:
                 ended()
                 logger.warning("messages in hand have no more time yet: no thread to ask for it: %s", e)
 
-    def _renew_each(self, due: Sequence[Lent]) -> None:
+    def _renew_each(self, due: Sequence[InvisibleMessage]) -> None:
         for lent in due:
             self._renew(lent)
 
-    def _renew(self, lent: Lent) -> None:
+    def _renew(self, lent: InvisibleMessage) -> None:
         with lent.asking:
             now_ms = self._timer.now_ms()
             if lent.settled or self._closed:
@@ -223,7 +223,11 @@ class Settling:
                 logger.info("message %s has no more time yet: %s", lent.message.msg_id, e)
 
     def _settle(
-        self, lent: Lent, verb: Callable[[PoppedMessage, Deadline], None], what: str, sent_back: bool = False
+        self,
+        lent: InvisibleMessage,
+        verb: Callable[[PoppedMessage, Deadline], None],
+        what: str,
+        sent_back: bool = False,
     ) -> bool:
         told = True
         with lent.asking:

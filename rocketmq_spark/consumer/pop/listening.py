@@ -15,7 +15,7 @@ from typing import Protocol
 from rocketmq_spark.base.clock import Timer
 from rocketmq_spark.base.codes import DELAY_LEVELS
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.pop.in_hand import InHand, Lent, Settling
+from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.result import Context, Listener, OrderedContext, Step, concurrent, ordered
 from rocketmq_spark.consumer.settings import PopSettings
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class Listening(Protocol):
     """Has a listener consume messages."""
 
-    def submit(self, lent: Sequence[Lent]) -> None:
+    def submit(self, lent: Sequence[InvisibleMessage]) -> None:
         """These came of one topic, in this order."""
 
     def close(self) -> None:
@@ -49,13 +49,13 @@ class InAnyOrder:
         self._workers = workers
         self._timer = timer
 
-    def submit(self, lent: Sequence[Lent]) -> None:
+    def submit(self, lent: Sequence[InvisibleMessage]) -> None:
         self._workers.submit(*[partial(self._consume, one) for one in lent])
 
     def close(self) -> None:
         """Nothing is tried again here."""
 
-    def _consume(self, lent: Lent) -> None:
+    def _consume(self, lent: InvisibleMessage) -> None:
         if not self._in_hand.begin(lent, self._timer.now_ms()):
             return
         context = Context(lent.message.queue)
@@ -65,7 +65,7 @@ class InAnyOrder:
             _log_unsettled(lent, settled)
             self._in_hand.end(lent)
 
-    def _settle(self, lent: Lent, outcome: object, context: Context) -> None:
+    def _settle(self, lent: InvisibleMessage, outcome: object, context: Context) -> None:
         message, verdict = lent.message, concurrent(outcome, context, 1)
         if verdict.why:
             _complain(lent, verdict.why, outcome)
@@ -100,11 +100,11 @@ class InOrder:
         self._settling = settling
         self._workers, self._timer = work
         self._lock = threading.Lock()
-        self._lines: dict[Hashable, deque[Lent]] = {}
+        self._lines: dict[Hashable, deque[InvisibleMessage]] = {}
         self._paused: set[Hashable] = set()
         self._closed = False
 
-    def submit(self, lent: Sequence[Lent]) -> None:
+    def submit(self, lent: Sequence[InvisibleMessage]) -> None:
         begun: list[Hashable] = []
         with self._lock:
             for one in lent:
@@ -142,7 +142,7 @@ class InOrder:
                 self._timer.later(again_s, partial(self._workers.submit, partial(self._work, key)))
                 return
 
-    def _consume(self, lent: Lent) -> float | None:
+    def _consume(self, lent: InvisibleMessage) -> float | None:
         """None: it is settled. Otherwise the pause before it comes again; less than 0: nobody knows that it is settled."""
         message, context = lent.message, OrderedContext(lent.message.queue)
         outcome = attempt(self._listener, (message,), context)
@@ -164,7 +164,7 @@ class InOrder:
                 self._paused.add(key)
             return not self._closed
 
-    def _first(self, key: Hashable) -> Lent | None:
+    def _first(self, key: Hashable) -> InvisibleMessage | None:
         with self._lock:
             if not self._lines.get(key):
                 self._lines.pop(key, None)
@@ -191,16 +191,16 @@ def pause_s(level: int, attempt: int, policy: GroupPolicy) -> float:
     return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
 
 
-def _line_of(lent: Lent) -> Hashable:
+def _line_of(lent: InvisibleMessage) -> Hashable:
     message = lent.message
     return message.queue if message.message_group is None else (message.topic, message.message_group)
 
 
-def _complain(lent: Lent, why: str, outcome: object) -> None:
+def _complain(lent: InvisibleMessage, why: str, outcome: object) -> None:
     trace = outcome.error if isinstance(outcome, Failure) else None
     logger.warning("message %s of %s failed: %s", lent.message.msg_id, lent.message.queue, why, exc_info=trace)
 
 
-def _log_unsettled(lent: Lent, failure: Failure) -> None:
+def _log_unsettled(lent: InvisibleMessage, failure: Failure) -> None:
     text = "what became of message %s of %s is not known at the Proxy, it comes again"
     failure.log(logger, text, lent.message.msg_id, lent.message.queue)

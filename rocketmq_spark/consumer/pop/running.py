@@ -15,7 +15,7 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, Lent, Settling
+from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
 from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
@@ -45,7 +45,7 @@ class Popping:
         settings: PopSettings,
         in_hand: InHand,
         timer: Timer,
-        submit: Callable[[Sequence[Lent]], None],
+        submit: Callable[[Sequence[InvisibleMessage]], None],
     ) -> None:
         self._port = port
         self._settings = settings

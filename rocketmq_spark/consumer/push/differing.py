@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 20.0
 
 
-class Differing:
+class SubscriptionConflicts:
     """Looks what brokers take the group to want. What differs at two looks is told once: a change takes a moment."""
 
     def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:

@@ -86,7 +86,7 @@ class RunningConsumer:
         self._pulling.consuming = self._consuming
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
-        self._differing = differing.Differing(port, settings.group, subscriptions)
+        self._differing = differing.SubscriptionConflicts(port, settings.group, subscriptions)
         self._leave: Callable[[Deadline], None] | None = None
 
     def begin(self) -> None:

@@ -52,7 +52,7 @@ from rocketmq_spark.wire.messages import decode_batch
 MAX_TAGS = 16
 
 
-class Whole:
+class BatchTopicPlan:
     """Those of one task."""
 
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
@@ -143,7 +143,7 @@ class TaskWriter:
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms)
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
-        self._whole = Whole(options, self._names, self._sender, self._engine.timer.wall_ms)
+        self._whole = BatchTopicPlan(options, self._names, self._sender, self._engine.timer.wall_ms)
         self._router = routing.Router(options, self._names, self._queues)
         self._candidates = routing.candidates(options)
         self._long_delays = LongDelays(

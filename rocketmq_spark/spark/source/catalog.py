@@ -60,7 +60,7 @@ def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
     )
 
 
-class Catalog:
+class OffsetCache:
     """Queues and bounds of what the options subscribe to."""
 
     def __init__(self, options: Options) -> None:

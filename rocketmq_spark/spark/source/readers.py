@@ -29,7 +29,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.spark.source import account, decisions, planner, pushdown, starting_offsets, tasks
-from rocketmq_spark.spark.source.catalog import Catalog, check_filter, planning_deadline
+from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from rocketmq_spark.spark.source.stream import Stream
@@ -48,7 +48,7 @@ class RocketMQReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        catalog = Catalog(options)
+        catalog = OffsetCache(options)
         view = whole(catalog)
         bounds, offsets = view.bounds, catalog.offsets
         patiently(catalog, lambda: check_filter(options, bounds))
@@ -88,7 +88,7 @@ def _tagged(options: Options) -> list[str]:
 
     Of a batch topic (``queue.type=BatchCQ``) they know the tags of whole batches only, and would leave out messages.
     """
-    catalog, pulls = Catalog(options), session.pulls(options)
+    catalog, pulls = OffsetCache(options), session.pulls(options)
     topics = []
     try:
         for topic in catalog.topics():

@@ -19,7 +19,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import by_position
 from rocketmq_spark.spark.source import account, decisions, filters, planner, starting_offsets, tasks
 from rocketmq_spark.spark.source.account import Account
-from rocketmq_spark.spark.source.catalog import Catalog, check_filter, planning_deadline
+from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Loss, QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets, Positions
@@ -43,7 +43,7 @@ class Stream:
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
         self._clock = clock or Clock()
-        self._catalog = Catalog(options)
+        self._catalog = OffsetCache(options)
         self._group_offsets = GroupOffsets(options)
         self._admission = Admission(options.max_trigger_delay, self._clock.now())
         self._absence = Absence()
@@ -326,15 +326,15 @@ class Stream:
             return 0, 0  # what was learnt before has to do, or a cautious guess
 
 
-def _reads(options: Options, catalog: Catalog) -> dict[str, object]:
+def _reads(options: Options, catalog: OffsetCache) -> dict[str, object]:
     return filters.recorded(options, _clusters(catalog))
 
 
-def _clusters(catalog: Catalog) -> list[str]:
+def _clusters(catalog: OffsetCache) -> list[str]:
     return filters.clusters_of(catalog.known_routes.values())
 
 
-def _of_all(catalog: Catalog) -> QueuesView:
+def _of_all(catalog: OffsetCache) -> QueuesView:
     """What exists, from all brokers: what was planned before is read as it was."""
     try:
         return patiently(catalog, catalog.sweep)

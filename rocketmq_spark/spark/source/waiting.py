@@ -16,7 +16,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Trouble
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.source.catalog import Catalog
+from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Bounds
 from rocketmq_spark.spark.source.starting_offsets import listed
@@ -28,7 +28,7 @@ T = TypeVar("T")
 _PAUSE_S = 0.2
 
 
-def patiently(catalog: Catalog, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+def patiently(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
     """The first answer; an error that time may heal is raised when time is over, with the first cause.
 
     A topic of which nothing is known may be a slip of the pen, too, and is an error at once.
@@ -49,7 +49,7 @@ def patiently(catalog: Catalog, ask: Callable[[], T], deadline: Deadline | None 
         catalog.reroute()
 
 
-def whole(catalog: Catalog) -> QueuesView:
+def whole(catalog: OffsetCache) -> QueuesView:
     """What exists now, with the bounds of masters: a slave may lack messages, so its master is waited for.
 
     Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.
