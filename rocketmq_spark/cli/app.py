@@ -16,7 +16,7 @@ _COMMANDS = {
     "topic": ("Create, list, describe and delete topics.", "topic:topic"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they come.", "tail:tail"),
-    "doctor": ("Look for what is broken, and how to mend it.", "doctor.command:doctor"),
+    "doctor": ("Diagnose problems and suggest fixes.", "doctor.command:doctor"),
     "lag": ("How far a consumer group or a query is behind.", "lag:lag"),
     "offsets": ("Show and set the offsets of a consumer group.", "offsets:offsets"),
     "checkpoint": ("Look into a query's checkpoint, and take it back.", "checkpoint:checkpoint"),

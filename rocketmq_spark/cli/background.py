@@ -213,7 +213,7 @@ def _lock() -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:  # perhaps only somebody who looks whether we run
+            except BlockingIOError:  # perhaps only a status command that looks at the lock
                 if deadline.expired:
                     raise
                 deadline.pause(_PAUSE_S)

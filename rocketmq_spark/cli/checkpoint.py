@@ -95,15 +95,15 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
 
 
 def _batch(read: Read, machine: bool) -> dict[str, object]:
-    told = {
+    row = {
         "batchId": read.batch.number,
         "begun": moment(read.batch.begun_ms),
         "done": moment(read.done_ms),
         "offsets": read.size,
     }
     if not machine:
-        return {**told, "queues": len(read.ranges)}
-    return {**told, "ranges": list(map(_range, read.ranges)), "unknownQueues": len(read.unknown)}
+        return {**row, "queues": len(read.ranges)}
+    return {**row, "ranges": list(map(_range, read.ranges)), "unknownQueues": len(read.unknown)}
 
 
 def _range(part: OffsetRange) -> dict[str, object]:
@@ -134,7 +134,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
     States: read (nothing new), behind, new (a queue that the query starts at its beginning); and those of loss: lost (removed
     before it was read), went back or made again (the topic was deleted and created), gone (the topic or the queue). Not
-    registered (its broker is down) and not told (it does not answer) are no loss. Exit code 1 if any queue is in one of these.
+    registered (its broker is down) and unknown (it does not answer) are no loss. Exit code 1 if any queue is in one of these.
     """
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import last_batch
@@ -142,10 +142,10 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     batch = last_batch(opened(folder))
     if batch is None:
         raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
-    found, told = differences(target.within(batch.reads).client(), batch)
+    found, errors = differences(target.within(batch.reads).client(), batch)
     output.rows(_DRIFT, map(_drifted, found))
     bad = [one for one in found if not one.state.lossless]
-    for line in told:
+    for line in errors:
         output.note(line)
     waiting = [one.queue.broker_name for one in bad if one.state.waits]
     if lost := len(bad) - len(waiting):
@@ -168,17 +168,17 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
 
     bounds: dict[MessageQueue, QueueBounds] = {}
     away: set[str] = set()
-    told: list[str] = []
+    errors: list[str] = []
 
     def note(error: RocketMQError, queue: MessageQueue) -> None:
         away.add(queue.broker_name)
-        told.append(str(error))
+        errors.append(str(error))
 
     for topic in sorted({queue.topic for queue in batch.positions}):
         try:
             queues = client.routes.existing(topic, 0.0).readable()
         except RouteNotFound as e:
-            told.append(str(e))
+            errors.append(str(e))
             continue
         known = {*queues, *(queue for queue in batch.positions if queue.topic == topic)}
         bounds |= client.brokers.bounds(known, deadline(client), note)
@@ -188,9 +188,9 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
         remade += found.made_again
         for one, error in found.unanswered.items():
             away.add(one[1])
-            told.append(str(error))
+            errors.append(str(error))
             bounds = {queue: of for queue, of in bounds.items() if share(queue) != one}
-    return drift(batch.positions, bounds, remade, away, _unregistered(client, batch)), told
+    return drift(batch.positions, bounds, remade, away, _unregistered(client, batch)), errors
 
 
 def _unregistered(client: Client, batch: LoggedBatch) -> set[str]:
@@ -271,14 +271,14 @@ def rewind(
     else:
         lines.append("Nothing was changed: --apply does it")
     ranges = list(map(_range, planned.ranges))
-    told = {
+    row = {
         "rewound": really,
         "batchId": planned.batch.number,
         "again": planned.again,
         "ranges": ranges,
         "backup": backup,
     }
-    output.item(told, "\n".join(lines))
+    output.item(row, "\n".join(lines))
     output.note(_UNSEEN)
 
 

@@ -47,7 +47,7 @@ class CliCommand(click.Command):
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except Exception as error:
-            # The root of the program: nobody above could say it better.
+            # The root of the program: no caller could report it better.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 _be_silent()
                 ctx.exit(self.code_without_reader)
@@ -64,7 +64,7 @@ class SendingCommand(CliCommand):
 
 
 class Suggesting(click.Group):
-    """A group that tells the nearest names to who misspells one."""
+    """A group of commands that suggests the nearest names for a misspelt one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         known = self.list_commands(ctx)
@@ -96,7 +96,7 @@ def on_ctrl_c(handle: Callable[[], None], also: Sequence[signal.Signals] = ()) -
 
 
 def _be_silent() -> None:
-    """Nobody reads any more, not even what is still in a buffer when Python ends."""
+    """The reader has left: drop even what is still in a buffer when Python ends."""
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

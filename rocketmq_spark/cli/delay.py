@@ -56,5 +56,5 @@ def serve(
         begun = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
         output.item(begun, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
         node.run(over)
-    told = {"stored": node.stored, "sent": node.sent, "waiting": node.waiting}
-    output.item(told, f"{node.stored} messages stored, {node.sent} sent, {node.waiting} wait")
+    row = {"stored": node.stored, "sent": node.sent, "waiting": node.waiting}
+    output.item(row, f"{node.stored} messages stored, {node.sent} sent, {node.waiting} wait")

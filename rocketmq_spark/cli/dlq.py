@@ -127,11 +127,11 @@ def resend(
                 why = message.decode_error or "it has no topic of its own"
                 output.note(f"{message.queue} offset {message.queue_offset} is left out: {why}")
                 continue
-            told: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
+            row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
             text = f"{message.msg_id} to {message.topic}"
             before = None if again else find(message)
             if before is not None:
-                told |= {"sent": False, "sentBefore": before}
+                row |= {"sent": False, "sentBefore": before}
                 text += f" is left out: it was sent again before, as {before}"
             elif really:
                 new_id = _sent(producer, message)
@@ -139,9 +139,9 @@ def resend(
                     refused.append(new_id)
                     output.note(f"{text} is left out: {new_id}")
                     continue
-                told["newMsgId"] = new_id
+                row["newMsgId"] = new_id
                 text += f" as {new_id}"
-            output.item(told, text)
+            output.item(row, text)
             counts["sent" if before is None else "before"] += 1
     _say(output, counts["sent"], counts["before"], really)
     if refused:

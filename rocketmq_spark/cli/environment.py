@@ -52,7 +52,7 @@ def show(output: Output, target: Target, topic: str) -> None:
     rows = []
     for queue in sorted({*bounds, *writable}):
         name = named.get(queue)
-        told = list(_readers(options, queue, name, found))
+        found_readers = list(_readers(options, queue, name, found))
         rows.append(
             {
                 "topic": topic,
@@ -61,7 +61,7 @@ def show(output: Output, target: Target, topic: str) -> None:
                 "environment": name,
                 "writable": queue in writable,
                 "messages": bounds[queue].max_offset - bounds[queue].min_offset if queue in bounds else None,
-                "readers": told,
+                "readers": found_readers,
             }
         )
     output.rows(_HEADINGS, rows if output.machine else map(_shown, rows))
@@ -70,7 +70,7 @@ def show(output: Output, target: Target, topic: str) -> None:
             output.note(f"What {reader.member} of group {reader.group} reads is not known: it did not answer")
     if options.environment_mode == "queues" and options.environments is None:
         output.note("Without -o environments=... the n-th queue is taken to be of environment n")
-    if any(told["foreign"] for row in rows for told in row["readers"]):  # type: ignore[attr-defined]
+    if any(found_readers["foreign"] for row in rows for found_readers in row["readers"]):  # type: ignore[attr-defined]
         output.note("! reads what belongs to another environment")
 
 
@@ -90,14 +90,14 @@ def _readers(
         if queue in (reader.queues or ()):
             own = options.environment_mode == "suffix" and reader.inside
             mine = options.environment if own else environment_of_group(reader.group)
-            told = {"group": reader.group, "member": reader.member, "environment": mine}
-            yield {**told, "foreign": mine != name}
+            reader_row = {"group": reader.group, "member": reader.member, "environment": mine}
+            yield {**reader_row, "foreign": mine != name}
 
 
 def _shown(row: dict[str, object]) -> dict[str, object]:
     """For people: a group stands above its members, ``!`` before one of another environment."""
-    told: list[dict[str, object]] = row["readers"]  # type: ignore[assignment]
+    readers: list[dict[str, object]] = row["readers"]  # type: ignore[assignment]
     lines: list[str] = []
-    for group, members in groupby(told, key=lambda one: f"{'! ' if one['foreign'] else ''}{one['group']}"):
+    for group, members in groupby(readers, key=lambda one: f"{'! ' if one['foreign'] else ''}{one['group']}"):
         lines += [group, *(f"  {one['member'] or '(no member)'}" for one in members)]
     return {**row, "environment": row["environment"] if row["writable"] else None, "shown": lines or None}

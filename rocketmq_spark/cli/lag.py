@@ -2,8 +2,8 @@
 
 Figures for Prometheus over HTTP: each request of ``/metrics`` asks anew; what fails is a 503 with the reason.
 
-Whoever reaches the port may ask. So few may at once, none may keep a connection, and where it serves this machine alone a
-browser that was led here under another name (DNS rebinding) gets nothing.
+Anyone who reaches the port may ask. So few requests are served at once and none may keep a connection. Where it serves this
+machine alone, a browser that was led here under another name (DNS rebinding) gets nothing.
 
 ``rocketmq-spark lag``: how far a consumer group, or a query by its checkpoint, is behind.
 """
@@ -229,7 +229,7 @@ def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
 
 
 def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
-    """For who cannot be told a part: what a broker did not say is an error."""
+    """For callers that need every value: an answer that is missing is an error."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
     if look.errors:

@@ -56,11 +56,11 @@ def under_way(read: Read, silent: Iterable[str], now_ms: int) -> dict[str, objec
     return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent)}
 
 
-def waiting(told: Mapping[str, Any]) -> str:
+def waiting(state: Mapping[str, Any]) -> str:
     """That of ``under_way`` as a part of a sentence."""
-    text = f"batch {told['batchId']} under way"
-    text += f" for {duration(told['forMs'])}" if told["forMs"] is not None else ""
-    return text + (f", waiting for {', '.join(told['waitsFor'])}" if told["waitsFor"] else "")
+    text = f"batch {state['batchId']} under way"
+    text += f" for {duration(state['forMs'])}" if state["forMs"] is not None else ""
+    return text + (f", waiting for {', '.join(state['waitsFor'])}" if state["waitsFor"] else "")
 
 
 def document(sight: LagSnapshot) -> dict[str, object]:
@@ -115,13 +115,13 @@ def prometheus(sight: LagSnapshot) -> str:
         full = f"rocketmq_spark_reader_{name}"
         lines += [f"# HELP {full} {help_text}", f"# TYPE {full} gauge"]
         for row in sight.rows:
-            told = _queue(row, sight)
-            value = told[key]
+            figures = _queue(row, sight)
+            value = figures[key]
             labels = {
                 whose: sight.about[whose],
-                "topic": told["topic"],
-                "broker": told["brokerName"],
-                "queue": told["queueId"],
+                "topic": figures["topic"],
+                "broker": figures["brokerName"],
+                "queue": figures["queueId"],
             }
             if value is not None:
                 assert isinstance(value, int)
@@ -164,9 +164,9 @@ def summary(sight: LagSnapshot) -> list[str]:
     every, at = total(sight.rows, sight.now_ms), sight.pace
     whose = " ".join(f"{name} {sight.about[name]}" for name in ("group", "checkpoint") if name in sight.about)
     parts = [whose, f"{number(every.lag)} messages behind in {len(sight.rows)} queues"]
-    if told := sight.about.get("underWay"):
-        assert isinstance(told, dict)
-        parts.append(waiting(told))
+    if state := sight.about.get("underWay"):
+        assert isinstance(state, dict)
+        parts.append(waiting(state))
     if every.behind_ms:
         parts.append(f"the oldest for {duration(every.behind_ms)}")
     if at.read_per_s is not None:
@@ -177,9 +177,9 @@ def summary(sight: LagSnapshot) -> list[str]:
 
 def _shown(row: QueueLag, sight: LagSnapshot) -> dict[str, str]:
     at = pace(sight.before, [row], sight.seconds)
-    told = {key: str(value) if isinstance(value, str) else number(value) for key, value in _queue(row, sight).items()}
+    cells = {key: str(value) if isinstance(value, str) else number(value) for key, value in _queue(row, sight).items()}
     return {
-        **told,
+        **cells,
         "age": duration(row.behind_ms(sight.now_ms)),
         "read": rate(at.read_per_s),
         "written": rate(at.written_per_s),

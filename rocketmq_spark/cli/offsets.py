@@ -220,7 +220,7 @@ def _store(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> N
     if other:
         raise OffsetError(
             f"the offset of {other[0]} was set to {offsets[other[0]]} and is {stored[other[0]]}",
-            remedy="Somebody else stores offsets of the group: stop its members and queries",
+            remedy="Another process commits offsets of the group: stop its members and queries",
         )
 
 

@@ -1,7 +1,7 @@
 """Messages of a topic for a person: in the order in which they were stored, queue by queue merged, and followed.
 
 Built for looking, not for volume; bulk reads go through ``source``. Messages that retention has deleted in the
-meantime are passed over, and told to ``on_loss``.
+meantime are skipped and reported to ``on_loss``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 # How far one queue is read ahead, its messages held to be merged with the others'; further when a filter drops most.
 _CHUNK, _FILTERED_CHUNK = 256, 8192
-# While nobody knows how large the messages are.
+# Until the size of the messages is known.
 _FIRST_CHUNK = 32
 # How many bytes all queues hold, as they are stored; of each queue one message at a time is decompressed.
 _HELD_BYTES = 64 << 20
@@ -61,7 +61,7 @@ class TopicReader:
         self._held: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
 
     def seek(self, start: Start) -> None:
-        """Positions in every queue there is now. A topic that does not exist is told with the nearest names."""
+        """Positions in every queue there is now. For a topic that does not exist, the error suggests the nearest names."""
         self._client.routes.existing(self._topic, 0.0)
         self._next = start(self._bounds())
         self._ahead, self._heads, self._held = {}, {}, {}
@@ -121,8 +121,8 @@ class TopicReader:
         room = _HELD_BYTES // len(self._next)
         for _, group in groupby(sorted(ranges, key=lambda r: r.queue.broker_name), _broker_name):
             part = list(group)
-            told = self._puller.at_brokers(part[0].queue, self._filter)
-            pulls = reading.read(self._puller, part, self._on_loss, told)
+            at_brokers = self._puller.at_brokers(part[0].queue, self._filter)
+            pulls = reading.read(self._puller, part, self._on_loss, at_brokers)
             held = [HeldAnswers(room) for _ in part]
             for fetched in pulls.fetch():
                 for piece in answers.usable(fetched, pulls.usable, pulls.bounded):

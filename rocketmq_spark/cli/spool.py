@@ -64,8 +64,8 @@ def show(output: Output, folder: Path, records: bool) -> None:
         )
         if records:
             for entry in reading.entries():
-                told = _told(path, entry)
-                output.item(told, _line(told))
+                row = _row_of(path, entry)
+                output.item(row, _line(row))
         _close(output, path, reading)
     output.rows(_SUMMARY, rows)
 
@@ -81,8 +81,8 @@ def export(output: Output, folder: Path) -> None:
     for path in _paths(folder):
         reading = SpoolReading(path)
         for entry in reading.entries():
-            told = {**_told(path, entry), **_content(entry)}
-            output.item(told, json.dumps(told, ensure_ascii=False))
+            row = {**_row_of(path, entry), **_content(entry)}
+            output.item(row, json.dumps(row, ensure_ascii=False))
             count += 1
         _close(output, path, reading)
     output.note(f"{count} records of {folder}")
@@ -111,8 +111,8 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
             left = one.send_all(timeout_s, dead)
         finally:
             delivered = one.finish()
-        told = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
-        output.item(told, f"{path}: {delivered} sent, {left} left, {told['dead']} dead")
+        row = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
+        output.item(row, f"{path}: {delivered} sent, {left} left, {row['dead']} dead")
 
 
 @spool.command()
@@ -124,7 +124,7 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     """Let what lies in FOLDER belong to this cluster, namespace and environment: its addresses are others now.
 
     It is sent there when a producer, a sink's worker, a delay node or 'spool send' opens the folder. No other process may
-    use it: a folder in use is told, and the others are assigned.
+    use it: folders in use are reported, and the others are assigned.
     """
     from rocketmq_spark import options
     from rocketmq_spark.spool.store import Store
@@ -195,13 +195,13 @@ def _paths(folder: Path) -> list[Path]:
     return found
 
 
-def _told(path: Path, entry: SpoolEntry) -> dict[str, object]:
+def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
     """What is known of a record, with null for what is not."""
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool import sends
 
     record, state = entry.record, entry.state
-    told: dict[str, object] = {
+    row: dict[str, object] = {
         "path": str(path),
         "record": entry.sequence,
         "standing": entry.standing,
@@ -211,19 +211,19 @@ def _told(path: Path, entry: SpoolEntry) -> dict[str, object]:
         "kind": None,
     }
     if isinstance(record, DecodeError):
-        return {**told, "error": record.message}
-    told |= {"kind": record.kind, "stored": utc_text(record.stored_ms)}
+        return {**row, "error": record.message}
+    row |= {"kind": record.kind, "stored": utc_text(record.stored_ms)}
     if record.kind == sends.KIND:
         try:
             send = sends.send_of(record)
         except DecodeError as e:
-            return {**told, "error": e.message}
-        told |= {
+            return {**row, "error": e.message}
+        row |= {
             "topic": send.topic,
             "queue": None if send.queue is None else str(send.queue),
             "msgIds": list(send.msg_ids),
         }
-    return told
+    return row
 
 
 def _content(entry: SpoolEntry) -> dict[str, object]:
@@ -249,10 +249,8 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
     }
 
 
-def _line(told: dict[str, object]) -> str:
-    parts = [f"{told['record']} {told['standing']}"]
-    parts += [
-        f"{name} {told[name]}" for name in ("due", "tries", "topic", "queue", "reason", "error") if told.get(name)
-    ]
-    ids = told.get("msgIds")
+def _line(row: dict[str, object]) -> str:
+    parts = [f"{row['record']} {row['standing']}"]
+    parts += [f"{name} {row[name]}" for name in ("due", "tries", "topic", "queue", "reason", "error") if row.get(name)]
+    ids = row.get("msgIds")
     return "  ".join([*parts, *(ids if isinstance(ids, list) else [])])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.cli.topic import REGIONS, Order, Orders, paced, parse_rate
+from rocketmq_spark.cli.produce import REGIONS, Order, Orders, paced, parse_rate
 
 
 def test_an_order_as_a_message():

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 
-from rocketmq_spark.cli.topic import Orders, paced
+from rocketmq_spark.cli.produce import Orders, paced
 from rocketmq_spark.session import Producer
 
 CLOSING_ORDERS = 1

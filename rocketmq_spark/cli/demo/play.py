@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from rocketmq_spark.cli.demo.feed import Accounts, Feed
-    from rocketmq_spark.cli.demo.stage import Stage
-    from rocketmq_spark.cli.demo.view import DemoState, DemoWatch
+    from rocketmq_spark.cli.demo.stage import DemoState, DemoWatch, Stage
 
 WINDOW = "5 seconds"
 WATERMARK = "5 seconds"
@@ -96,8 +95,7 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
 
-    from rocketmq_spark.cli.demo.stage import read_orders, region_totals, write_totals
-    from rocketmq_spark.cli.demo.view import OBSERVED
+    from rocketmq_spark.cli.demo.stage import OBSERVED, read_orders, region_totals, write_totals
 
     orders = read_orders(spark, made.name_server, made.orders)
     totals = region_totals(orders, WINDOW, WATERMARK)
@@ -110,14 +108,14 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
     try:
         yield query
     finally:
-        # The session ends next, which stops what did not stop in time; and what went wrong before must be told instead.
+        # The session ends next, which stops what did not stop in time; and an earlier failure must be reported instead.
         with contextlib.suppress(PySparkException, Py4JError):
             query.stop()
 
 
 def _play(output: Output, play: _Play) -> _Result:
     from rocketmq_spark.cli.demo.feed import Feed
-    from rocketmq_spark.cli.demo.view import DemoWatch
+    from rocketmq_spark.cli.demo.stage import DemoWatch
 
     watch = DemoWatch(play.made, play.query)
     with (
@@ -169,7 +167,7 @@ def _check(query: StreamingQuery) -> None:
     if error is None:
         return
     reason = str(error).splitlines()[0]
-    # Spark gives a Python process ten seconds to start and cannot be told to wait longer.
+    # Spark gives a Python process ten seconds to start and has no setting to wait longer.
     busy = "failed to connect back" in str(error)
     remedy = "This machine was too busy to start Python within 10 s, Spark's limit: try again" if busy else None
     raise RocketMQError("the streaming query failed", remark=reason, remedy=remedy)

@@ -68,7 +68,9 @@ def examine(target: Target, subject: Subject) -> Iterator[Finding]:
         yield from of_cluster(brokers, subject)
     elif subject.group or subject.checkpoint:
         yield advice(
-            "readers", "a Proxy tells no offsets over gRPC", "Name a name server, too, for --group and --checkpoint"
+            "readers",
+            "a Proxy does not report offsets over gRPC",
+            "Name a name server, too, for --group and --checkpoint",
         )
 
 
@@ -79,9 +81,9 @@ def of_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
     except RocketMQError as e:
         yield failed("options", e, "Look at docs/options.md")
         return
-    told = list(of_name_servers(client, options))
-    yield from (finding for finding, _ in told)
-    if not any(usable for _, usable in told):
+    servers_asked = list(of_name_servers(client, options))
+    yield from (finding for finding, _ in servers_asked)
+    if not any(usable for _, usable in servers_asked):
         return
     yield from of_brokers(client, options)
     for topic in subject.topics:
@@ -144,10 +146,10 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
         runtime = bodies.table(client.calls.ask(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body)
     except RocketMQError as e:
         error = e
-    told = isinstance(error, BrokerError)  # it says no, but it was reached, and that is the question
+    answered = isinstance(error, BrokerError)  # it says no, but it was reached, and that is the question
     dialled = options.address_map.get(address, address)
-    yield servers.reached(name, address, dialled, None if told else error, options.tls)
-    if error is not None and not told:
+    yield servers.reached(name, address, dialled, None if answered else error, options.tls)
+    if error is not None and not answered:
         return
     if isinstance(error, AccessDenied):
         yield servers.locked_out(name, error)
@@ -172,12 +174,12 @@ def of_topic(client: Client, options: Options, topic: str, group: str | None) ->
         yield failed(f"topic {topic}", e, "Check its name")
         return
     yield from servers.topic(route, _attributes(client, route))
-    told: dict[str, RocketMQError | None] = {}
+    answers: dict[str, RocketMQError | None] = {}
     if queues := [queue for queue in route.readable() if route.brokers[queue.broker_name].master]:
-        told["source"] = _read(client, queues[0], group or options.group)
+        answers["source"] = _read(client, queues[0], group or options.group)
     if writable := route.writable():
-        told["sink"] = _written(client, route, writable[0])
-    yield from servers.rights(topic, options.access_key, told)
+        answers["sink"] = _written(client, route, writable[0])
+    yield from servers.rights(topic, options.access_key, answers)
 
 
 def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
@@ -302,7 +304,7 @@ def doctor(
     strict: bool,
     **readers: str | None,
 ) -> None:
-    """Look for what keeps a cluster, a topic or a reader from working, and say how to mend it.
+    """Diagnose problems of a cluster, a topic or a reader, and suggest fixes.
 
     Nothing is changed, and nothing is sent that a broker would keep. Exit code 0: nothing is broken; 1: something is; 2: wrong
     usage.
@@ -317,8 +319,8 @@ def doctor(
     found = []
     for finding in examine(target, Subject(topics, readers["group"], readers["checkpoint"])):
         found.append(finding)
-        told = {"check": finding.check, "level": finding.level.value, "found": finding.found, "remedy": finding.remedy}
-        output.item(told, "\n".join(lines(finding, width)))
+        row = {"check": finding.check, "level": finding.level.value, "found": finding.found, "remedy": finding.remedy}
+        output.item(row, "\n".join(lines(finding, width)))
     counts = {level: sum(one.level is level for one in found) for level in Level}
     output.note(f"{counts[Level.BROKEN]} broken, {counts[Level.ADVICE]} with advice, {counts[Level.OK]} well")
     ctx.exit(code(found, strict))

@@ -73,19 +73,19 @@ def java(found: tuple[str, int] | RocketMQError) -> Finding:
 
 def python(version: str, versions: Mapping[str, str | None]) -> Finding:
     """``versions`` are those of packages by name, None where one is missing."""
-    told = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
+    packages = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     lacking = [name for name, number in versions.items() if number is None and name in OLDEST]
     old = [n for n, v in versions.items() if v is not None and n in OLDEST and _parts(v) < OLDEST[n]]
     new = [n for n, v in versions.items() if v is not None and n in TOO_NEW and _parts(v) >= TOO_NEW[n]]
     if lacking or old:
         wanted = " ".join(f"'{name}>={'.'.join(map(str, OLDEST[name]))}'" for name in (*lacking, *old))
-        return broken("python", f"Python {version}, {told}; missing or too old: {', '.join((*lacking, *old))}",
+        return broken("python", f"Python {version}, {packages}; missing or too old: {', '.join((*lacking, *old))}",
                       f"pip install {wanted}")  # fmt: skip
     if new:
         name = new[0]
-        return advice("python", f"Python {version}, {told}; PySpark does not go with {name} {versions[name]} yet",
+        return advice("python", f"Python {version}, {packages}; PySpark does not go with {name} {versions[name]} yet",
                       f"pip install '{name}<{TOO_NEW[name][0]}'")  # fmt: skip
-    return ok("python", f"Python {version}, {told}")
+    return ok("python", f"Python {version}, {packages}")
 
 
 def workers(program: str, executable: str, can_import: bool) -> Finding:

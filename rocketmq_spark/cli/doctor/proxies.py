@@ -70,16 +70,16 @@ def _said(error: RocketMQError) -> str:
     return " ".join(f"{error.message}{f': {error.remark}' if error.remark else ''}".split())
 
 
-def topic(address: str, name: str, told: frozenset[str] | RocketMQError) -> Finding:
-    """``told`` is which types of messages may be written to it, or why there is no route."""
+def topic(address: str, name: str, answer: frozenset[str] | RocketMQError) -> Finding:
+    """``answer`` is which types of messages may be written to it, or why there is no route."""
     check = f"topic {name}"
-    if isinstance(told, RocketMQError):
-        return failed(check, told, "Check its name: rocketmq-spark topic list, at a name server")
-    kinds = ", ".join(sorted(told)) or "no type that is known here"
+    if isinstance(answer, RocketMQError):
+        return failed(check, answer, "Check its name: rocketmq-spark topic list, at a name server")
+    kinds = ", ".join(sorted(answer)) or "no type that is known here"
     text = f"the Proxy at {address} routes it, and takes {kinds}"
-    if told & _TAKEN:
+    if answer & _TAKEN:
         return ok(check, text)
-    remedy = next((_NEEDS[kind] for kind in sorted(told) if kind in _NEEDS), None)
+    remedy = next((_NEEDS[kind] for kind in sorted(answer) if kind in _NEEDS), None)
     return advice(check, f"{text}: other messages are refused", remedy or "A sink needs a topic of type NORMAL")
 
 
@@ -136,8 +136,8 @@ def of_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
         # So that no other one answers in its place.
         alone = dataclasses.replace(options, proxy_endpoint=(address,))
         # A topic that there may not be: what is answered, if only that it is not known, comes from a Proxy.
-        told = _types(alone, GROUP)
-        found = endpoint(address, told if isinstance(told, RocketMQError) else None, options.tls)
+        answer = _types(alone, GROUP)
+        found = endpoint(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
         yield found
         if found.level is Level.OK:
             for name in topics:

@@ -24,7 +24,7 @@ PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageIn
 COLD_PULLS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytesOnMessageInDisk": 4_194_304}
 # Shares of a disk: RocketMQ begins to delete what is not due at the first, and refuses messages from the second on.
 DISK_ADVICE, DISK_BROKEN = 0.85, 0.90
-# A broker tells its time to the second.
+# A broker reports its time in seconds.
 CLOCKS_MS = 5_000
 _UPTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
 
@@ -67,13 +67,13 @@ def brokers(cluster: Mapping[str, BrokerData]) -> Finding:
 
 def reached(name: str, address: str, dialled: str, error: RocketMQError | None, tls: bool) -> Finding:
     """The address that a broker advertises, and what is dialled in its place."""
-    check, told = f"broker {name}", address if dialled == address else f"{address}, dialled as {dialled}"
+    check, where = f"broker {name}", address if dialled == address else f"{address}, dialled as {dialled}"
     if error is None:
-        return ok(check, f"{told} answers")
+        return ok(check, f"{where} answers")
     port = address.rpartition(":")[2]
     return _unreached(
         check,
-        f"advertises {told}, which cannot be reached from here",
+        f"advertises {where}, which cannot be reached from here",
         error,
         tls,
         f"Let it advertise a reachable one (brokerIP1 in broker.conf), or set option 'addressMap', here: "
@@ -91,10 +91,10 @@ def _unreached(check: str, what: str, error: RocketMQError, tls: bool, remedy: s
 def settings(name: str, config: Mapping[str, str], wants_sql: bool) -> Iterator[Finding]:
     """Lines of broker.conf; what a broker does not tell is not judged."""
     check = f"broker {name}"
-    for told, what in ((PULLS, "a pull"), (COLD_PULLS, "a pull of old messages")):
-        low = {key: value for key, value in told.items() if key in config and int(config[key]) < value}
+    for limits, what in ((PULLS, "a pull"), (COLD_PULLS, "a pull of old messages")):
+        low = {key: value for key, value in limits.items() if key in config and int(config[key]) < value}
         if low:
-            count, size = (config.get(key, "?") for key in told)
+            count, size = (config.get(key, "?") for key in limits)
             yield advice(
                 check,
                 f"{what} gives at most {count} messages or {size} bytes",
@@ -138,13 +138,13 @@ def disk(name: str, runtime: Mapping[str, str]) -> Finding | None:
     shares = [float(runtime[key]) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio") if key in runtime]
     if not shares or max(shares) < 0:
         return None
-    check, told = f"broker {name}", f"its disk is {max(shares):.0%} full"
+    check, usage = f"broker {name}", f"its disk is {max(shares):.0%} full"
     remedy = "Free space, or lower fileReservedTime"
     if max(shares) > DISK_BROKEN:
-        return broken(check, f"{told}: it refuses messages", remedy)
+        return broken(check, f"{usage}: it refuses messages", remedy)
     if max(shares) > DISK_ADVICE:
-        return advice(check, f"{told}: soon it deletes messages before their time", remedy)
-    return ok(check, told)
+        return advice(check, f"{usage}: soon it deletes messages before their time", remedy)
+    return ok(check, usage)
 
 
 def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
@@ -167,15 +167,15 @@ def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
 
 def version(name: str, runtime: Mapping[str, str]) -> Finding | None:
     """Its release; None where it does not tell."""
-    told = runtime.get("brokerVersionDesc")
-    if told is None:
+    release = runtime.get("brokerVersionDesc")
+    if release is None:
         return None
-    match = re.match(r"V(\d+)_", told)
+    match = re.match(r"V(\d+)_", release)
     if match is not None and int(match[1]) < 5:
         return advice(
-            f"broker {name}", f"RocketMQ {told}", "Upgrade to 5.x for delays of any length and attributes of topics"
+            f"broker {name}", f"RocketMQ {release}", "Upgrade to 5.x for delays of any length and attributes of topics"
         )
-    return ok(f"broker {name}", f"RocketMQ {told}")
+    return ok(f"broker {name}", f"RocketMQ {release}")
 
 
 _TYPE = "message.type"
@@ -187,10 +187,10 @@ _WAITING = (
 )
 
 
-def topic(route: TopicRoute, told: Mapping[str, str] | None) -> Iterator[Finding]:
+def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Finding]:
     """Where it is, what may be done there, and its kind by its attributes, None if they are not known."""
-    check, attributes = f"topic {route.topic}", told or {}
-    kind = attributes.get(_TYPE, "NORMAL") if told is not None else "not told"
+    check, attributes = f"topic {route.topic}", config or {}
+    kind = attributes.get(_TYPE, "NORMAL") if config is not None else "unknown"
     more = [f"{name}={attributes[name]}" for name in (QUEUE_TYPE, CLEANUP_POLICY) if name in attributes]
     places = ", ".join(f"{data.read_queues} on {data.broker_name}" for data in route.queues)
     yield ok(check, f"queues: {places}; type {', '.join([kind, *more])}")
@@ -211,11 +211,11 @@ def topic(route: TopicRoute, told: Mapping[str, str] | None) -> Iterator[Finding
         )
 
 
-def rights(topic: str, user: str | None, told: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
-    """``told`` is what came of each question: ``source`` and ``sink``; None where it was let through."""
+def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
+    """``answers`` is what each question led to: ``source`` and ``sink``; None where the broker allowed it."""
     who = f"user {user}" if user else "who has no accessKey"
     needed = {"source": "Sub and Get on the topic, Sub on the group", "sink": "Pub on the topic"}
-    for role, error in told.items():
+    for role, error in answers.items():
         check, what = f"rights {role}", "read" if role == "source" else "write"
         if error is None:
             yield ok(check, f"{who} may {what} {topic}")
@@ -275,21 +275,21 @@ def retention(whose: str, rows: Sequence[QueueLag], kept_ms: int | None, now_ms:
         return broken(whose, f"{every.lost} messages were removed before they were read", remedy)
     if every.lag is None:
         return advice(whose, "how far it is behind is not known", "Let it commit, or finish a batch, first")
-    told = f"{every.lag} messages behind{f', the oldest for {duration(every.behind_ms)}' if every.behind_ms else ''}"
+    behind = f"{every.lag} messages behind{f', the oldest for {duration(every.behind_ms)}' if every.behind_ms else ''}"
     if kept_ms is not None and every.behind_ms is not None and every.behind_ms > _CLOSE * kept_ms:
-        return advice(whose, f"{told}, and messages are kept for {duration(kept_ms)}", remedy)
+        return advice(whose, f"{behind}, and messages are kept for {duration(kept_ms)}", remedy)
     kept = "" if kept_ms is None else f"; messages are kept for {duration(kept_ms)}"
-    return ok(whose, told + kept)
+    return ok(whose, behind + kept)
 
 
-def under_way(whose: str, told: Mapping[str, Any]) -> Finding:
+def under_way(whose: str, state: Mapping[str, Any]) -> Finding:
     """The batch of a query that is not done, as ``lag_view.under_way`` has it: whether it waits for a broker."""
-    brokers = ", ".join(told["waitsFor"])
+    brokers = ", ".join(state["waitsFor"])
     if not brokers:
-        return ok(whose, waiting(told))
+        return ok(whose, waiting(state))
     return broken(
         whose,
-        f"{waiting(told)}: no answer",
+        f"{waiting(state)}: no answer",
         f"Start {brokers}: nothing is lost, and the batch goes on. To go on without: rocketmq-spark checkpoint rewind",
     )
 

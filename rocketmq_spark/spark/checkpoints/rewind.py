@@ -32,7 +32,7 @@ class DriftState(enum.Enum):
     WENT_BACK = "went back"
     MADE_AGAIN = "made again"
     GONE = "gone"
-    AWAY = "not told"
+    AWAY = "unknown"
     UNREGISTERED = "not registered"
 
     @property

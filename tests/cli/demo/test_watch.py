@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark import Message
-from rocketmq_spark.cli.demo.stage import Stage
-from rocketmq_spark.cli.demo.view import OBSERVED, DemoWatch
+from rocketmq_spark.cli.demo.stage import OBSERVED, DemoWatch, Stage
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session import Producer
 from rocketmq_spark.spark.source.offsets import Offsets

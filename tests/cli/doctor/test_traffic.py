@@ -27,7 +27,7 @@ def route(**perms: int) -> TopicRoute:
     ("perms", "attributes", "expected"),
     [
         ({"a": 6}, {}, [(Level.OK, "queues: 4 on a; type NORMAL")]),
-        ({"a": 6}, None, [(Level.OK, "type not told")]),
+        ({"a": 6}, None, [(Level.OK, "type unknown")]),
         ({"a": 4}, {}, [(Level.OK, ""), (Level.BROKEN, "cannot be written on a")]),
         ({"a": 6, "b": 2}, {}, [(Level.OK, ""), (Level.ADVICE, "cannot be read on b")]),
         ({"a": 6}, {"message.type": "FIFO"}, [(Level.OK, "type FIFO"), (Level.ADVICE, "is of type FIFO")]),
