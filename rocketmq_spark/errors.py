@@ -105,7 +105,7 @@ class AccessDenied(BrokerError):
 
 
 class NotReadable(BrokerError):
-    """The broker or the topic has no read permission at the moment; whoever took it away may give it back."""
+    """The broker or the topic has no read permission at the moment; the permission may come back."""
 
     code = "ROCKETMQ_NOT_READABLE"
     retriable = True

@@ -106,8 +106,8 @@ class LagChart:
             logger.info("no progress of the query can be had", exc_info=True)
             return
         with self._lock:
-            for told in recent:
-                point = _point(told)
+            for progress_of_batch in recent:
+                point = _point(progress_of_batch)
                 before = self._points.get(point.batch)
                 if before is None or point.rows >= before.rows:  # an idle look at the same batch has no rows
                     self._points[point.batch] = point
@@ -142,8 +142,8 @@ def _label(axes: Axes, label: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _point(told: dict[str, Any]) -> Point:
-    found = of_progress(told)
+def _point(raw: dict[str, Any]) -> Point:
+    found = of_progress(raw)
     at = datetime.fromisoformat(found["timestamp"])
     return Point(
         found["batchId"], at.timestamp(), found["rows"], found["batchMs"] or 0, found["lag"], found["behindMs"]

@@ -52,7 +52,7 @@ class Sender(Protocol):
         """Whether any broker is up, so that a topic without a route does not exist."""
 
     def any_master(self) -> bool:
-        """Whether any master is up: while none is, nobody knows which topics there are."""
+        """Whether any master is up: while none is, the topics are unknown."""
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, int]:
         """The longest delay in ms that each broker's timers do, 0 where it has none, all asked at once; those that do not
@@ -64,7 +64,7 @@ class Sender(Protocol):
 
     def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
         """Whether the topic stores a batch that has an id of its own as one message (``queue.type=BatchCQ``); remembered for a
-        while, never an error. Not while nobody says: batches without an id are stored one by one, as every reader understands.
+        while, never an error. Not while that is unknown: batches without an id are stored one by one, as readers expect.
         """
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
@@ -93,9 +93,9 @@ class Sender(Protocol):
         """How brokers know this process: all that share its connections have one id."""
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        """Belong to a producer group, which brokers are told soon and then every ``heartbeat_s``, if that is not 0.
+        """Belong to a producer group, which heartbeats report to brokers soon and then every ``heartbeat_s``, if that is not 0.
 
-        Gives what leaves again: with the last one of the group brokers are told. Failures of single brokers are logged.
+        Returns a function that leaves the group. The last member unregisters it. Failures of single brokers are logged.
         """
 
     def refresh_routes(self, deadline: Deadline) -> None:
@@ -115,7 +115,7 @@ class Resender(Protocol):
         """One send with its attempts; ``done`` is called once, on any thread, and must not block."""
 
     def close(self, deadline: Deadline) -> None:
-        """What has no answer by then is told that it has none."""
+        """A call without an answer by then fails."""
 
 
 class Spool(Protocol):
@@ -194,7 +194,7 @@ class OffsetReader(Protocol):
         """The end of each queue, also of those that are not read any more."""
 
     def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
-        """How many queues of a topic the broker reads; None where nobody says (a Proxy, an old broker, no permission)."""
+        """How many queues of a topic the broker reads; None where that is unknown (a Proxy, an old broker, no permission)."""
 
     def search_offsets(
         self,
@@ -227,7 +227,7 @@ class OffsetReader(Protocol):
     ) -> dict[MessageQueue, int]:
         """``store_time_ms`` of many queues at once, without those that have no message there.
 
-        Nor are those there whose question fails, of which ``on_error`` is told.
+        Nor are those there whose question fails, which ``on_error`` receives.
         """
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
@@ -265,7 +265,7 @@ class PullSource(Protocol):
         """A topic or group as brokers know it."""
 
     def keys(self) -> tuple[str, str, str | None] | None:
-        """Access key, secret key and token that sign pulls from now on; None where nobody signs."""
+        """Access key, secret key and token that sign pulls from now on; None without signing."""
 
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """The route as it is now; one question takes no longer than the time of a request."""
@@ -276,7 +276,7 @@ class PullSource(Protocol):
     def batched(self, queue: MessageQueue) -> bool:
         """Whether the queue's topic stores batches whole, so that its brokers know no properties of single messages.
 
-        Where nobody can tell, it may be so.
+        Where that is unknown, it may be so.
         """
 
 
@@ -293,7 +293,7 @@ class GroupMember(Protocol):
     def join(
         self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
-        """Belong to the group: ``membership`` is told in every heartbeat, ``asked`` gets what brokers ask.
+        """Belong to the group: every heartbeat carries ``membership``, ``asked`` gets what brokers ask.
 
         Raises ``LocalProtocolError`` when the group has a member in this process. Gives what leaves again, which tells
         brokers; failures of single brokers are logged.
@@ -319,7 +319,7 @@ class GroupMember(Protocol):
         have heard of an offset yet.
 
         With ``young_at_zero`` the broker also says 0 for a queue without an offset whose first message is still in its
-        memory: so do members in Java start, and nobody skips what a young topic has (``ConsumerManageProcessor``).
+        memory: so do members in Java start, and no member skips the messages of a new topic (``ConsumerManageProcessor``).
         """
 
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
@@ -362,7 +362,7 @@ class GroupMember(Protocol):
 class PopMember(Protocol):
     """Verbs of one consumer that is handed out messages, each for a while, and has no queues (POP).
 
-    A message that is not acknowledged in its time is handed out again, to whoever of the group asks.
+    A message that is not acknowledged in its time is handed out again, to any member of the group.
     """
 
     @property

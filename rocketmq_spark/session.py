@@ -144,7 +144,7 @@ def sender(options: Options) -> Sender:
 
 
 def message_types(options: Options, topic: str, deadline: Deadline) -> frozenset[str] | None:
-    """Which types of messages a topic takes; None where nobody checks, which is so at brokers."""
+    """Which types of messages a topic takes; None where the topic type is not checked, as at brokers."""
     return proxied.sender(options).message_types(topic, deadline) if options.transport == transport.GRPC else None
 
 
@@ -214,11 +214,11 @@ class Producer(engine.BaseProducer):
         parsed = _parsed("producer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
-        settings, told = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
+        settings, spool = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
         send = sender(parsed)
         opened = None
-        if told is not None:
-            opened = resending(_store(told.folder, parsed, told), send, settings)
+        if spool is not None:
+            opened = resending(_store(spool.folder, parsed, spool), send, settings)
         try:
             super().__init__(send, settings, spool=opened)
         except BaseException:
@@ -227,11 +227,11 @@ class Producer(engine.BaseProducer):
             raise
 
 
-def _store(path: Path, options: Options, told: SpoolSettings | None = None) -> Store:
+def _store(path: Path, options: Options, spool: SpoolSettings | None = None) -> Store:
     """The store of a folder, which holds sends of the cluster, namespace and environment of the options only."""
     from rocketmq_spark.spool.store import Store
 
-    store = Store(path, told.sync, told.max_bytes) if told is not None else Store(path)
+    store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path)
     try:
         store.belong(owner_of(options))
     except BaseException:
@@ -264,22 +264,22 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     It lives as long as the process, whatever tasks come and go, and sends meanwhile.
     """
-    told = SpoolSettings.of(options)
-    if told is None:
+    spool = SpoolSettings.of(options)
+    if spool is None:
         return None
     from rocketmq_spark.spool import folders
 
     def make(path: Path) -> Store:
-        return _store(path, options, told)
+        return _store(path, options, spool)
 
     with process.lock():
         connection = options.transport, options.proxy_endpoint, _connection_key(options)
-        key = (told.folder, told.sync, told.max_bytes, owner_of(options), options.environments, connection)
+        key = (spool.folder, spool.sync, spool.max_bytes, owner_of(options), options.environments, connection)
         spools: dict[object, SendSpool] = process.kept(_SPOOLS)
         if key not in spools:
-            spools[key] = resending(folders.claim(told.folder, make), sender(options), settings)
+            spools[key] = resending(folders.claim(spool.folder, make), sender(options), settings)
         mine = spools[key]
-        if folders.adopt(told.folder, mine.store, make):
+        if folders.adopt(spool.folder, mine.store, make):
             mine.redelivery.begin()
     return mine
 
@@ -330,8 +330,8 @@ class Consumer(group_consumer.BaseConsumer):
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
         if parsed.transport == transport.GRPC:
-            told = PopSettings.of(parsed)
-            super().__init__(pop_member(parsed), told)
+            pop = PopSettings.of(parsed)
+            super().__init__(pop_member(parsed), pop)
             return
         settings = ConsumerSettings.of(parsed, scope(parsed).on_wire)
         super().__init__(member(parsed), settings, ConsumerTools(read_ahead=_read_ahead(parsed, settings.group)))

@@ -177,7 +177,7 @@ class SysFlag(enum.IntFlag):
 COMPRESSION_MASK = 0x700
 TRANSACTION_MASK = 0xC
 INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is opened with both only, as in Java
-OFFSET_RESET = "OFFSET_RESET"  # remark of a pull that is told of an operator's reset of its group
+OFFSET_RESET = "OFFSET_RESET"  # remark of the pull that receives an operator's reset of its group
 UNREADABLE = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker, the topic has no read permission now
 SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
 

@@ -91,7 +91,7 @@ def settle() -> None:
 
 
 def end_quietly() -> None:
-    """From here on this process does not tell that nobody listens to it any more. Elsewhere than in a runner: nothing."""
+    """Suppress broken-pipe tracebacks at exit. Does nothing outside a runner."""
     if _is_runner():
         sys.excepthook = _but_for_broken_pipes
 

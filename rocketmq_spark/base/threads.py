@@ -3,11 +3,11 @@
 What code of others raises, as a value, and threads that outlive it.
 
 A listener, a callback, a strategy or a hook may raise anything, ``SystemExit`` too. That is its failure, and no reason for one
-of our threads to end: Python prints nothing when ``SystemExit`` ends a thread, so nobody would notice.
+of our threads to end: Python prints nothing when ``SystemExit`` ends a thread, so it would go unnoticed.
 
 Work that may block, beside the thread that has it: one thread for each key, in the order in which work came.
 
-A thread lives while there is work for its key, so that a host that has vanished holds up nobody but those who want it.
+A thread lives while there is work for its key, so that a host that has vanished holds up only the work for that host.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the Proxy's status codes and those of gRPC mean: the errors that they become. Pure.
 
-Classes are those of ``errors``, so that whoever sends judges both transports alike. The numbers are the Proxy's.
+Classes are those of ``errors``, so that callers judge both transports alike. The numbers are the Proxy's.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
         case "UNAVAILABLE" | "CANCELLED":
             remedy = "See whether the Proxy runs and its gRPC port is reachable from here"
             remedy += "" if tls else "; if it wants TLS, set option 'tls'"
-            if _ENDED in details:  # by whoever takes the first bytes of HTTP/2 for the length of a frame
+            if _ENDED in details:  # by a server that takes the first bytes of HTTP/2 for the length of a frame
                 remedy += (
                     ". The port of a broker or name server ends connections so: expected the Proxy's for gRPC, 8081"
                 )

@@ -1,4 +1,4 @@
-"""What the Proxy's protocol calls things, and their numbers, once: as the Proxy itself tells by server reflection.
+"""What the Proxy's protocol calls things, and their numbers, once: as server reflection of the Proxy lists them.
 
 A test compares every row with a real Proxy. Only what is used stands here: what else an answer brings is not looked at.
 Package ``apache.rocketmq.v2``, service ``MessagingService``.

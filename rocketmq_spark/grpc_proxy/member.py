@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Of a group of which the Proxy says nothing: RocketMQ's own.
 _ATTEMPTS, _PAUSES_S = 17, (10.0,)
-# Nobody tries a message more often: the last pause is that of all which follow.
+# More attempts than that are not made: the last pause is that of all which follow.
 _MAX_PAUSES = 100
 
 
@@ -111,7 +111,8 @@ class ProxyMember:
             first = not self._streams
             if first:
                 self._streams = {
-                    one: Telemetry(self._proxy.at(one), self._settings, self._told) for one in self._proxy.addresses
+                    one: Telemetry(self._proxy.at(one), self._settings, self._on_settings)
+                    for one in self._proxy.addresses
                 }
                 self._timer = Timer(f"rocketmq-{self._group}-heartbeat")
                 # Before the settings are known: the caller may repeat a call that fails, and heartbeats must not depend on it.
@@ -229,7 +230,7 @@ class ProxyMember:
                 logger.info("%s at %s: %s", rpc.name, address, e)
         return refusing
 
-    def _told(self, settings: Any) -> None:
+    def _on_settings(self, settings: Any) -> None:
         if settings.HasField("backoff_policy"):
             self._policy = policy(settings)
 

@@ -8,7 +8,7 @@ facts; a message is its fields one after the other, in any order: so fields that
 The table of facts as classes of protobuf messages, in a pool of their own.
 
 The pool is private, so that nothing collides with what another library registers in the common one under the same names.
-The edition is one in which a field that was not set can be told from a zero, and in which text that is not UTF-8 is an
+The edition is one in which a field that was not set differs from a zero, and in which text that is not UTF-8 is an
 error of the answer that has it. Enumerations are plain numbers here, which are the same bytes, and keep those that are newer
 than this table.
 """
@@ -69,7 +69,7 @@ MAP_KEY, MAP_VALUE = (VARINTS[which << 3 | _LENGTH_DELIMITED] for which in (1, 2
 
 
 _FILE = "rocketmq_spark/grpc_proxy.proto"
-# No clock and no lock can wait for longer than some centuries; nobody who is in his right mind asks for a year.
+# No clock and no lock can wait for longer than some centuries; no caller needs a year.
 _MAX_SECONDS = 365 * 86_400
 _KNOWN = {"time": "google.protobuf.Timestamp", "duration": "google.protobuf.Duration"}
 _TYPES: Mapping[str, Any] = {

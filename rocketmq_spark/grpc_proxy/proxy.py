@@ -109,7 +109,7 @@ class Proxy:
             self._endpoints.worked(address)
 
     def endpoints(self, address: str | None = None) -> Any:
-        """Where the Proxy is, as it wants to be told: it names itself so in routes."""
+        """The address of the Proxy in the form that its routes use."""
         made = proto("Endpoints")()
         for one in (address,) if address else self.addresses:
             host, _, port = one.rpartition(":")
@@ -143,16 +143,16 @@ def _scheme(host: str) -> AddressScheme:
         return AddressScheme.DOMAIN_NAME
 
 
-Told = Callable[[Any], None]
+OnSettings = Callable[[Any], None]
 
 
 class Telemetry:
-    """Of one endpoint. ``settings`` makes what is told whenever a stream begins, ``told`` gets what the Proxy answers."""
+    """Of one endpoint. ``settings`` makes the first message of each stream; ``on_settings`` receives the answers of the Proxy."""
 
-    def __init__(self, channel: ProxyChannel, settings: Callable[[], Any], told: Told) -> None:
+    def __init__(self, channel: ProxyChannel, settings: Callable[[], Any], on_settings: OnSettings) -> None:
         self._channel = channel
         self._settings = settings
-        self._told = told
+        self._on_settings = on_settings
         self._changed = threading.Condition()
         self._version, self._known = 0, -1
         self._sent: deque[int] = deque()
@@ -227,7 +227,7 @@ class Telemetry:
         try:
             for command in self._channel.answers(call):
                 if command.HasField("settings"):
-                    self._told(command.settings)
+                    self._on_settings(command.settings)
                     with self._changed:
                         if self._sent:  # each has an answer, in order; a Proxy may also say something by itself
                             self._known = self._sent.popleft()

@@ -1,7 +1,7 @@
 """The ``Sender`` port over gRPC. The Proxy chooses the queue of a message: a queue here is a lane to one of its endpoints.
 
 A lane keeps the order of what goes through it, as a queue does, and messages of one group take the same lane. Which queue
-has a message is not told, so that results name lane -1 of their endpoint.
+has a message is not reported, so results name lane -1 of their endpoint.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class _Requests:
 
 
 def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult | RocketMQError:
-    """Whatever an answer holds, whoever waits for it gets one."""
+    """Whatever an answer holds, each waiting call gets a result."""
     found = attempt(_result, answer, request, topic, address)
     if not isinstance(found, Failure):
         return found
@@ -259,10 +259,10 @@ def _result(answer: Any, request: ProxySendRequest, topic: str, address: str) ->
             raise refused(status, address, topic)
     if not answer.entries:
         raise RemoteProtocolError("the Proxy acknowledged nothing", address, topic=topic)
-    told = ",".join([entry.message_id for entry in answer.entries])
-    if told != request.ids and request.ids.strip(","):
+    acknowledged = ",".join([entry.message_id for entry in answer.entries])
+    if acknowledged != request.ids and request.ids.strip(","):
         raise RemoteProtocolError(
-            f"the Proxy acknowledged messages {told[:200]}; expected {request.ids[:200]}",
+            f"the Proxy acknowledged messages {acknowledged[:200]}; expected {request.ids[:200]}",
             address,
             topic=topic,
         )

@@ -215,7 +215,7 @@ class LocalBroker(Closing):
             broker: Only there; else on all running ones.
             attributes: Attributes of the topic, such as ``{"message.type": "FIFO"}``.
             batch: A batch topic, which stores batches whole: the attribute ``queue.type=BatchCQ``.
-            resize: Change the number of queues of a topic that is there. With fewer nobody reads what lies in the others.
+            resize: Change the number of queues of a topic that is there. With fewer, the messages of the others are not read.
         """
         attributes = batch_attributes(attributes) if batch else attributes
         queues, where = queues or self.queues, [broker] if broker else [name for name in self.brokers if self.pid(name)]
@@ -224,7 +224,7 @@ class LocalBroker(Closing):
         if others and not resize:
             raise LocalBrokerError(
                 f"Topic {name} is there with {shown_queues(there)}; expected {queues}",
-                remedy="Create it with as many, or change that with resize=True: with fewer nobody reads what lies in the others",
+                remedy="Create it with as many, or pass resize=True: with fewer, the messages of the others are not read",
             )
         new = [broker for broker in where if broker not in there]
         if others:

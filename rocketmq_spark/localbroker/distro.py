@@ -71,7 +71,7 @@ def read_lock(text: str | None = None) -> Mapping[str, Section]:
 def cache_folder() -> Path:
     """Where jars and class-data archives are kept: ROCKETMQ_SPARK_CACHE, else the user's cache folder.
 
-    What lies there is executed, so that nobody else may write there. Raises ``LocalBrokerError`` where somebody may.
+    What lies there is executed, so only this user may write there. Raises ``LocalBrokerError`` where others may.
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named:

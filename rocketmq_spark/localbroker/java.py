@@ -24,7 +24,7 @@ HOW_TO_GET = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """One runtime: ``identity`` tells apart builds whose class-data archives do not fit each other."""
+    """One runtime: ``identity`` differs between builds whose class-data archives do not fit each other."""
 
     path: Path
     major: int

@@ -1,6 +1,6 @@
 """What a Python process that was killed leaves: a data folder, and where the kernel does not help, JVMs.
 
-Each cluster holds two locks while it runs: on a record in the cache, and in its data folder. A record that nobody holds
+Each cluster holds two locks while it runs: on a record in the cache, and in its data folder. A record that no process holds
 belongs to the dead: the next start ends those JVMs whose command line carries the record's data folder, and deletes a
 temporary folder, unless the folder has a new owner.
 """
@@ -91,7 +91,7 @@ def _bury(record: Path) -> None:
 
 @contextlib.contextmanager
 def _unused(data: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that nobody takes it meanwhile; BlockingIOError when somebody has."""
+    """Hold the folder's lock, so that no other process takes it meanwhile. Raises BlockingIOError if one has it."""
     if not data.is_dir():
         yield
         return

@@ -1,6 +1,6 @@
 """Free ports on loopback for processes that are about to start.
 
-Chosen below the range from which the kernel gives out ports for outgoing connections, so that nobody's connection takes
+Chosen below the range from which the kernel gives out ports for outgoing connections, so that no connection takes
 one between the choice and the start. Each process chooses from blocks of its own, and no port twice: a server that was
 killed finds its ports free when it starts again. Where blocks cannot be had, two processes can choose alike: the later
 start fails, and is tried on other ports.
@@ -67,7 +67,7 @@ class _Blocks:
         self._own: set[int] = set()
 
     def candidates(self) -> Iterator[int]:
-        """Ports of the blocks that this process has, then of others that nobody has; any, if there are no locks."""
+        """Ports of the blocks that this process has, then of others that are free; any, if there are no locks."""
         rng = random.SystemRandom()
         starts = list(range(_RANGE.start, _RANGE.stop, _BLOCK))
         for start in [*self._own, *rng.sample(starts, len(starts))]:
@@ -99,7 +99,7 @@ _blocks = _Blocks()
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens here."""
+    """Whether a process listens here."""
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
         return True
     return False

@@ -127,7 +127,7 @@ class Members:
         return next((server for name in self._name_servers if (server := self.server(name)).pid is not None), None)
 
     def _await_registrations(self, deadline: Deadline) -> None:
-        """A new name server knows nobody; brokers would tell it within ten seconds."""
+        """A new name server knows no broker; brokers would register within ten seconds."""
         for spec in self._specs:
             server = self.server(spec.name)
             if server.pid is not None:

@@ -25,7 +25,7 @@ _FILES = {
 
 
 def flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
-    """What a broker's JVM is told so that it finds the file in ``folder``, where it is put if it is not there."""
+    """JVM flags with which a broker finds the file in ``folder``; the file is put there if it is missing."""
     name = _FILES.get((platform.system(), platform.machine()))
     jar = next((jar for jar in jars if jar.name.startswith(_JAR)), None)
     if name is None or jar is None:

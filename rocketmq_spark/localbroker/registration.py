@@ -2,7 +2,7 @@
 
 A broker that boots fast loses a race with itself (5.5.0): it registers before its own scan has found the name server
 reachable, skips that without a word, and tries again ten seconds later. A change of ``brokerPermission`` makes it
-register at once, so a broker that is up but not shown is told the permission that it has already.
+register at once, so a broker that is up but not shown is sent the permission that it has already.
 """
 
 from __future__ import annotations

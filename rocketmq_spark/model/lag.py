@@ -9,7 +9,7 @@ from rocketmq_spark.model import MessageQueue
 
 
 class QueueLag(NamedTuple):
-    """One queue, first and end offset None where no broker told them. ``position`` is the offset that is read next, None where
+    """One queue, first and end offset None if no broker reported them. ``position`` is the next offset to read, None where
     the reader has none; ``next_stored_ms`` is when the message there, or the first behind it, was stored (epoch ms), None where
     that is not known.
     """

@@ -1,4 +1,4 @@
-"""What a consumer group's member tells brokers of itself, what brokers ask of it, and what it answers.
+"""What a member of a consumer group reports to brokers, what brokers ask of it, and its answers.
 
 Values only, in the words of Java's ``ConsumerData``, ``ConsumerRunningInfo`` and ``ConsumeMessageDirectlyResult``; how
 they are written is ``wire/bodies``'s business.
@@ -27,7 +27,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """Somebody joined or left the group, or subscribes to something else (request 40). No answer is awaited."""
+    """A member joined or left the group, or changed its subscription (request 40). No answer is awaited."""
 
 
 @dataclass(frozen=True, slots=True)

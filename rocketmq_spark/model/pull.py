@@ -54,7 +54,7 @@ NO_FILTER = Filter()
 class PullRequest:
     """One pull of a member of ``group``: at most ``count`` messages of ``queue`` from ``offset`` on.
 
-    Mirrors what ``DefaultMQPushConsumerImpl.pullMessage`` tells ``PullAPIWrapper``.
+    Mirrors what ``DefaultMQPushConsumerImpl.pullMessage`` passes to ``PullAPIWrapper``.
 
     Args:
         filter: What is wanted; tags are compared once more by text when the answer comes.

@@ -13,7 +13,7 @@ MASTER_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """Queues of a topic on one broker as the name server tells: counts and permission bits (4 read, 2 write)."""
+    """Queues of a topic on one broker as the name server reports them: counts and permission bits (4 read, 2 write)."""
 
     broker_name: str
     read_queues: int
@@ -41,7 +41,7 @@ class BrokerData:
 
     @property
     def own_master(self) -> str | None:
-        """The master, if it is none that only acts: what this one lacks nobody has."""
+        """The master, unless it is an acting one: data that the master lacks exist nowhere."""
         return None if self.acting else self.master
 
     @property

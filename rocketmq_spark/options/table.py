@@ -2,7 +2,7 @@
 
 A row is a field of ``Options``; its public name is the field's in camelCase. Parsing collects all problems into one
 ``OptionError``. The data source's constructor only parses (``parse``); what depends on being source or sink, batch or
-stream is settled when the reader or writer is made (``for_role``). Nobody else reads raw options.
+stream is settled when the reader or writer is made (``for_role``). No other module reads raw options.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _WRITE = ("sink", "producer")
 _POLL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
-# Everybody too, but what is told about queues is no connection: those are ``_ALL``.
+# For all roles too, but options about queues are no connection options: those are ``_ALL``.
 _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer")
 
 
@@ -608,7 +608,7 @@ class Options:
         p.positive_duration,
         20.0,
         _PUSH,
-        "how often queues are shared out again while no broker tells of a change; a second at least",
+        "how often queues are shared out again while no broker reports a change; a second at least",
         shown="20s",
     )
     post_subscription_when_pull: bool = _row(
@@ -674,7 +674,7 @@ _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.alias
 def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ, *, keywords: bool = False) -> Options:
     """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all.
 
-    What is not given may come from ``variables``. So they are read once, where the options are: tasks of a job are told.
+    What is not given may come from ``variables``. They are read once, where the options are; tasks receive the values.
     ``keywords``: they are those of a Python call, and errors name them in snake_case.
     """
     values: dict[str, Any] = {}
@@ -695,18 +695,18 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
         except ValueError as e:
             shown = "***" if row.parse is p.secret else value
             problems.append(f"option {called!r} is {shown!r}; expected {e}")
-    told: dict[str, Any] = {}
+    from_environment: dict[str, Any] = {}
     for field, variable in _VARIABLES.items():
         text = None if field in values else variables.get(variable)
         if text:
             try:
-                told[field] = _BY_NAME[field].parse(text)
+                from_environment[field] = _BY_NAME[field].parse(text)
             except ValueError as e:
                 problems.append(f"variable {variable} is {text!r}; expected {e}")
     if problems:
         raise OptionError.of(problems)
-    values |= told
-    return Options(**values, given=frozenset(values), from_variables=frozenset(told), keywords=keywords)
+    values |= from_environment
+    return Options(**values, given=frozenset(values), from_variables=frozenset(from_environment), keywords=keywords)
 
 
 def _unknown(name: str, keywords: bool) -> str:

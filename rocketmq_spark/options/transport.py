@@ -26,7 +26,7 @@ NO_ADMINISTRATION = (
 SELECTORS = ("roundRobin", "random", "hash")
 CHOOSES = "over gRPC the Proxy chooses the queue"
 
-# Options that say nothing without another, by field: whoever forgets that one would talk in plain text, or without a name.
+# Options that need another one, by field: without it the client would send plain text, or no name.
 NEEDS = {
     "tls_ca_file": ("tlsCaFile", "tls", "tls"),
     "tls_cert_file": ("tlsCertFile", "tls", "tls"),
@@ -44,7 +44,7 @@ _NO_QUEUES = "over gRPC a consumer has no queues: the Proxy hands out messages"
 _ONE = "over gRPC a listener gets one message at a time"
 _GROUPS = "over gRPC that is the group's own affair, which brokers keep"
 _OF_CONSUMERS = {
-    "model": ("model", "over gRPC members share messages, and nobody broadcasts"),
+    "model": ("model", "over gRPC members share messages; broadcasting is not available"),
     "auto_commit": (
         "autoCommit",
         "over gRPC each message is acknowledged by itself, and there are no offsets to commit",
@@ -72,7 +72,7 @@ _OF_CONSUMERS = {
 def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
     """Of which type a Proxy takes messages for: a topic has one, its attribute ``message.type``."""
     kinds = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
-    return next((kind for told, kind in kinds if told), TopicType.NORMAL)
+    return next((kind for set_, kind in kinds if set_), TopicType.NORMAL)
 
 
 def problems(options: Any, role: str) -> list[str]:
@@ -117,7 +117,7 @@ def _of_grpc(options: Any, role: str) -> list[str]:
         )
     if options.long_delay == "dmq":
         found.append(
-            "option 'longDelay' is 'dmq', but over gRPC nobody tells what the timers of brokers do; expected error"
+            "option 'longDelay' is 'dmq', but a Proxy does not report the limits of brokers' timers; expected error"
         )
     if options.address_map:
         found.append("option 'addressMap' means nothing with transport=grpc: only proxyEndpoint is dialled")

@@ -229,7 +229,7 @@ class ConsumerOptions(TypedDict, total=False):
     persist_consumer_offset_interval: float | str
     """How often offsets are stored."""
     rebalance_interval: float | str
-    """How often queues are shared out again while no broker tells of a change; a second at least."""
+    """How often queues are shared out again while no broker reports a change; a second at least."""
     post_subscription_when_pull: bool | str
     """Pulls bring the filter along instead of trusting in the last heartbeat."""
     local_offsets_dir: str

@@ -5,7 +5,7 @@ What was asked for in vain: how long it has looked like loss, and when to ask ag
 How long a broker is doubted whose answers jump over offsets. Pure.
 
 A broker skips index entries whose part of the commit log is gone and goes on behind them: the answer says "found", and
-only the number of its messages tells. Who decodes the answers sees that and names the holes.
+only the number of its messages shows it. Who decodes the answers sees that and names the holes.
 
 Which offsets are still to be had: to be asked for, waiting for their next try, or under way. Pure.
 
@@ -181,7 +181,7 @@ class Missing:
         return slots
 
     def answered(self, opaque: int) -> Slot | None:
-        """What was asked with this number; None when nobody waits for it."""
+        """What was asked with this number; None if no range waits for it."""
         slot = self._in_flight.pop(opaque, None)
         if slot is not None:
             self._asked -= slot.end - slot.start

@@ -35,7 +35,7 @@ class Puller:
         return self.source.compacted(queue)
 
     def batched(self, queue: MessageQueue) -> bool:
-        """Whether brokers know nothing of a queue's single messages. While nobody says it, it may be so: a read waits longer
+        """Whether brokers know nothing of a queue's single messages. While that is unknown, it may be so: a read waits longer
         for its broker than this question does.
         """
         try:
@@ -49,7 +49,7 @@ class Puller:
     def at_brokers(self, queue: MessageQueue, filtered: Filter) -> Filter:
         """What brokers are to filter a queue by; what they cannot is left to who decodes, which knows tags only.
 
-        So while nobody says what kind of topic it is, an expression is told all the same. Raises ``OptionError`` for one that
+        So while the type of the topic is unknown, the expression is sent all the same. Raises ``OptionError`` for one that
         is known to be of a batch topic.
         """
         if not filtered or filtered.kind == NO_FILTER.kind:

@@ -316,7 +316,7 @@ class RangeReader:
         if doubted:
             self._again(slot)
             return
-        # What comes before it in the same range has the first word, so that a loss is told once and as a whole.
+        # What comes before it in the same range has the first word, so that a loss is reported once and as a whole.
         if outlasted and not self._missing.misses_before(slot):
             self._lose(slot, until, cause)
             return

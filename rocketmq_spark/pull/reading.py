@@ -2,7 +2,7 @@
 
 Single messages at given offsets, without the filter of a read: what a filter hides.
 
-Two things cannot be told from filtered answers alone. A broker that looks beyond the end of what was asked for sends
+Filtered answers alone do not show two things. A broker that looks beyond the end of what was asked for sends
 messages that belong to others; on a queue whose index was shifted by a damaged message only the message *at* the end
 says which. And one that skips index entries whose part of the commit log is gone looks as if the filter had skipped
 them. Logs are removed from their front: while the first message of what was read is there, nothing behind it is gone.
@@ -15,7 +15,7 @@ Ranges as copies of plain answers, for a consumer that reads ahead and follows b
 
 It ends before anything that is not plain messages from the offset asked for: what is lost, illegal, jumped over, or goes on
 beyond what was asked for. A long poll from there gets the broker's word about it. An operator's reset of the group ends it, too:
-that is told to one pull only, so it is noted.
+that only one pull receives, so it is noted.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class Edge:
         self._on_loss = on_loss
         self._clock = clock or Clock()
         self._asked_at = self._clock.now()
-        self._sure = [r.start for r in ranges]  # what lies below was there, or is lost and told
+        self._sure = [r.start for r in ranges]  # what lies below was there, or is lost and reported
         self._first: dict[int, int] = {}  # the first message from there on
 
     def lost(self, part: OffsetRange, cause: Cause) -> None:
-        """The read itself tells of a loss, which need not be told again."""
+        """The read itself reports a loss, so it is not reported again."""
         for i, r in enumerate(self._ranges):
             if r.queue != part.queue or not r.start <= part.start < r.end:
                 continue
@@ -154,7 +154,7 @@ def read(
 ) -> RangesReading:
     """A read of ``ranges``, all of one broker and in their order; ``known`` is the address that the plan knew.
 
-    ``on_loss`` is told of offsets that cannot be read any more; it may raise. ``filtered`` is what brokers filter by, for all
+    ``on_loss`` receives offsets that cannot be read any more; it may raise. ``filtered`` is what brokers filter by, for all
     queues alike: ``Puller.at_brokers``. Of batch topics they filter no single messages, only batches by the batch's own tags.
     """
     return RangesReading(puller, ranges, on_loss, filtered, known)
@@ -269,7 +269,7 @@ class PlainRun:
                 self.whole, self.reset = False, (e.queue, e.offset)
 
     def stop(self) -> None:
-        """End soon, whoever waits for a broker now."""
+        """End soon, also while a read waits for a broker."""
         self._reading.stop()
 
     def _copies(self, fetched: Fetched) -> list[PlainAnswers]:

@@ -27,7 +27,7 @@ from rocketmq_spark.remoting.pool import Dialling
 
 logger = logging.getLogger(__name__)
 
-# Told of the replica that a broker suggests, or (None) that its word is doubted; says whether to connect anew.
+# Receives the replica that a broker suggests, or None if its suggestion is in doubt; returns whether to reconnect.
 OnHint = Callable[[int | None], bool]
 
 

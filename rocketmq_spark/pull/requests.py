@@ -4,7 +4,7 @@ The pulls that a read sends: their numbers, and the keys that sign them.
 
 How much to ask for at once, learnt from the answers. Pure.
 
-A short answer tells what the broker gives at most; now and then one pull asks for twice as much, in case that an
+A short answer shows what the broker gives at most; now and then one pull asks for twice as much, in case that an
 operator raised the limits or cold data became warm.
 """
 

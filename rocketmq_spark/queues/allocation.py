@@ -123,7 +123,7 @@ def allocate_all(
     consumers: Sequence[str],
     **config: Any,
 ) -> dict[str, Queues]:
-    """The share of every consumer, in their sorted order. A strategy may give a queue twice, or to nobody."""
+    """The share of every consumer, in their sorted order. A strategy may give a queue twice, or to no consumer."""
     return _planned(strategy, sorted(set(consumers), key=string_order), queues, consumers, config)
 
 
@@ -248,7 +248,7 @@ def _java_parts(broker_name: str) -> int:
 def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -> Share:
     """The ``inner`` strategy within each room; rooms without consumers are shared by all.
 
-    ``AllocateMachineRoomNearby``. ``room`` tells the room of a broker name or of a consumer; ``partitionRooms`` maps
+    ``AllocateMachineRoomNearby``. ``room`` returns the room of a broker name or of a consumer; ``partitionRooms`` maps
     consumers to rooms instead, and brokers are then named ``room@name``.
     """
     room = _room_resolver(config)
@@ -293,7 +293,7 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:
     """The queues of one environment, shared by its consumers; see ``environment`` for the layouts.
 
     The article's strategy gives the one queue to every consumer of the environment, which then read everything twice;
-    here ``inner`` (averagely) shares them. When ``consumers`` holds those of all environments, ``environmentOf`` tells
+    here ``inner`` (averagely) shares them. When ``consumers`` holds those of all environments, ``environmentOf`` returns
     each one's. Retry topics have no environments: their queues are shared by all, as nothing else would read them.
     """
     inner = config.get("inner", "averagely")
@@ -311,7 +311,7 @@ def _configured(queues: Queues, consumers: list[str], config: Config) -> Share:
     """Queues fixed by ``allocationConfig``, for every consumer or by consumer.
 
     ``AllocateMessageQueueByConfig`` returns its list for every topic, whether its queues exist or not. Here only queues
-    that exist are given, and a retry topic, which nobody would list, is shared averagely.
+    that exist are given, and a retry topic, which no configuration lists, is shared averagely.
     """
     if config.get("allocationConfig") is None:
         raise OptionError("option 'allocationConfig' is missing; expected the queues that a consumer gets")

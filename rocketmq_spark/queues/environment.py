@@ -116,7 +116,9 @@ class Environment:
         mine = self.owned(set(readable))
         if not mine:
             closed = ", ".join(map(str, sorted(open_now, key=queue_order)))
-            raise OptionError(f"environment {self.name!r} owns none of {closed or 'no queues'}, for nobody reads them")
+            raise OptionError(
+                f"environment {self.name!r} owns none of {closed or 'no queues'}: no environment would read them"
+            )
         found = [queue for queue in mine if queue in open_now]
         for topic in sorted({queue.topic for queue in mine} - {queue.topic for queue in found}):
             closed = ", ".join(str(queue) for queue in mine if queue.topic == topic)
@@ -197,7 +199,7 @@ def by_position(choice: EnvironmentChoice) -> bool:
 
 
 def position_problem(choice: EnvironmentChoice, why: str) -> str:
-    """What is wrong with a number alone where, as ``why`` says, nobody remembers what it counted."""
+    """What is wrong with a number alone where, as ``why`` says, no state remembers what it counted."""
     sample = json.dumps({choice.environment: {"broker-a": [0]}})
     return (
         f"{choice.environment_source} is {choice.environment!r} without option 'environments', so it counts the queues that a "

@@ -1,7 +1,7 @@
 """A stream of pipelined pulls: one connection, one thread, no object per answer but a tuple.
 
 Requests are made from a template with three holes. Answers are received into one large buffer where frames are only
-noted; whoever owns the stream reads the bodies in place and then says which of them to keep when the buffer turns.
+noted; the owner of the stream reads the bodies in place and then says which of them to keep when the buffer turns.
 It knows how a pull's answer looks, not what to do about it. docs/design.md says why this is not ``Connection``.
 """
 

@@ -75,7 +75,7 @@ class ServerRequest:
             self.send(replace(reply, opaque=self.command.opaque, flag=Flag.RESPONSE))
 
     def refuse(self) -> None:
-        """Say that nobody here can say anything to that."""
+        """Reject the request: no handler takes it."""
         if self.refusal is not None:
             self.send(self.refusal)
 
@@ -96,7 +96,7 @@ class _Waiter:
 
     def tell(self, result: Command | RocketMQError) -> None:
         outcome = attempt(self.done, result)
-        if isinstance(outcome, Failure):  # somebody else's code: it must not cost the other waiters their answers
+        if isinstance(outcome, Failure):  # a user's code: it must not cost the other waiters their answers
             outcome.log(logger, "the receiver of an answer failed")
 
 
@@ -276,13 +276,13 @@ class Connection:
                 request.refuse()
 
         outcome = attempt(hand_on)
-        if isinstance(outcome, Failure):  # somebody else's code, see ``_Waiter.tell``
+        if isinstance(outcome, Failure):  # a user's code, see ``_Waiter.tell``
             text = "the request %s of %s could not be handled"
             outcome.log(logger, text, asked.command.code, self.address)
 
     def _reply(self, reply: Command) -> None:
         with self._lock:
-            if self._error is not None:  # nobody is there any more to be told
+            if self._error is not None:  # no waiter is left
                 return
             self._conversation.send_oneway(reply)
         self._flush(_NO_WAIT)
@@ -310,7 +310,7 @@ class Connection:
             self._check_silence()
 
     def _check_silence(self) -> None:
-        """Called when a request timed out: is it the request, or is nobody there?"""
+        """Called when a request timed out: is it the request, or is the server gone?"""
         silent_since = self._silent_since
         if silent_since is not None and time.monotonic() - silent_since > SILENCE_S:
             self._fail(ConnectionLost(f"the server said nothing for {SILENCE_S:g} s", self.address))

@@ -23,7 +23,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
 
 # Bytes that the peer's machine has not confirmed for this long mean that the way there is gone. Without it the
-# operating system goes on trying for a quarter of an hour. Linux only; elsewhere the silence of the server tells.
+# operating system goes on trying for a quarter of an hour. Linux only; elsewhere the silence of the server shows it.
 UNCONFIRMED_MS = 15_000
 
 
@@ -48,7 +48,7 @@ def parse_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) > 65535:
-        # Those of options were looked at before: a server tells this one, and may tell another one soon.
+        # Those of options were looked at before: a server reported this one, and may report another one soon.
         raise ConnectionLost(
             f"{address!r} is no address of the form host:port", remedy="See what brokers register with"
         )
@@ -209,7 +209,7 @@ class SocketChannel:
             return 0
 
     def shutdown(self) -> None:
-        """Wake whoever waits for bytes; raises ``OSError`` when the socket was closed already."""
+        """Wake the thread that waits for bytes. Raises ``OSError`` when the socket was closed already."""
         # Not the method of SSLSocket: it goes back to plain text first.
         socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 

@@ -114,7 +114,7 @@ class Pool:
             return slot.attempts if slot is not None else 0
 
     def retire(self, address: str, connection: Connection) -> None:
-        """Give ``connection`` to nobody any more; it is closed when its last answer is there."""
+        """Retire ``connection``: it takes no new calls and is closed after its last answer."""
         with self._lock:
             slot = self._slots.get(address)
             if slot is not None and slot.connection is connection:
@@ -177,7 +177,7 @@ class Pool:
 
 
 def _asked(on_request: OnRequest, address: str, request: ServerRequest) -> bool:
-    """Who asks is told by the address that it is known by, which may be another one than was dialled."""
+    """Returns an error with the address that the caller knows, which may differ from the dialled one."""
     return on_request(replace(request, address=address))
 
 

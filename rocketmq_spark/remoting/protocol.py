@@ -32,7 +32,7 @@ class Answered(NamedTuple, Generic[W]):
 
 
 class Asked(NamedTuple):
-    """A request of the server. ``reply`` is the answer to give when nobody handles it; None for one-way requests."""
+    """A request of the server. ``reply`` is the answer if no handler takes it; None for one-way requests."""
 
     command: Command
     reply: Command | None
@@ -118,7 +118,7 @@ class Conversation(Generic[W]):
 
 
 def copy_of(error: RocketMQError) -> RocketMQError:
-    """An exception to raise in place of one that several callers are told of; the cause is shared."""
+    """A new exception for one of several callers; they share the cause."""
     fresh = copy.copy(error)
     fresh.__cause__ = error.__cause__
     return fresh

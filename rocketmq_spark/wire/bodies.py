@@ -55,7 +55,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
-    """What a consumer tells brokers about itself in a heartbeat."""
+    """The consumer data of a heartbeat."""
 
     group: str
     subscriptions: Mapping[str, Subscription]

@@ -4,7 +4,7 @@ Nothing in a compressed body says how large it becomes, so every decompression i
 formats are self-describing; ``ZlibCompressor`` and its siblings of the Java client write the same bytes' meaning.
 
 The codecs of LZ4 and Zstandard are Arrow's, which is looked for when one is needed: who sends and reads zlib, as clients do
-unless they are told otherwise, can do without it.
+by default, can do without it.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ _quote = json.encoder.encode_basestring
 
 @dataclass(slots=True)
 class Command:
-    """A request or response. ``opaque`` is set by whoever owns the conversation; everything else by whoever asks."""
+    """A request or response. The conversation sets ``opaque``; the caller sets everything else."""
 
     code: int
     ext: dict[str, str] = field(default_factory=dict)

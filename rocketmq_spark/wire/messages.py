@@ -43,12 +43,12 @@ _MIN_BYTES = _FIXED[0].size + 1 + _SHORT.size
 # Numbers, for those of an enumeration take a microsecond.
 _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(INNER_BATCH_MASK)
-_ITEM = struct.Struct(">iiiii")  # size, magic and CRC that nobody reads, flag, body length
+_ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 # A few kilobytes may become gigabytes: so much of an answer is made into messages at once. Each counts as an object, too.
 PORTION_BYTES = 64 << 20
 _OBJECT_BYTES = 512
-# A batch above that is not made into messages before somebody wants them.
+# A batch above that is not made into messages before they are used.
 _LARGE_BATCH = 1 << 20
 
 

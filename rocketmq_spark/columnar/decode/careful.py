@@ -77,7 +77,7 @@ class Careful:
                     yield queue, message
 
     def _judged(self, message: ReceivedMessage) -> ReceivedMessage:
-        """A body that nobody wants need not be readable."""
+        """A body that is not selected need not be readable."""
         if message.decode_error is None or self._bodies or _unreadable(message) or _is_batch(message):
             return message
         return replace(message, decode_error=None, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))

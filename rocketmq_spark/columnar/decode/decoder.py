@@ -94,7 +94,7 @@ class Decoder:
         return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
     def _whole(self, messages: StoredMessages, fetched: Fetched) -> StoredMessages:
-        """Without what comes behind a hole that may still be filled. Where a broker filters, nobody asks about holes."""
+        """Without what comes behind a hole that may still be filled. Where a broker filters, holes are not asked for."""
         if self.on_holes is None or not (holes := stored_messages.holes(messages)):
             return messages
         usable = self.on_holes(fetched.pieces, holes)
@@ -173,7 +173,7 @@ class Decoder:
                 keep[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
             if reasons:
-                columns = unpack.told(columns, self.columns, reasons, messages.sys_flags[mine])
+                columns = unpack.with_errors(columns, self.columns, reasons, messages.sys_flags[mine])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if keep.all() else batch.filter(pa.array(keep))
 

@@ -62,7 +62,7 @@ Reference = Callable[[MessageQueue, ReceivedMessage, str], Any]
 class Column:
     """A column's name, its type in Spark's DDL and in Arrow; ``property`` is the one that a property column has.
 
-    ``fast`` None is copied portion by portion. ``of_queue`` columns are known of a message whose parts cannot be told
+    ``fast`` None is copied portion by portion. ``of_queue`` columns are known of a message whose parts cannot be located
     from each other, too: the rest of its row is null.
     """
 

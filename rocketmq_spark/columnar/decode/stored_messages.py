@@ -189,7 +189,7 @@ def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
 
 
 def holes(messages: StoredMessages) -> list[Hole]:
-    """What answers jumped over, where every offset of a queue has a message: their number tells, whatever offsets the
+    """What answers jumped over, where every offset of a queue has a message: their number shows it, whatever offsets the
     messages themselves have. Without holes it costs one comparison."""
     going = field(messages.pieces, "next_offset") - field(messages.pieces, "start")
     odd = np.flatnonzero(messages.counts != going).tolist()

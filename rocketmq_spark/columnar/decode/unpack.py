@@ -53,7 +53,7 @@ def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> I
         yield part
 
 
-def told(
+def with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
     """The columns with the reasons where they belong, and with the flags that bad messages are stored with."""

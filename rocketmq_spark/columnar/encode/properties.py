@@ -4,7 +4,7 @@ Rows that cannot be sent: collected over all checks of an Arrow batch, then rais
 
 A map column as property strings.
 
-Most DataFrames make their maps with the same names in the same order in every row. One comparison of memory tells; then the
+Most DataFrames make their maps with the same names in the same order in every row. One comparison of memory shows that; then the
 names are constants, only the values are columns, and the names are checked once.
 
 A row's properties as pieces to be joined: tags, keys, the user's map and what RocketMQ calls its other columns.
@@ -75,7 +75,7 @@ _MAX_CONSTANT = 16
 def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array) -> None:
     """The user's map of every row; null values are left out, as Java does."""
     column = arrow.plain(column)
-    if column.null_count:  # a null map may own entries that nobody sees
+    if column.null_count:  # a null map may own entries that are not visible
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
     first = arrow.offsets(column)
     lo, hi = int(first[0]), int(first[-1])

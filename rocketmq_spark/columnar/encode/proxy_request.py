@@ -34,7 +34,7 @@ class _Alike(NamedTuple):
 
 
 def by_columns(body: Bytes, encode: RequestEncoder) -> ProxySendRequest | None:
-    """The request that ``encode`` would make of a batch body, or None where somebody has to look at each message."""
+    """The request that ``encode`` would make of a batch body, or None where each message must be looked at."""
     starts = _starts(body)
     messages = None if len(starts) < MIN_ROWS else _alike(np.frombuffer(body, np.uint8), starts)
     if messages is None:
@@ -59,8 +59,8 @@ def by_columns(body: Bytes, encode: RequestEncoder) -> ProxySendRequest | None:
     _within(whole, outgoing.MESSAGE, fields)
     data, ends = arrow.content(whole.joined())
     ids = values.get(Property.UNIQ_KEY, [""] * len(bodies))
-    told = ",".join(ids) if isinstance(ids, list) else b",".join(ids.to_pylist()).decode()
-    return ProxySendRequest(bytes(data[: int(ends[-1])]), told, delayed=False)
+    sent = ",".join(ids) if isinstance(ids, list) else b",".join(ids.to_pylist()).decode()
+    return ProxySendRequest(bytes(data[: int(ends[-1])]), sent, delayed=False)
 
 
 def _starts(body: Bytes) -> Ints:
