@@ -96,8 +96,8 @@ class Admin(Closing):
     def queues_of(self, topic: str, brokers: Sequence[str] | None = None) -> dict[str, QueueData]:
         """How many queues a topic has on each of ``brokers`` (default: all); those where it is not are left out."""
         route = self._route_or_none(topic)
-        told = route.queues if route is not None else ()
-        return {data.broker_name: data for data in told if brokers is None or data.broker_name in brokers}
+        queues = route.queues if route is not None else ()
+        return {data.broker_name: data for data in queues if brokers is None or data.broker_name in brokers}
 
     def resize_topic(self, topic: str, queues: int, brokers: Sequence[str], timeout_s: float = 30.0) -> TopicRoute:
         """Give a topic so many queues on each of ``brokers``, where it is, and wait until the route shows them. What lies in

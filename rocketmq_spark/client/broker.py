@@ -55,7 +55,7 @@ class Brokers:
         """Minimum and maximum offset of each queue: one question per topic and broker, all at once.
 
         A queue that its broker does not report (read queues were reduced) is missing from the result; with ``on_error``
-        so are those whose question failed, and the error is told with one of them.
+        so are those whose question failed, and the error names one of them.
         With ``grace_s`` a broker that keeps the others waiting is not waited for: what it said before holds until it
         has answered, or failed. Through a Proxy, which does not know that question, the offsets are asked queue by queue.
         """
@@ -75,14 +75,14 @@ class Brokers:
                 continue
             if isinstance(answer, NotSupported):
                 return self._bounds_by_queue(wanted, deadline, on_error)
-            told = answer if isinstance(answer, RocketMQError) else self._parsed(question, answer.body)
-            if not isinstance(told, RocketMQError):
-                bounds.update(told)
+            outcome = answer if isinstance(answer, RocketMQError) else self._parsed(question, answer.body)
+            if not isinstance(outcome, RocketMQError):
+                bounds.update(outcome)
                 continue
             self._stats.pop(key, None)
             if on_error is None:
-                raise told
-            on_error(told, firsts[key])
+                raise outcome
+            on_error(outcome, firsts[key])
         return {queue: bounds[queue] for queue in wanted if queue in bounds}
 
     def _parsed(self, question: Question, body: Bytes) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
@@ -90,13 +90,13 @@ class Brokers:
         key = question.broker_name, question.topic
         known = self._stats.get(key)
         if known is None or known[0] != body:
-            told = bodies.topic_stats(question.topic, body)
-            names = {queue.broker_name for queue in told}
+            stats = bodies.topic_stats(question.topic, body)
+            names = {queue.broker_name for queue in stats}
             if names and question.broker_name not in names:
                 return BrokerNotFound(
                     f"broker {min(names)!r} answers where {question.broker_name!r} was", topic=question.topic
                 )
-            known = self._stats[key] = bytes(body), {queue: _from_0(bounds) for queue, bounds in told.items()}
+            known = self._stats[key] = bytes(body), {queue: _from_0(bounds) for queue, bounds in stats.items()}
         return known[1]
 
     def _bounds_by_queue(
@@ -108,7 +108,7 @@ class Brokers:
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
         questions = [self._questions.about(row, queue) for queue in queues for row in rows]
         answers = iter(self._questions.ask_each(questions, deadline))
-        bounds, told = {}, set()
+        bounds, reported = {}, set()
         for queue in queues:
             numbers = []
             for row in rows:
@@ -117,8 +117,8 @@ class Brokers:
                     numbers.append(row.answer(answer)["offset"])
                 elif on_error is None:
                     raise answer
-                elif queue.broker_name not in told:
-                    told.add(queue.broker_name)
+                elif queue.broker_name not in reported:
+                    reported.add(queue.broker_name)
                     # That is how a Proxy says that it could not reach a broker.
                     on_error(ServiceNotAvailable(*answer.args) if isinstance(answer, ServerFault) else answer, queue)
             if len(numbers) == len(rows):
@@ -205,14 +205,14 @@ class Brokers:
     ) -> dict[MessageQueue, int]:
         pulls = [self._pull(group, queue, offset, 1) for queue, offset in offsets.items()]
         answers = self._questions.ask_each(pulls, deadline, _PULLED, read_from)
-        told: dict[MessageQueue, int] = {}
+        outcome: dict[MessageQueue, int] = {}
         for (queue, offset), answer in zip(offsets.items(), answers, strict=True):
             if isinstance(answer, RocketMQError):
                 if on_error is not None:
                     on_error(answer, queue)
             elif (stored_ms := _stored_ms(answer, offset)) is not None:
-                told[queue] = stored_ms
-        return told
+                outcome[queue] = stored_ms
+        return outcome
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
         """Bytes of the messages that one pull at ``offset`` gives, and how many offsets they take.
@@ -257,9 +257,9 @@ class Brokers:
         self._questions.ask_all([Question(broker_name, command, topic)], deadline)
 
 
-def _from_0(told: QueueBounds) -> QueueBounds:
+def _from_0(bounds: QueueBounds) -> QueueBounds:
     """A store that never had a queue says -1, which is no offset."""
-    return told if told.min_offset >= 0 else QueueBounds(0, max(0, told.max_offset), told.last_update_ms)
+    return bounds if bounds.min_offset >= 0 else QueueBounds(0, max(0, bounds.max_offset), bounds.last_update_ms)
 
 
 def _stored_ms(answer: Command | None, offset: int) -> int | None:
@@ -271,7 +271,7 @@ def _stored_ms(answer: Command | None, offset: int) -> int | None:
 def first_not_older(look: Callable[[int], int | None], near: int, time_ms: int) -> int:
     """The first offset whose message was stored at or after a time, by few looks around ``near``.
 
-    ``look`` tells when a message was stored, None where there is none: before the first one, and at the end.
+    ``look`` returns when a message was stored, None where there is none: before the first one, and at the end.
     """
     stored_ms = look(near)
     if stored_ms is None:

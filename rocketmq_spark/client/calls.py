@@ -43,14 +43,14 @@ class _Answers:
 
     def __init__(self, asked: Sequence[tuple[str, Command]]) -> None:
         self.asked = asked
-        self.told: list[Command | RocketMQError | None] = [None] * len(asked)
+        self.outcomes: list[Command | RocketMQError | None] = [None] * len(asked)
         self._left = len(asked)
         self._counting = threading.Lock()
-        self._all_told = threading.Event()
+        self._all_answered = threading.Event()
         self.skip(0)
 
     def tell(self, i: int, answer: Command | RocketMQError) -> None:
-        self.told[i] = answer
+        self.outcomes[i] = answer
         self.skip(1)
 
     def skip(self, count: int) -> None:
@@ -58,7 +58,7 @@ class _Answers:
         with self._counting:
             self._left -= count
             if not self._left:
-                self._all_told.set()
+                self._all_answered.set()
 
     def wait(self, grace_s: float | None = None, max_left: int = 0) -> None:
         """For all; with ``grace_s`` no longer than that for the last ones, once fewer than ``max_left`` are left.
@@ -66,8 +66,8 @@ class _Answers:
         Addresses that refuse at once say nothing of how soon the others can answer.
         """
         left = self._left
-        while not self._all_told.wait(grace_s):
-            if self._left == left < max_left and any(isinstance(told, Command) for told in self.told):
+        while not self._all_answered.wait(grace_s):
+            if self._left == left < max_left and any(isinstance(one, Command) for one in self.outcomes):
                 return
             left = self._left
 
@@ -121,7 +121,7 @@ class Calls:
         answers = _Answers(asked)
         self._spread(answers, range(len(asked)), deadline)
         answers.wait()
-        return [answer for answer in answers.told if answer is not None]
+        return [answer for answer in answers.outcomes if answer is not None]
 
     def exchange_soon(
         self, asked: Sequence[tuple[str, Command]], deadline: Deadline, grace_s: float
@@ -145,15 +145,15 @@ class Calls:
                 fresh += mine
         self._spread(answers, fresh, deadline)
         answers.wait(grace_s, len(fresh))
-        told = list(answers.told)
-        self.late.update({asked[i][0]: answers for i in fresh if told[i] is None})
-        return [before.get(i) if each is None else each for i, each in enumerate(told)]
+        outcomes = list(answers.outcomes)
+        self.late.update({asked[i][0]: answers for i in fresh if outcomes[i] is None})
+        return [before.get(i) if each is None else each for i, each in enumerate(outcomes)]
 
     def _owes(self, address: str) -> bool:
         """Whether an address has a question still."""
         before = self.late.get(address)
         return before is not None and any(
-            told is None for (a, _), told in zip(before.asked, before.told, strict=True) if a == address
+            one is None for (a, _), one in zip(before.asked, before.outcomes, strict=True) if a == address
         )
 
     def _from_before(self, answers: _Answers, mine: Sequence[int], address: str) -> dict[int, Command | RocketMQError]:
@@ -161,10 +161,12 @@ class Calls:
         before = self.late.pop(address, None)
         if before is None:
             return {}
-        known = [(command, told) for (a, command), told in zip(before.asked, before.told, strict=True) if a == address]
+        known = [
+            (command, one) for (a, command), one in zip(before.asked, before.outcomes, strict=True) if a == address
+        ]
         if [_question(command) for command, _ in known] != [_question(answers.asked[i][1]) for i in mine]:
             return {}
-        return {i: told for i, (_, told) in zip(mine, known, strict=True) if told is not None}
+        return {i: one for i, (_, one) in zip(mine, known, strict=True) if one is not None}
 
     def _spread(self, answers: _Answers, chosen: Iterable[int], deadline: Deadline) -> None:
         """Ask every address; of those that must be connected to first a few dozen do not wait for each other."""

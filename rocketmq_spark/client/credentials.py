@@ -49,7 +49,7 @@ class RotatingCredentials:
         return known[1]
 
     def _fetched(self) -> Credentials:
-        found = attempt(self._fetch)  # somebody else's code; callers are told errors of ours only
+        found = attempt(self._fetch)  # a user's code; callers get errors of ours only
         if not isinstance(found, Failure):
             return found
         if isinstance(found.error, RocketMQError):

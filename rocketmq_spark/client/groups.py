@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 
-def told(group: str, membership: Membership) -> GroupMembership:
+def heartbeat_of(group: str, membership: Membership) -> GroupMembership:
     """What heartbeats say, in the user's names."""
     return GroupMembership(
         group,
@@ -80,7 +80,7 @@ class BrokerRequests:
         }
 
     def __call__(self, address: str, command: Command) -> Command | None:
-        """None refuses: for what nobody knows here, and what needs no answer."""
+        """None refuses the request: it is unknown here, or needs no answer."""
         take_apart = self._take_apart.get(command.code)
         if take_apart is None:
             return None
@@ -124,7 +124,7 @@ class BrokerRequests:
                 queues=_on_wire(self._calls, answer.queues),
                 topics={name(topic): figures for topic, figures in answer.topics.items()},
             )
-            return member_bodies.running_info(info, told(self._group, answer.membership).on_wire(name))
+            return member_bodies.running_info(info, heartbeat_of(self._group, answer.membership).on_wire(name))
         return member_bodies.consumer_offsets(_on_wire(self._calls, answer))
 
 
@@ -207,12 +207,12 @@ def wanted(calls: Calls, admin: Admin, group: str) -> dict[str, dict[str, Filter
     for member, address in sorted(_members(calls, on_wire, masters).items()):
         command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=on_wire, clientId=member, jstackEnable=False)
         try:
-            told = bodies.member_filters(calls.ask(address, command).body)
+            filters = bodies.member_filters(calls.ask(address, command).body)
         except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
             _told(e, member)
             found[member] = None
         else:
-            plain = {calls.scope.plain(topic): f for topic, f in told.items() if calls.scope.reaches(topic)}
+            plain = {calls.scope.plain(topic): f for topic, f in filters.items() if calls.scope.reaches(topic)}
             found[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
     return found
 
@@ -296,7 +296,7 @@ class RemotingCommitter:
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
             consumerGroup=self._questions.calls.on_wire(group), bname=broker_name
         )
-        accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # nobody there is answered as an error
+        accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # brokers answer an empty group as an error
         (answer,) = self._questions.ask_all([Question(broker_name, command, "")], deadline, accept)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 

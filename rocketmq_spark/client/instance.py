@@ -1,6 +1,6 @@
 """One client instance, as RocketMQ's ``MQClientInstance``: who belongs to which group here, and brokers' view of it.
 
-All producers and consumers of a process that share connections share an instance. It has the client id, tells brokers of
+All producers and consumers of a process that share connections share an instance. It has the client id, reports to brokers
 all groups in one heartbeat, and hands what brokers ask to the members it concerns: each group has a thread for that while
 there is something to do, and nothing of it runs on the thread that reads answers.
 
@@ -110,7 +110,7 @@ class Groups:
         return min(filter(None, wanted), default=0.0)
 
     def asked(self, request: ServerRequest) -> bool:
-        """A broker asks; on the thread that reads answers. False when nobody here can say anything to that."""
+        """Handles a request of a broker, on the thread that reads answers. Returns False if no member takes it."""
         code, ext = request.command.code, request.command.ext
         try:
             if code == Request.CHECK_TRANSACTION_STATE:  # its message must be taken apart to know the group
@@ -141,7 +141,7 @@ class Groups:
 def _answer(member: Member, request: ServerRequest) -> None:
     assert member.asked is not None
     reply = attempt(member.asked, request.address, request.command)
-    if isinstance(reply, Failure):  # whoever asks must not wait for an answer that never comes
+    if isinstance(reply, Failure):  # the broker must not wait for an answer that never comes
         reply.log(logger, "group %s could not handle request %s", member.group, request.command.code)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
     if reply is None:
@@ -151,7 +151,7 @@ def _answer(member: Member, request: ServerRequest) -> None:
 
 
 class Instance:
-    """Tells brokers who is here, while somebody is."""
+    """Sends heartbeats for the members of this process, while there are any."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Instance:
             raise
 
     def leave(self, member: Member, deadline: Deadline) -> None:
-        """The last of a group tells brokers; failures of single brokers are logged. An interrupted one may be repeated."""
+        """The last member unregisters the group. Failures of single brokers are logged. May be called again after an interruption."""
         on_wire = self._calls.on_wire(member.group)
         last = self._groups.remove(on_wire, member)
         self._rest(unless_wanted=True)
@@ -220,7 +220,7 @@ class Instance:
             )
 
     def close(self) -> None:
-        """No more heartbeats; who is still here is not told to anybody."""
+        """Sends no more heartbeats, and unregisters nothing."""
         self._rest()
 
     def _membership(self, on_wire: str, member: Member) -> GroupMembership:
@@ -264,10 +264,10 @@ class Instance:
         if timer is not None:
             timer.close()
 
-    def _tell(self, told: Sequence[tuple[str, Command]], deadline: Deadline) -> None:
+    def _tell(self, requests: Sequence[tuple[str, Command]], deadline: Deadline) -> None:
         """All of them at once, so that one that hangs takes no time from the others; failures are logged."""
-        answers = self._calls.exchange_each(told, deadline.within(self._calls.request_timeout_s))
-        for (address, command), answer in zip(told, answers, strict=True):
+        answers = self._calls.exchange_each(requests, deadline.within(self._calls.request_timeout_s))
+        for (address, command), answer in zip(requests, answers, strict=True):
             if isinstance(answer, Command) and answer.code == Response.SUCCESS:
                 continue
             error = refused(answer, address) if isinstance(answer, Command) else answer

@@ -79,7 +79,7 @@ class RemotingPulls:
         return self._known(lambda soon: self._kinds.batched(queue, soon, YOUNG_S), why)
 
     def _known(self, ask: Callable[[Deadline], T], why: str) -> T:
-        """``why`` it has to be known is told who may not ask."""
+        """``why`` becomes the remedy of ``AccessDenied``."""
         try:
             return self._retry.run(lambda: ask(Deadline.after(self._calls.request_timeout_s)))
         except AccessDenied as e:
@@ -235,7 +235,7 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope) -> Iterator[Rec
     """The messages of an answer that were asked for, in the user's names.
 
     A broker compares tags by their hashes, and gives the whole of an inner batch. What cannot be decoded is given raw,
-    so that it stops nobody; where it does not say its offset, it stands behind the one before it.
+    so that it stops no reader; where it does not say its offset, it stands behind the one before it.
     """
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None

@@ -97,13 +97,13 @@ class BrokerQuestions:
                 by_name[name] = e
         addresses = [by_name[question.broker_name] for question in questions]
         asked = [(a, q.command) for a, q in zip(addresses, questions, strict=True) if isinstance(a, str)]
-        told: Sequence[Command | RocketMQError | None]
-        told = (
+        outcomes: Sequence[Command | RocketMQError | None]
+        outcomes = (
             self.calls.exchange_each(asked, deadline)
             if grace_s is None
             else self.calls.exchange_soon(asked, deadline, grace_s)
         )
-        answers = iter(told)
+        answers = iter(outcomes)
         return [
             _accepted(next(answers), question, address, accept) if isinstance(address, str) else address
             for question, address in zip(questions, addresses, strict=True)

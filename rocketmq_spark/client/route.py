@@ -170,7 +170,7 @@ class Routes:
         return self._settled(bodies.route(topic, answer.body), deadline)
 
     def _settled(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
-        """With brokers that only act for a master told from masters of a topic that may not be written to.
+        """With acting masters distinguished from masters of a topic that may not be written to.
 
         The list of all brokers says which id each address has. Where it cannot be had for now, none is believed.
         """
@@ -269,7 +269,7 @@ class Routes:
             raise self._missing(e, "All names: rocketmq-spark topic list") from e
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
-        """The same error with the nearest existing names, as far as the name server tells them, and how to create the topic."""
+        """The same error with the nearest existing names, as far as the name server lists them, and how to create the topic."""
         return self._missing(error, f"Create it with: rocketmq-spark topic create {error.topic}")
 
     def _missing(self, error: RouteNotFound, remedy: str) -> RouteNotFound:

@@ -1,6 +1,6 @@
 """The ``Sender`` port over remoting, and messages that a group gives back.
 
-The ``Sender`` port over remoting: one attempt per call, on the queue it is told.
+The ``Sender`` port over remoting: one attempt per call, on the given queue.
 
 A message that a group could not consume, given back: by the broker, or as a copy that goes to the retry topic.
 

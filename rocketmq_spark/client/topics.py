@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 AGE_S = 30.0
 
 Attributes = Mapping[str, str]
-_Told = Attributes | AccessDenied | None
+_Attributes = Attributes | AccessDenied | None
 
 
 class _Known(NamedTuple):
-    told: _Told
+    answer: _Attributes
     at: float
 
     def younger(self, seconds: float) -> bool:
@@ -60,21 +60,21 @@ class Kinds:
         key = topic, broker_name
         known = self._known.get(key)
         if known is None or not known.younger(AGE_S if max_age_s is None else max_age_s):
-            told = self._told(topic, broker_name, deadline, known)
-            known = self._known[key] = _Known(told, time.monotonic())
-        if isinstance(known.told, AccessDenied):
-            raise copy.copy(known.told)
-        return known.told
+            answer = self._answer(topic, broker_name, deadline, known)
+            known = self._known[key] = _Known(answer, time.monotonic())
+        if isinstance(known.answer, AccessDenied):
+            raise copy.copy(known.answer)
+        return known.answer
 
     def batched(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether brokers compare the tags of whole batches only, as they do for a batch topic.
 
-        True also at a Proxy, where nobody can tell: so nothing that is wanted is left out.
+        True also at a Proxy, which cannot answer that, so that no topic is left out.
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
     def any_says_batched(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
-        """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; not where nobody tells.
+        """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; False without an answer.
 
         Who did not answer is left out for a while, so that a broker that hangs does not hold up every task.
         """
@@ -90,11 +90,11 @@ class Kinds:
         return False
 
     def fresh(self, queue: MessageQueue) -> bool:
-        """Whether ``attributes`` would ask nobody."""
+        """Whether ``attributes`` would answer without a question."""
         known = self._known.get((queue.topic, queue.broker_name))
         return known is not None and known.younger(AGE_S)
 
-    def _told(self, topic: str, broker_name: str, deadline: Deadline, before: _Known | None) -> _Told:
+    def _answer(self, topic: str, broker_name: str, deadline: Deadline, before: _Known | None) -> _Attributes:
         try:
             return self._ask(topic, broker_name, deadline)
         except AccessDenied as e:
@@ -102,7 +102,7 @@ class Kinds:
         except RocketMQError as e:
             if before is None or not e.retriable:
                 raise
-            return before.told
+            return before.answer
 
     def _ask(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
         address = self._address(topic, broker_name, deadline)
@@ -162,7 +162,7 @@ def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadlin
     ]
     for members in calls.exchange_each(groups, deadline):
         if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
-            continue  # nobody of the group is online
+            continue  # no member of the group is online
         if wire in bodies.group_filters(members.body):
             return True
     for answer in answers:
@@ -173,12 +173,12 @@ def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadlin
 
 def _longest_timer(config: Command | RocketMQError) -> int:
     """In ms, 0 with timers switched off; RocketMQ's default where the broker does not tell its configuration."""
-    told: dict[str, str] = {}
+    answer: dict[str, str] = {}
     if isinstance(config, Command) and config.code == Response.SUCCESS:
-        told = bodies.read_config(config.body)
-    if told.get("timerWheelEnable", "true") != "true":
+        answer = bodies.read_config(config.body)
+    if answer.get("timerWheelEnable", "true") != "true":
         return 0
-    return 1000 * int(told.get("timerMaxDelaySec", TIMER_MAX_DELAY_S))
+    return 1000 * int(answer.get("timerMaxDelaySec", TIMER_MAX_DELAY_S))
 
 
 def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.groups import BrokerRequests, own, told
+from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of, own
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import (
@@ -112,7 +112,7 @@ def test_what_is_not_known_is_refused() -> None:
 
 
 def test_subscriptions_are_told_by_tags_or_as_they_are() -> None:
-    made = told(
+    made = heartbeat_of(
         "g", Membership({"t": Filter("a || b"), "u": Filter("x > 1", "SQL92")}, {"t": 7}, message_model="BROADCASTING")
     )
     assert (made.group, made.versions_ms, made.message_model) == ("g", {"t": 7}, "BROADCASTING")
