@@ -9,6 +9,8 @@ import ast
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path

@@ -186,8 +186,7 @@ class Instance:
             raise
 
     def leave(self, member: Member, deadline: Deadline) -> None:
-        """The last member unregisters the group. Failures of single brokers are logged. May be repeated after an interruption.
-        """
+        """The last member unregisters the group. Failures of single brokers are logged. May be repeated after an interruption."""
         on_wire = self._calls.on_wire(member.group)
         last = self._groups.remove(on_wire, member)
         self._rest(unless_wanted=True)

@@ -104,7 +104,7 @@ def test_monitoring(page, spark, capsys):
     monitoring = page("monitoring.md")
     values = monitoring.run()
     try:
-        assert values["told"]["lag"] == 0
+        assert values["state"]["lag"] == 0
         said = capsys.readouterr().out
         assert "0 messages behind in 2 queues; away: []" in said
         assert re.search(
