@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -120,6 +121,23 @@ def _headings(path: Path) -> list[str]:
 
 def _anchor(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading, flags=re.ASCII).strip().lower())
+
+
+def test_programs_of_users_pages_are_typed(tmp_path: Path) -> None:
+    """By mypy, as an editor sees them. Names such as ``spark`` come from the program around a block."""
+    for path in PAGES:
+        if path.name != "upstream.md":  # Spark's own examples
+            for number, block in enumerate(b for b in blocks(path) if b.language in ("python", "py")):
+                name = f"{path.stem.replace('-', '_')}_{number}.py"
+                (tmp_path / name).write_text(f"# {block.place}\n{block.text}", "utf-8")
+    programs = sorted(str(program) for program in tmp_path.glob("*.py"))
+    assert len(programs) > 25
+    lenient = "--check-untyped-defs --ignore-missing-imports --disable-error-code name-defined --disable-error-code var-annotated"
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", *lenient.split(), "--config-file=", "--cache-dir", str(tmp_path / "cache"), *programs],
+        cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout
 
 
 @python
