@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.localbroker import LocalBroker, distro
 from tests.witness import JavaPeer
 
 
@@ -30,3 +31,18 @@ def make_topic(make_rocketmq_topic: Callable[..., str]) -> Callable[..., str]:
 @pytest.fixture
 def topic(rocketmq_topic: str) -> str:
     return rocketmq_topic
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of our own with the user's jars and archives, so that nothing is fetched and no local broker is met."""
+    distro.fetch()
+    shared = distro.cache_folder()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for name in ("jars", "archives"):
+        (shared / name).mkdir(exist_ok=True)
+        (cache / name).symlink_to(shared / name)
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    monkeypatch.delenv("ROCKETMQ_NAMESRV", raising=False)
+    return cache

@@ -39,21 +39,6 @@ def no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of our own with the user's jars and archives, so that nothing is fetched and no local broker is met."""
-    distro.fetch()
-    shared = distro.cache_folder()
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    for name in ("jars", "archives"):
-        (shared / name).mkdir(exist_ok=True)
-        (cache / name).symlink_to(shared / name)
-    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
-    monkeypatch.delenv("ROCKETMQ_NAMESRV", raising=False)
-    return cache
-
-
-@pytest.fixture
 def as_found(rocketmq: LocalBroker) -> Iterator[None]:
     """Takes topics away that commands made by themselves: other tests would be told of them as the nearest names."""
     before = set(rocketmq.admin.topics())

@@ -85,7 +85,7 @@ class Cluster:
         return found
 
     def submit(self, job: Path, archive: Path, *arguments: object) -> subprocess.Popen[bytes]:
-        """As README says: the environment travels as an archive, and lies unpacked beside the driver."""
+        """As docs/where-it-runs.md says: the environment travels as an archive, and lies unpacked beside the driver."""
         conf = {
             **CONF, "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": QUICK, "spark.cores.max": "2",
         }  # fmt: skip

@@ -1,0 +1,22 @@
+"""Reads the topic ``orders``, writes its bodies in upper case to ``orders-upper``, and ends when it has caught up."""
+
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.getOrCreate()
+orders = (
+    spark.readStream.format("rocketmq")
+    .option("nameServer", "127.0.0.1:9876")
+    .option("subscribe", "orders")
+    .option("startingOffsets", "earliest")
+    .load()
+)
+query = (
+    orders.selectExpr("upper(cast(body AS string)) AS body", "tags", "keys")
+    .writeStream.format("rocketmq")
+    .option("nameServer", "127.0.0.1:9876")
+    .option("topic", "orders-upper")
+    .option("checkpointLocation", "/tmp/orders-upper")
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination()
