@@ -67,6 +67,28 @@ def test_a_thread_that_cannot_be_started_is_started_by_the_next_call(
     assert called == []
 
 
+def test_who_begins_early_is_called_later_whatever_becomes_of_threads(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        with pytest.raises(RuntimeError):
+            timer.begin()
+    timer.begin()
+    no_more_threads(monkeypatch)
+    timer.begin()
+    timer.later(0, done.set)
+    assert done.wait(60)
+
+
+def test_a_closed_one_begins_nothing() -> None:
+    made = Timer("closed-timer")
+    made.close()
+    made.begin()
+    assert not [thread.name for thread in threading.enumerate() if "closed-timer" in thread.name]
+
+
 def test_what_is_due_in_centuries_holds_up_nothing(timer: Timer) -> None:
     done = threading.Event()
     timer.later(1e15, done.set)

@@ -142,13 +142,25 @@ class Timer:
         with self._lock:
             if self._closed:
                 return
-            if self._thread is None:  # before the call is noted: where there is no thread, the caller hears of it
-                self._thread = start_thread(self._name, self._run)
+            self._start()  # before the call is noted: where there is no thread, the caller hears of it
             entry = (time.monotonic() + seconds, next(self._numbers), call)
             heapq.heappush(self._due, entry)
             is_next = self._due[0] is entry
         if is_next:
             self._wakes.put(None)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call once on the thread, or here where the system gives no more threads."""
+        try:
+            self.later(0, call)
+        except RuntimeError:
+            call()
+
+    def begin(self) -> None:
+        """Start the thread now, for who could do nothing about it later. Raises ``RuntimeError`` if there can be none."""
+        with self._lock:
+            if not self._closed:
+                self._start()
 
     def every(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
         """Call again and again, ``seconds`` after each end, whatever the call raises."""
@@ -178,6 +190,10 @@ class Timer:
         self._wakes.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait_s)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = start_thread(self._name, self._run)
 
     def _run(self) -> None:
         while (call := self._next()) is not None:

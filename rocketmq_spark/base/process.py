@@ -5,7 +5,7 @@ What a process keeps between calls: clients, accumulators, fault tables, what wa
 One registry with one rule: a thing stays until its owner drops it, or until ``forget`` drops everything. A forked process
 begins with nothing. What it inherited it neither uses nor drops, for connections and locks in it are its parent's.
 
-The process that Spark runs for a stream on the driver's machine: what it keeps, and how it ends.
+What Spark runs this process for. That of a stream on the driver's machine: what it keeps, and how it ends.
 
 When a query stops, Spark closes the connection first. The runner then fails to read the next question, and fails again
 to tell Spark so: two tracebacks on the console of a user for nothing.
@@ -80,6 +80,11 @@ def forget() -> dict[str, dict[Any, Any]]:
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
+def is_for(worker: str) -> bool:
+    """Whether Spark made this process to run its module ``worker``: as the main one, or in a fork of a daemon that has it."""
+    return worker in sys.modules or _main() == worker
+
+
 def settle() -> None:
     """Here a stream lives for long. Elsewhere than in a runner: nothing.
 
@@ -97,8 +102,11 @@ def end_quietly() -> None:
 
 
 def _is_runner() -> bool:
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    return main is not None and main.name == _RUNNER
+    return _main() == _RUNNER
+
+
+def _main() -> str | None:
+    return getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None)
 
 
 def _but_for_broken_pipes(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

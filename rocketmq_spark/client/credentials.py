@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +37,34 @@ class Credentials:
             raise LocalProtocolError(f"request {command.code} cannot be signed: {e}") from e
 
 
+# After a fetch that failed, while the keys of before are there.
+AGAIN_S = 5.0
+
+
 class RotatingCredentials:
-    """Credentials that are fetched again when they are a minute old: they may be temporary."""
+    """Credentials that are fetched again when they are a minute old: they may be temporary. Those of before go on where nobody
+    gives new ones, as when a file is being written: servers say themselves when keys do not hold any more.
+    """
 
     def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:
         self._fetch = fetch
         self._max_age_s = max_age_s
-        self._known: tuple[float, Credentials] | None = None
+        self._known: tuple[float, Credentials] | None = None  # with when they are to be fetched again
 
     def current(self) -> Credentials:
         known = self._known
-        if known is None or time.monotonic() - known[0] > self._max_age_s:
-            known = self._known = (time.monotonic(), self._fetched())
+        if known is None:
+            known = self._known = time.monotonic() + self._max_age_s, self._fetched()
+        elif time.monotonic() > known[0]:
+            known = self._known = self._renewed(known[1])
         return known[1]
+
+    def _renewed(self, before: Credentials) -> tuple[float, Credentials]:
+        try:
+            return time.monotonic() + self._max_age_s, self._fetched()
+        except RocketMQError as e:
+            logger.warning("the keys of before are used on: %s", e)
+            return time.monotonic() + AGAIN_S, before
 
     def _fetched(self) -> Credentials:
         found = attempt(self._fetch)  # a user's code; callers get errors of ours only

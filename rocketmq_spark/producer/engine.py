@@ -99,8 +99,8 @@ class Engine:
     def submit(self, outgoing: Outgoing) -> None:
         """Send without waiting for the answer, which ``done`` is told; when the engine is closed, that it is.
 
-        Waits while there is no room, and raises ``SendFailed`` when there is none in time. What interrupts that is raised,
-        and ``done`` is told.
+        Waits while there is no room, and raises ``SendFailed`` when there is none in time, or no thread for what comes
+        after the answer. What interrupts that is raised, and ``done`` is told.
         """
         try:
             self._under_way.wait_for_room(outgoing)
@@ -141,7 +141,7 @@ class Engine:
                 while taken:
                     sending = taken.popleft()
                     if sending.refresh:  # a name server that hangs must not hold up the others
-                        self._aside.later(0, functools.partial(self._launch, sending))
+                        self._aside.soon(functools.partial(self._launch, sending))
                     else:
                         self._launch(sending)
             finally:

@@ -182,7 +182,9 @@ class Pending:
         return lost
 
     def expect(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
-        """A future that ``keep`` completes, once; then ``callback`` is called, too."""
+        """A future that ``keep`` completes, once; then ``callback`` is called, too, on a thread that is there from now on."""
+        if callback is not None:
+            self._callbacks.begin()
         promise = Promise(self, callback, msg_id)
         with self.lock:
             self._count += 1
@@ -269,7 +271,13 @@ class UnderWay:
             return self._has_room(outgoing)
 
     def wait_for_room(self, outgoing: Outgoing) -> None:
-        """Until it is within the bounds; ``SendFailed`` in the end."""
+        """Until it is within the bounds; ``SendFailed`` in the end, or where no thread can be had that repeats attempts: who
+        reads an answer could do nothing about that.
+        """
+        try:
+            self._timer.begin()
+        except RuntimeError as e:
+            raise SendFailed(f"nothing was sent: {e}", remedy="Look at the limits of threads and processes") from e
         deadline = outgoing.deadline
         with self._lock:
             while not self._has_room(outgoing):

@@ -75,6 +75,7 @@ class BaseProducer(Closing):
         self._long_delays = LongDelays(sender, timers, settings, self._engine.timer.wall_ms)
         self._membership: AccumulatorMember | None = None
         if settings.auto_batch:
+            self._engine.timer.begin()  # batches are sent without waiting
             self._shared_as = shared_as or name
             batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
             self._membership = AccumulatorMember(batcher, self, self._pending, settings.send_timeout_s)

@@ -75,6 +75,11 @@ class EngineResender:
         return run.batch(_ids.next(self._timer.wall_ms()))
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        try:
+            self._timer.begin()  # where what is enqueued is pumped, and sent again
+        except RuntimeError as e:
+            done(Resent(None, str(e), passing=True))
+            return
         candidates = None
         if send.queue is None and send.selector is not None:
             candidates = chooser(send.topic, send.selector, send.arg)

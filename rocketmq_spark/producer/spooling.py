@@ -135,7 +135,7 @@ class Spooling:
         """The same without waiting."""
         with self._lock:
             self._waiting.append((outgoing, error, done))
-        self._timer.later(0, self._keep_all)
+        self._timer.soon(self._keep_all)
 
     def drain(self) -> None:
         """Until all that was handed over is kept."""

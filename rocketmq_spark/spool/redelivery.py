@@ -85,8 +85,8 @@ class Redelivery:
         """Look soon what there is to do: something was added, or at a start."""
         with self._changed:
             if not self._asked and not self._closed:
-                self._asked = True
                 self._timer.later(in_s, self._turn)
+                self._asked = True  # not before: without a thread nothing is asked
 
     def hold(self, held: bool) -> None:
         """Hand out nothing while ``held``."""

@@ -131,6 +131,11 @@ class SendSpool:
     ) -> None:
         self.store = store
         self._resender = resender
+        try:
+            timer.begin()  # now, where there is somebody to be told that there can be no more threads
+        except RuntimeError:
+            store.close()
+            raise
         self._schedule = schedule or trade.schedule
         self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
         handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.client import credentials
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
 from rocketmq_spark.errors import LocalProtocolError, OptionError
 from rocketmq_spark.wire.header import Command
@@ -29,6 +31,22 @@ def test_credentials_that_rotate_are_fetched_again_when_they_are_old() -> None:
     often, seldom = (RotatingCredentials(lambda: next(fetched), age) for age in (-1.0, 60.0))
     assert [often.sign(ping()).ext["AccessKey"] for _ in range(2)] == ["key-0", "key-1"]
     assert [seldom.current().access_key for _ in range(2)] == ["key-2", "key-2"]
+
+
+def test_keys_go_on_while_nobody_gives_new_ones(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, store = [1000.0], [Credentials("old", "secret")]
+    monkeypatch.setattr(credentials, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    rotating = RotatingCredentials(lambda: store[0])
+    assert rotating.current().access_key == "old"
+    store.clear()
+    now[0] += 61
+    assert [rotating.sign(ping()).ext["AccessKey"] for _ in range(3)] == ["old"] * 3
+    assert caplog.text.count("the keys of before are used on: ") == 1
+    store.append(Credentials("new", "secret"))
+    now[0] += credentials.AGAIN_S + 1
+    assert rotating.current().access_key == "new"
 
 
 @pytest.mark.parametrize("error", [KeyError("hunter2"), SystemExit("hunter2")], ids=["error", "exit"])

@@ -46,6 +46,12 @@ def test_keys_as_lists(keys, text):
     assert [row.get("KEYS", "") for row in made(frame(keys=keys))[0]] == text
 
 
+def test_keys_of_large_texts():
+    """As Spark has them with spark.sql.execution.arrow.useLargeVarTypes."""
+    keys = pa.array([["a"], ["b", ""], ["c", "d"]], pa.list_(pa.large_string())).slice(1)
+    assert [row["KEYS"] for row in made(frame(keys=keys))[0]] == ["b", "c d"]
+
+
 def test_a_priority_is_0_where_it_is_null_and_none_is_negative():
     found, bad_rows, _ = made(frame(priority=pa.array([7, None, -1], pa.int32())))
     assert [row["_SYS_MSG_PRIORITY_"] for row in found] == ["7", "0", "-1"]

@@ -84,6 +84,9 @@ class ManualTimer(Timer):
         if not self._closed and not self.stopped:
             heapq.heappush(self.time.due, (self.time.now + seconds, next(self.time.numbers), self, call))
 
+    def begin(self) -> None:
+        pass
+
     def drain(self, seconds: float) -> None:
         self.time.run_due()
 

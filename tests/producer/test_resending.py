@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from threading import Event
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.errors import ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SendRequest, SendResult, SendStatus, SpooledSend
@@ -20,6 +21,7 @@ from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.messages import BatchItem, decode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
+from tests.helpers import no_more_threads
 from tests.producer.scripted import Bench, ManualTimer, refused
 from tests.producer.test_spooling import Sender
 from tests.queues import q, qs
@@ -211,3 +213,17 @@ def test_a_batch_has_bounds(resender: EngineResender) -> None:
     takes, large = resender.joins(single(b"a")), single(b"b")
     large = replace(large, request=large.request._replace(body=b"b" * 300_000))
     assert sum(takes(large) for _ in range(10)) == 3
+
+
+def test_it_has_its_thread_before_it_takes_anything(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = EngineResender(bench.sender, ProducerSettings(group="g"), Timer("x"), contextlib.nullcontext)
+    found: list[Resent] = []
+    with monkeypatch.context() as exhausted:
+        no_more_threads(exhausted)
+        made.resend(SpooledSend("T", REQUEST), found.append)
+    assert found == [Resent(None, "can't start new thread", passing=True)]
+    assert bench.sender.calls == []
+    done = Event()
+    made.resend(SpooledSend("T", REQUEST), lambda resent: done.set())
+    assert done.wait(60)
+    made.close(Deadline.after(0))

@@ -44,6 +44,7 @@ from rocketmq_spark.queues.selection import select
 from rocketmq_spark.spool.sends import lane_of
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.properties import decode_properties
+from tests.helpers import raising
 from tests.producer.scripted import Bench, ScriptedSender, refused
 from tests.queues import q, qs
 
@@ -477,3 +478,14 @@ def test_a_long_delay_whose_queue_cannot_be_chosen_is_refused(
     assert isinstance(request, SendRequest)
     found = q(decode_properties(unpack(request.body).properties)[QUEUE])
     assert found == select("hash", qs("a:0-1 b:0-1"), M, "customer-7") if chosen else found in qs("a:1 b:1")
+
+
+def test_where_there_are_no_more_threads_a_failed_send_is_kept_all_the_same(
+    bench: Bench, spool: FakeSpool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = producer(bench, spool, retries=0)
+    assert made._engine._spooling is not None
+    monkeypatch.setattr(made._engine._spooling._timer, "later", raising(RuntimeError("can't start new thread")))
+    bench.sender.script = [down()]
+    assert made.send_async(M).result(0).status is SendStatus.SPOOLED
+    assert len(spool.kept) == 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -78,6 +79,15 @@ def test_overwriting_is_refused(broker_cluster, topic, kind):
 def test_a_topic_that_does_not_exist_is_told_before_any_task(broker_cluster, kind):
     with pytest.raises(RouteNotFound, match="knows no such topic"):
         getattr(source(broker_cluster.name_server, topic="no-such-topic"), kind)(SCHEMA, False)
+
+
+def test_a_stream_commits_whatever_became_of_its_topic(broker_cluster, monkeypatch, caplog):
+    """Spark makes the writer anew for that, in another process, while the topic's brokers may be away and others there."""
+    caplog.set_level(logging.INFO, "rocketmq_spark")
+    monkeypatch.setitem(sys.modules, writers._COMMITS, ModuleType(writers._COMMITS))
+    writer = source(broker_cluster.name_server, topic="no-such-topic").streamWriter(SCHEMA, False)
+    finish(writer, "commit", [Written(5, 100, 1)])
+    assert "batch 7: 5 rows" in caplog.text
 
 
 @pytest.mark.parametrize(("attempt", "warned"), [(0, False), (1, True)])

@@ -43,3 +43,16 @@ def test_what_goes_wrong_names_the_folder(name: str) -> None:
         folder(name).read("b")
     with pytest.raises(OffsetError, match="odd://x cannot be reached"):
         folder("odd://x")
+
+
+@pytest.mark.parametrize(
+    ("given", "real"), [(".", "made/a"), ("..", "made"), ("../a/.", "made/a"), ("~", "made/a"), ("./", "made/a")]
+)
+def test_one_that_is_named_from_inside_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, real: str
+) -> None:
+    """Backups are made beside it, and begin with its name."""
+    (tmp_path / "made" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "made" / "a")
+    monkeypatch.setenv("HOME", str(tmp_path / "made" / "a"))
+    assert folder(given).name == str(tmp_path.resolve() / real)

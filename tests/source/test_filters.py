@@ -59,6 +59,7 @@ def test_tags_that_are_fine(tags):
 def test_offsets_remember_the_filter():
     assert filters.recorded(options()) == filters.recorded(options(tags="*")) == {"namespace": ""}
     assert filters.recorded(options(tags="a || b", namespace="n")) == {"namespace": "n", "tags": "a || b"}
+    assert filters.recorded(options(group="g")) == {"namespace": "", "group": "g"}
     assert filters.recorded(options(sql='{"t":"x > 5"}')) == {"namespace": "", "sql": {"t": "x > 5"}}
     assert filters.filter_of({"namespace": "n", "environment": "e", "tags": "a"}) == {"tags": "a"}
     assert filters.filter_of({"sql": "x > 5"}) == {"sql": "x > 5"}

@@ -57,10 +57,11 @@ def test_only_the_topics_that_are_named(listening):
         ({}, {"namespace": "n"}),
         ({"namespace": "n"}, {"namespace": ""}),
         ({}, {"namespace": "", "environment": "dev"}),
+        ({}, {"namespace": "", "group": "of-another-query"}),
         ({"environment": "1", "environments": "2"}, {"namespace": "", "environment": "2", "environments": 2}),
     ],
 )
-def test_queues_of_another_namespace_or_environment_are_left_alone(listening, given, theirs):
+def test_queues_of_another_namespace_environment_or_group_are_left_alone(listening, given, theirs):
     """They have the same names there."""
     listener, committed = listening(**given)
     mine = filters.recorded(listener._options)

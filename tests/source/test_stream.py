@@ -168,3 +168,16 @@ def test_errors_that_no_waiting_heals_end_the_query(rocketmq, topic):
     with pytest.raises(RocketMQError, match="offset went back"):
         again.latest()
     assert set(positions(json.dumps(beyond)).values()) == {99}
+
+
+def test_a_run_to_the_end_does_not_wait_for_a_topic_that_was_deleted_before_anything_of_it_was_read(rocketmq, topic):
+    first = Run(rocketmq, subscribePattern=f"{topic}.*", startingOffsets="earliest")
+    first.drain(feed(rocketmq, topic, 4))
+    fleeting = f"{topic}-fleeting"
+    rocketmq.create_topic(fleeting, 1)
+    feed(rocketmq, fleeting, 3)
+    more = feed(rocketmq, topic, 4)
+    run = Run(rocketmq, first.offset, available_now=True, subscribePattern=f"{topic}.*", readDeadline="30s")
+    rocketmq.admin.delete_topic(fleeting)
+    run.drain(more)
+    assert run.batch() == []

@@ -189,6 +189,19 @@ def test_an_alarm_is_set_once_however_often_somebody_wakes_it(bench: Bench) -> N
     assert len(bench.time.due) == 1
 
 
+def test_where_there_was_no_thread_for_a_moment_the_next_one_wakes_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.works = lambda one: Handled()
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(bench.redelivery._timer, "later", raising(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            bench.redelivery.wake()
+    bench.add(record(b"x"))
+    bench.time.advance(10)
+    assert bench.redelivery.delivered == 1
+
+
 def test_a_large_window_is_filled_up_in_large_parts_and_settled_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

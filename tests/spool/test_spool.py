@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
 from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.schedule import SteadyClock
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
+from tests.helpers import no_more_threads
 from tests.producer.scripted import ManualTimer, Time
 from tests.queues import q
 
@@ -185,3 +186,11 @@ def test_3_25_the_close_sends_what_is_due_and_leaves_the_rest(fixture: Fixture) 
     assert fixture.resender.closed
     fixture.open()
     assert fixture.spool.metrics().depth == 1
+
+
+def test_one_that_can_have_no_thread_leaves_its_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as exhausted:
+        no_more_threads(exhausted, "spool")
+        with pytest.raises(RuntimeError):
+            SendSpool(Store(tmp_path / "s"), FakeResender(), Timer("spool"))
+    SendSpool(Store(tmp_path / "s"), FakeResender(), Timer("spool")).close(Deadline.after(0))

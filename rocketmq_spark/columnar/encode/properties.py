@@ -276,13 +276,13 @@ def keys_of(column: Any) -> pa.Array:
     column = arrow.plain(column)
     if not pa.types.is_list(column.type):
         return arrow.as_bytes(column)
-    keys = column.flatten()
+    keys = arrow.as_bytes(column.flatten())
     # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
     if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
         rows = column.to_pylist()
         return arrow.as_bytes(pa.array([None if r is None else " ".join(k for k in r if k) for r in rows], pa.string()))
     if not column.null_count and len(keys) == len(column) and bool((arrow.lengths(column) == 1).all()):
-        return arrow.as_bytes(keys)
+        return keys
     return arrow.as_bytes(pc.binary_join(column.cast(_KEY_LIST), " "))
 
 

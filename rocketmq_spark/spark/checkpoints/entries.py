@@ -85,7 +85,10 @@ def folder(name: str) -> Folder:
     from pyarrow.fs import FileSystem, LocalFileSystem
 
     if "://" not in name and not name.startswith("file:"):
-        return Folder(name, LocalFileSystem(), str(Path(name).expanduser().absolute()))
+        path = Path(name).expanduser().absolute()
+        if _last(name) in (".", "..", "~"):  # no name that another folder beside it could begin with
+            name = str(path := path.resolve())
+        return Folder(name, LocalFileSystem(), str(path))
     try:
         system, root = FileSystem.from_uri(name)
     except (OSError, ValueError, ImportError) as e:

@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 class GroupOffsetListener(StreamingQueryListener):
     """``spark.streams.addListener(GroupOffsetListener(name_server=…, group=…, subscribe=…))``.
 
-    Takes the options of the source. Sources of other formats or of another cluster, namespace or environment, and topics
-    that ``subscribe`` does not name, are left alone; without ``subscribe`` it commits for every other rocketmq source of
-    the session. Clusters are told apart by their names (``brokerClusterName``).
+    Takes the options of the source. Sources of other formats or of another cluster, namespace, environment or ``group``, and
+    topics that ``subscribe`` does not name, are left alone; without ``subscribe`` it commits for every other rocketmq source
+    of the session. Give each query its group: ends of one that has none are committed, too. Clusters are told apart by
+    their names (``brokerClusterName``).
     """
 
     def __init__(self, **options: object) -> None:

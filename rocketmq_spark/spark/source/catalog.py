@@ -15,14 +15,7 @@ from dataclasses import replace
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry, Trouble
-from rocketmq_spark.errors import (
-    BrokerNotFound,
-    NotSupported,
-    OptionError,
-    RocketMQError,
-    RouteNotFound,
-    TopicNotFound,
-)
+from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RocketMQError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
@@ -76,23 +69,27 @@ class OffsetCache:
         self._had: dict[str, set[str]] = {}
         self._owned: set[MessageQueue] = set()
         self._expected: Offsets | None = None
+        self._to_read: Iterable[MessageQueue] = ()
         self.trouble = Trouble()
         self._said: set[tuple[object, ...]] = set()
         self._doubt = False
         self._routes_due = 0.0
         self._unread = Unread(lambda: self.offsets, options.request_timeout, self.waits)
 
-    def expect(self, begin: Offsets) -> None:
-        """What positions know: a topic of theirs that is missing was there, and may be known to be deleted.
+    def expect(self, begin: Offsets, to_read: Iterable[MessageQueue] | None = None) -> None:
+        """What positions know: a topic of theirs that is missing was there, and may be known to be deleted. So is one of the
+        queues that a run has ``to_read``, although it has read nothing of it so far.
 
         An environment given by its number goes on with the queues that it had; positions of another query are refused.
         """
-        if begin is self._expected:
+        to_read = self._to_read if to_read is None else to_read
+        if begin is self._expected and to_read is self._to_read:
             return
+        self._to_read = to_read
         filters.check_checkpoint(self._options, begin)
         self._expected = begin
         had: dict[str, set[str]] = {}
-        for queue in begin.positions:
+        for queue in (*begin.positions, *self._to_read):
             had.setdefault(queue.topic, set()).add(queue.broker_name)
         self._had = had
         # What was counted before positions were there, in an outage perhaps, may be another environment's.

@@ -98,9 +98,11 @@ def validate(
 
 def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
     """What is read beside topics, as it stands in offsets: the namespace, and the clusters, environment and filter if there
-    are any.
+    are any; with the group whose offsets follow.
     """
     record: dict[str, object] = {"namespace": options.namespace or ""}
+    if "group" in options.given:
+        record["group"] = options.group
     if clusters:
         record["clusters"] = list(clusters)
     if options.environment is not None:
@@ -182,9 +184,12 @@ def are_others(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str
 
 
 def is_elsewhere(options: Options, of: Offsets) -> bool:
-    """Whether positions are of another namespace or environment than the options read: of other queues of those names."""
+    """Whether positions are of another namespace or environment than the options read, of other queues of those names, or
+    followed by the offsets of another group.
+    """
     was, now = of.reads, recorded(options)
-    return was.get("namespace", now["namespace"]) != now["namespace"] or _environment_of(was) != _environment_of(now)
+    other = any(name in was and was[name] != now.get(name) for name in ("namespace", "group"))
+    return other or _environment_of(was) != _environment_of(now)
 
 
 def is_read(options: Options, topic: str) -> bool:

@@ -11,8 +11,8 @@ under keys of its own:
 * ``environment``: the queues of a topic that an environment given by its number owns, with the number. A broker that is
   away would else shift it onto queues of another.
 * ``reads``: what the positions are of, beside the names of topics: clusters, namespace, environment and filter, so that a
-  checkpoint of another query is recognised. Offsets without a ``namespace`` or ``clusters`` there are older and of any; older
-  ones call it ``filter``.
+  checkpoint of another query is recognised, and the group whose offsets follow them. Offsets without a ``namespace`` or
+  ``clusters`` there are older and of any; older ones call it ``filter``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Nothing is taken off Spark's hands: it applies every predicate again, so that pr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +21,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from rocketmq_spark.base import process
 from rocketmq_spark.model import OffsetRange
 
 # Masters' clocks differ a little, so store times inside a queue may run backwards after a fail-over.
@@ -36,8 +36,7 @@ def enabled() -> bool:
 
     The conf cannot be asked in a planner process, but which worker module runs there can.
     """
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _WORKER in sys.modules or getattr(main, "name", None) == _WORKER
+    return process.is_for(_WORKER)
 
 
 @dataclass(slots=True)

@@ -103,7 +103,7 @@ class Stream:
         if self._unresolved is not None and not begin.positions:
             raise self._unresolved
         self._open(begin)
-        self._catalog.expect(begin)
+        self._catalog.expect(begin, self._frozen)
         if self._to_freeze:
             self._frozen = patiently(self._catalog, lambda: whole(self._catalog).ends())
             self._to_freeze = False
