@@ -339,7 +339,7 @@ class GroupBench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
-        monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
+        monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic, time_ns=time.time_ns))
         self.brokers = FakeBrokers(self.time, {"T": "a:0-1 b:0-1"})
         self.workers: list[ManualWorkers] = []
         self.counts: list[int] = []  # how many threads each wanted

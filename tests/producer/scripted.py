@@ -247,7 +247,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
-        monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic))
+        monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic, time_ns=time.time_ns))
         self.sender = ScriptedSender(self.time)
         self.timers: dict[str, ManualTimer] = {}
         self.producers: list[BaseProducer] = []
