@@ -274,12 +274,12 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     with process.lock():
         connection = options.transport, options.proxy_endpoint, _connection_key(options)
-        key = (spool.folder, spool.sync, spool.max_bytes, owner_of(options), options.environments, connection)
+        key = (spool, owner_of(options), options.environments, connection, settings)
         spools: dict[object, SendSpool] = process.kept(_SPOOLS)
         if key not in spools:
             spools[key] = resending(folders.claim(spool.folder, make), sender(options), settings)
         mine = spools[key]
-        if folders.adopt(spool.folder, mine.store, make):
+        if folders.adopt(spool.folder, mine.store, make, mine.now_ms()):
             mine.redelivery.begin()
     return mine
 

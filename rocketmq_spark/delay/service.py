@@ -291,7 +291,7 @@ class DelayService:
         return polled
 
     def _keep(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Store what is not done, in one write with how far it was read."""
+        """Store what is not done, and with it how far it was read."""
         for queue in {message.queue for message in messages if self._seen[message.queue].is_other(message)}:
             del self._seen[queue]  # it is begun again
         messages = [message for message in messages if message.queue in self._seen]
@@ -313,11 +313,13 @@ class DelayService:
         changed = {queue: each for queue, each in seen.items() if each != self._seen[queue]}
         if not changed:
             return
-        self._store.add(records, {note_of(queue): each.encode() for queue, each in changed.items()})
+        notes = {note_of(queue): each.encode() for queue, each in changed.items()}
+        self._store.add(records, None if cancels else notes)
+        if cancels:  # what takes back counts as read when that is done: else it is read again
+            logger.info("%d of %d messages are taken back", self._store.forget(cancels), len(cancels))
+            self._store.add([], notes)
         self._seen = seen
         self.stored += len(records)
-        if cancels:
-            logger.info("%d of %d messages are taken back", self._store.forget(cancels), len(cancels))
         self._retention.warn()
 
     # --- positions
@@ -356,9 +358,12 @@ class DelayService:
         return all_told
 
     def _commit(self, news: dict[MessageQueue, Progress]) -> bool:
-        """Drops of ``news`` what brokers did not take; whether they took all."""
+        """Drops of ``news`` what brokers did not take; whether they took all.
+
+        The moment first: it may go back, and with the old one a broker that is not told more would know too much.
+        """
         count = len(news)
-        for number, group in enumerate(self._names.all):
+        for number, group in reversed(list(enumerate(self._names.all))):
             offsets = {queue: progress[number] for queue, progress in news.items()}
             errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
             if new := sorted({queue.broker_name for queue, e in errors.items() if isinstance(e, GroupNotFound)}):

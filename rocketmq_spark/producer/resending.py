@@ -109,7 +109,11 @@ class EngineResender:
         if not self._gathers or not self._engine.enqueue(outgoing):
             self._engine.submit(outgoing)  # which also says that it is closed
         elif self._pumps.acquire(blocking=False):
-            self._timer.later(GATHER_S, self._pump)
+            try:
+                self._timer.later(GATHER_S, self._pump)
+            except BaseException:  # there may be no thread for it now
+                self._pumps.release()
+                raise
 
     def _pump(self) -> None:
         self._pumps.release()

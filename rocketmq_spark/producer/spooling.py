@@ -28,6 +28,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
     SendFailed,
     ServiceNotAvailable,
+    SpoolError,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
@@ -161,6 +162,9 @@ class Spooling:
                 self._spool.keep([_send(failed[i][0]) for i in which])
         except RocketMQError as e:
             return e
+        except Exception as e:  # whatever it is, each send must have an outcome
+            logger.exception("spooling failed in an unexpected way")
+            return SpoolError(f"spooling failed in an unexpected way: {type(e).__name__}: {e}")
         return None
 
 

@@ -7,6 +7,7 @@ Additions of several threads as one write. Whoever gets the lock writes for all 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -74,11 +75,17 @@ class AtomicChange:
         totals.dead, totals.dead_bytes = totals.dead + 1, totals.dead_bytes + size
         totals.give_ups += 1
 
-    def revive(self, sequence: int, size: int) -> None:
-        """A dead record is none any more; who calls lets it be pending."""
+    def revive(self, sequence: int, record: Record, size: int) -> None:
+        """A dead record is none any more; who calls lets it be pending. Its marks were over when it was given up: it is not
+        found by them again.
+        """
         self.deletes.append(numbered(DEAD, sequence))
-        totals = self.totals
-        totals.depth, totals.size = totals.depth + 1, totals.size + size
+        totals, kept = self.totals, size
+        if record.marks:
+            data = dataclasses.replace(record, marks=()).encode()
+            self.puts.append((numbered(RECORD, sequence), data))
+            kept = len(data)
+        totals.depth, totals.size = totals.depth + 1, totals.size + kept
         totals.dead, totals.dead_bytes = totals.dead - 1, totals.dead_bytes - size
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rocketmq_spark.base import extras
 from rocketmq_spark.errors import ClosedError, SpoolError
-from rocketmq_spark.spool.files import LOG, Wal, damaged_headers, make_folder, mirror
+from rocketmq_spark.spool.files import LOG, Wal, damaged_headers, make_folder, manifest, mirror
 
 logger = logging.getLogger(__name__)
 
@@ -160,10 +160,10 @@ class Database:
         with self._errors("open"):
             if not read_only:
                 make_folder(self.path)
-            if (
-                is_database(self.path) and not (self.path / "CURRENT").exists()
-            ):  # RocksDB would begin anew, and delete them
-                raise Damaged(f"the spool in {self.path} is damaged: it has lost its file CURRENT", remedy=OPEN_IT)
+            if is_database(self.path) and manifest(self.path) is None:  # RocksDB would begin anew, and delete them
+                raise Damaged(
+                    f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing", remedy=OPEN_IT
+                )
             path = self.path
             if damaged := damaged_headers(path):
                 name, told = next(iter(damaged.items()))

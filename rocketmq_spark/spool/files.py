@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rocketmq_spark.errors import SpoolError, SpoolFull
+
 BLOCK = 1 << 15
 _HEADER = struct.Struct("<IHB")  # checksum, length of the payload, type
 # Whole, first, middle and last parts. Those of logs that are used again (5 to 8) are not written here.
@@ -30,7 +32,7 @@ _TYPES = (1, 2, 3, 4)
 class Headers(NamedTuple):
     """``mended`` are headers as they were written, by their places; ``lost`` are ranges where no record is found any more.
 
-    A last record of which only the beginning was written is neither: a kill leaves it.
+    A last record of which only the beginning was written is neither in a log: a kill leaves it.
     """
 
     mended: dict[int, bytes]
@@ -52,8 +54,8 @@ class Headers(NamedTuple):
         return bytes(found)
 
 
-def headers(data: bytes) -> Headers:
-    """What is wrong with the headers of a file."""
+def headers(data: bytes, may_be_torn: bool = True) -> Headers:
+    """What is wrong with the headers of a file. Where it may not be torn, what is there of a last record is lost."""
     mended: dict[int, bytes] = {}
     lost: list[tuple[int, int]] = []
     at, size = 0, len(data)
@@ -80,7 +82,8 @@ def headers(data: bytes) -> Headers:
             seen[:] = [each for each in seen if each < first]
             at = end
         elif first == at and size < end <= block_end + 1 and kind in (0, *_TYPES):
-            break  # torn
+            lost += [] if may_be_torn else [(at, size)]
+            break
         else:
             lost.append((first, limit))
             at = block_end
@@ -138,6 +141,8 @@ _TABLE = tuple(map(_remainder, range(256)))
 
 
 LOG = ".log"
+# RocksDB writes a table from its log when it opens, and tables from tables while it goes on.
+RESERVE_BYTES = 64 << 20
 # Of a view: RocksDB writes its own, and nobody else's lock is taken.
 _OWN = ("LOCK", "LOG")
 # Grows whenever the memtable is another one.
@@ -146,11 +151,14 @@ _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
 def damaged_headers(path: Path) -> dict[str, Headers]:
-    """Of the logs and the manifest of a folder, those with headers that RocksDB must not read, by their names."""
+    """Of the logs and the manifest of a folder, those with headers that RocksDB must not read, by their names.
+
+    A manifest that ends within a record is one of them: RocksDB would leave out the table that it names, and delete it.
+    """
     found = {}
-    for file in (*sorted(path.glob(f"*{LOG}")), *_manifest(path)):
+    for file in filter(None, (*sorted(path.glob(f"*{LOG}")), manifest(path))):
         with contextlib.suppress(FileNotFoundError):  # a living process goes on meanwhile
-            if (told := headers(file.read_bytes())).problem:
+            if (told := headers(file.read_bytes(), file.suffix == LOG)).problem:
                 found[file.name] = told
     return found
 
@@ -165,12 +173,13 @@ def mirror(path: Path, into: Path, put: Callable[[Path, Path], object]) -> None:
             put(file, into / file.name)
 
 
-def _manifest(path: Path) -> list[Path]:
+def manifest(path: Path) -> Path | None:
+    """The file that CURRENT names, there or not; None where it names none."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        name = (path / "CURRENT").read_text().strip()
-        if name.startswith("MANIFEST-") and "/" not in name:
-            return [path / name]
-    return []
+        kind, _, number = (path / "CURRENT").read_text("ascii").rstrip("\n").partition("-")
+        if kind == "MANIFEST" and number.isdecimal():
+            return path / f"{kind}-{number}"
+    return None
 
 
 class Wal:
@@ -205,6 +214,27 @@ class Wal:
     def close(self) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
+
+
+def full(path: Path, held: int, more: int, max_bytes: int | None) -> SpoolFull | None:
+    """Why a folder that holds so many bytes has no room for more, None if it has."""
+    if max_bytes is not None and held + more > max_bytes:
+        return SpoolFull(
+            f"the spool in {path} holds {held} bytes, and {more} more exceed the {max_bytes} of option 'spoolMaxBytes'",
+            remedy="Raise it, or see why brokers take nothing; dead letters count, too",
+        )
+    try:
+        disk = os.statvfs(path)
+    except OSError as e:
+        raise SpoolError(f"cannot write the spool in {path}: {e}", remedy="See to its disk") from e
+    left = disk.f_bavail * disk.f_frsize
+    if left - more < RESERVE_BYTES:
+        return SpoolFull(
+            f"the disk of the spool in {path} has {left} bytes left, and {RESERVE_BYTES} stay free: a spool that has filled its "
+            "disk could not be opened any more to send what it holds",
+            remedy="Make room on the disk",
+        )
+    return None
 
 
 def sync_folder(path: Path) -> None:

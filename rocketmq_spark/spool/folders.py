@@ -109,11 +109,12 @@ def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
     return make(folder / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
-def adopt(folder: Path, into: Store, make: Callable[[Path], Store]) -> int:
+def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int) -> int:
     """Move what other dead processes left into a store of this one; how many records.
 
     A portion is added to the one before it leaves the other, so that a kill may double some and loses none. The dead
-    letters stay, with their folder, and so does what ``into`` has no room for: it is no trouble of who adopts.
+    letters stay, with their folder, and so does what ``into`` has no room for: it is no trouble of who adopts. What was due
+    by a clock that was ahead of ``now_ms`` keeps its distance.
     """
     moved = 0
     for path in spools(folder):
@@ -122,7 +123,7 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store]) -> int:
         try:
             store = make(path)
             try:
-                for count in _move(store, into):
+                for count in _move(store, into, max(0, store.totals.last_ms - now_ms)):
                     moved += count
                 if store.totals.all_bytes == 0 and path != folder and not any(path.glob(f"{DAMAGED}-*")):
                     # While it is locked: nobody begins to write there meanwhile.
@@ -137,8 +138,8 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store]) -> int:
     return moved
 
 
-def _move(store: Store, into: Store) -> Iterator[int]:
+def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
     while taken := store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES):
-        into.add([(work.record, work.due.due_ms) for work in taken])
+        into.add([(work.record, max(0, work.due.due_ms - ahead_ms)) for work in taken])
         store.settle([(work, Done()) for work in taken], 0)
         yield len(taken)

@@ -7,7 +7,7 @@ and the totals are made again from them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.changes import AtomicChange
@@ -89,6 +89,14 @@ def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Due], list[by
     places = [Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))]
     pending = {due.sequence: due for due in reversed(places)}
     return pending, [due.key for due in places if pending[due.sequence] is not due or due.sequence in dead]
+
+
+def pending_now(db: Database, sequences: Collection[int]) -> dict[int, Due | None]:
+    """When each of these is due; None for what is not there, or waits behind another one."""
+    if not sequences:
+        return {}
+    found = {due.sequence: due for due in (Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))}
+    return {sequence: found.get(sequence) for sequence in sequences}
 
 
 def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None) -> None:

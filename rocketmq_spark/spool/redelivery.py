@@ -80,13 +80,14 @@ class Redelivery:
         self._asked = self._turning = False
         self._closed = self._held = False
         self._changed = threading.Condition()
+        self._settling = threading.Lock()  # the close does not wait for ever for a turn that hangs
 
     def wake(self, in_s: float = 0.0) -> None:
         """Look soon what there is to do: something was added, or at a start."""
         with self._changed:
             if not self._asked and not self._closed:
-                self._timer.later(in_s, self._turn)
-                self._asked = True  # not before: without a thread nothing is asked
+                self._timer.later(in_s, self._turn)  # may raise, or be interrupted: then it is not noted
+                self._asked = True
 
     def hold(self, held: bool) -> None:
         """Hand out nothing while ``held``."""
@@ -167,6 +168,10 @@ class Redelivery:
             logger.error("the spool in %s is in trouble, and tried again in %g s: %s", self._store.path, TROUBLE_S, e)
             self.trouble = str(e)
             return TROUBLE_S
+        except Exception as e:  # a bug must not be the end of what waits
+            logger.exception("the spool in %s is in trouble, and tried again in %g s", self._store.path, TROUBLE_S)
+            self.trouble = f"{type(e).__name__}: {e}"
+            return TROUBLE_S
 
     def _alarm(self, pause_s: float) -> None:
         """Another turn then; one that is set for later is left to find nothing to do."""
@@ -226,20 +231,21 @@ class Redelivery:
         self.wake(self._gather_s)
 
     def _settle(self) -> None:
-        with self._changed:
-            ended = list(self._ended)
-        if not ended:
-            return
-        now_ms = self._clock()
-        self._store.settle([(work, self._verdict(work, handled, now_ms)) for work, handled in ended], now_ms)
-        with self._changed:
-            for work, handled in ended:
-                self._ended.popleft()
-                del self._out[work.due.sequence]
-                self._note(work, handled, now_ms)
-            if not len(self._store):
-                self._silences.forget()
-            self.listens = bool(self._silences)
+        with self._settling:
+            with self._changed:
+                ended = list(self._ended)
+            if not ended:
+                return
+            now_ms = self._clock()
+            self._store.settle([(work, self._verdict(work, handled, now_ms)) for work, handled in ended], now_ms)
+            with self._changed:
+                for work, handled in ended:
+                    self._ended.popleft()
+                    del self._out[work.due.sequence]
+                    self._note(work, handled, now_ms)
+                if not len(self._store):
+                    self._silences.forget()
+                self.listens = bool(self._silences)
 
     def _verdict(self, work: Work, handled: Handled, now_ms: int) -> Verdict:
         if handled.reason is None:

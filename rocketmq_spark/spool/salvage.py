@@ -55,7 +55,11 @@ def salvage(path: Path) -> Salvaged:
 
 def finish(path: Path) -> None:
     """What a process that died left of such work: finished, or taken away where the old files are still the truth."""
-    if any((path / name).exists() for name in (_NEW, WHOLE, _LEAVING, _COPY)):
+    try:
+        left = any((path / name).exists() for name in (_NEW, WHOLE, _LEAVING, _COPY))
+    except OSError as e:  # a disk that fails, or a mount that has gone
+        raise SpoolError(f"the spool in {path} cannot be looked at: {e}", remedy="See to its disk") from e
+    if left:
         with _held(path):
             pass
 
@@ -109,21 +113,22 @@ def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[None]:
     """With RocksDB's own lock, and nothing left of an earlier time."""
-    lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            raise SpoolError(f"the spool in {path} is damaged, and in use by another process") from e
-        if (path / WHOLE).exists():
-            _exchange(path)
-        for name in (_NEW, _LEAVING, _COPY):
-            shutil.rmtree(path / name, ignore_errors=True)
-        yield
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                raise SpoolError(f"the spool in {path} is damaged, and in use by another process") from e
+            if (path / WHOLE).exists():
+                _exchange(path)
+            for name in (_NEW, _LEAVING, _COPY):
+                shutil.rmtree(path / name, ignore_errors=True)
+            yield
+        finally:
+            os.close(lock)
     except OSError as e:  # a full disk, most likely: the old files are still the truth, or the next one goes on
         raise SpoolError(f"the damaged spool in {path} could not be put together again: {e}") from e
-    finally:
-        os.close(lock)
 
 
 def _exchange(path: Path) -> Path:

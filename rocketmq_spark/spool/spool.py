@@ -153,6 +153,10 @@ class SendSpool:
     def listens(self) -> bool:
         return self.redelivery.listens
 
+    def now_ms(self) -> int:
+        """The moment that due times are compared with."""
+        return self._clock()
+
     def holds(self, send: SpooledSend) -> bool:
         lane = sends.lane_of(send)
         return bool(lane) and self.store.holds(lane)

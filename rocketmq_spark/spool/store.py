@@ -16,10 +16,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError, SpoolFull
+from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.spool import mending
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database
+from rocketmq_spark.spool.files import full
 from rocketmq_spark.spool.keys import NOTE, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered
 from rocketmq_spark.spool.lanes import Behind, Joins, Marks, followers, lane_with, lanes, leave
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals, decoded
@@ -27,7 +28,7 @@ from rocketmq_spark.spool.salvage import Salvaged, finish, salvage
 
 logger = logging.getLogger(__name__)
 
-REVIVED_AT_ONCE = 1000
+REVIVED_AT_ONCE, REVIVED_BYTES = 1000, 8 << 20
 
 
 class Work(NamedTuple):
@@ -74,6 +75,8 @@ class Store:
         self._lock = threading.RLock()
         self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
+        self._moved: dict[int, Due | None] = {}  # of what was out when damage was met: where it is pending now
+        self.totals = Totals()
         self._floor = Due(0, 0)
         self._owner: SpoolOwner | None = None
         self._failed = self._damaged = self._closed = False
@@ -93,7 +96,8 @@ class Store:
         """Keep records, each due at its moment (ms since 1970), and write ``notes`` down: when it returns both are as safe as
         ``sync`` says. One whose first mark another one has is not kept.
 
-        All or none. Raises ``SpoolFull`` beyond ``max_bytes``, ``SpoolError`` when they cannot be written.
+        All or none. Raises ``SpoolFull`` beyond ``max_bytes`` or where the disk is nearly full, ``SpoolError`` when they cannot
+        be written.
         """
         self._group.put(Ticket(records, notes))
 
@@ -171,13 +175,12 @@ class Store:
             left = []
             for work, verdict in outcomes:
                 sequence, tries = work.due.sequence, work.state.tries + 1
-                change.deletes.append(work.due.key)
+                if (pending := self._moved.get(sequence, work.due)) is None:
+                    continue  # damage took it, or an earlier one of its lane came back: it is not the head any more
+                change.deletes.append(pending.key)
                 if isinstance(verdict, RetryLater):
-                    state, due = (
-                        RecordState(tries, now_ms, work.record.target, verdict.reason),
-                        Due(verdict.due_ms, sequence),
-                    )
-                    change.pend(due, state)
+                    due = Due(verdict.due_ms, sequence)
+                    change.pend(due, RecordState(tries, now_ms, work.record.target, verdict.reason))
                     change.mark(work.record, due)
                     continue
                 change.unmark(work.record)
@@ -195,7 +198,9 @@ class Store:
                     left.append(work.record.lane)
             self._write(change)
             self._lanes.difference_update(left)
-            self._leased.difference_update(work.due.sequence for work, _ in outcomes)
+            ended = {work.due.sequence for work, _ in outcomes}
+            self._leased -= ended
+            self._moved = {sequence: due for sequence, due in self._moved.items() if sequence not in ended}
 
     def hasten(self, targets: Collection[str] | None, start: Due | None, limit: int, now_ms: int) -> Due | None:
         """Let what waits for ``targets``, or for anything, fall due now: looks at ``limit`` records from ``start`` on.
@@ -235,9 +240,10 @@ class Store:
             before, change = len(self), AtomicChange(self.totals)
             for sequence, record, size in mending.dead_ones(self._db):
                 if isinstance(record, Record):
-                    change.revive(sequence, size)
+                    change.revive(sequence, record, size)
                     change.pend(Due(now_ms, sequence), RecordState(0, now_ms, record.target))
-                if len(change.puts) >= REVIVED_AT_ONCE:  # there may be millions
+                revived_bytes = change.totals.size - self.totals.size
+                if len(change.puts) >= REVIVED_AT_ONCE or revived_bytes >= REVIVED_BYTES:  # there may be millions
                     self._write(change)
                     change = AtomicChange(self.totals)
             self._write(change)
@@ -282,8 +288,10 @@ class Store:
                 self.damages += 1
                 mending.mend(db, salvaged)
                 mending.name_owner(db, self._owner, salvaged)
-            data = db.get(TOTALS)
+                self._moved = mending.pending_now(db, self._leased)
+            data, known = db.get(TOTALS), self.totals.next_sequence  # no number of what is out is given twice
             self.totals = Totals() if data is None else Totals.decode(data)
+            self.totals.next_sequence = max(known, self.totals.next_sequence)
             self._lanes = set(lanes(db))
             self._marks = Marks(db)
         except BaseException as e:
@@ -299,15 +307,13 @@ class Store:
     def _add(self, tickets: Sequence[Ticket]) -> None:
         try:
             with self._ready:
-                change, lanes = (
-                    AtomicChange(self.totals),
-                    set(self._lanes) if any(t.laned for t in tickets) else self._lanes,
-                )
+                change = AtomicChange(self.totals)
+                lanes = set(self._lanes) if any(t.laned for t in tickets) else self._lanes
                 marks: set[tuple[bytes, bytes]] = set()
                 for ticket in tickets:
                     held = change.totals.all_bytes
-                    if self._max_bytes is not None and held + ticket.size > self._max_bytes:
-                        ticket.error = _full(self.path, held, ticket.size, self._max_bytes)
+                    if ticket.items and (problem := full(self.path, held, ticket.size, self._max_bytes)) is not None:
+                        ticket.error = problem
                         continue
                     change.puts += ticket.notes
                     for record, due_ms, data in ticket.items:
@@ -384,10 +390,3 @@ class _Ready:
         elif error is not None and not isinstance(error, Exception):
             self._store._failed = True  # Ctrl-C: what is in memory may not be what was written
         self._store._lock.release()
-
-
-def _full(path: Path, held: int, more: int, max_bytes: int) -> SpoolFull:
-    return SpoolFull(
-        f"the spool in {path} holds {held} bytes, and {more} more exceed the {max_bytes} of option 'spoolMaxBytes'",
-        remedy="Raise it, or see why brokers take nothing; dead letters count, too",
-    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -339,7 +340,9 @@ class GroupBench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
-        monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic, time_ns=time.time_ns))
+        monkeypatch.setattr(
+            "rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic, time_ns=time.time_ns)
+        )
         self.brokers = FakeBrokers(self.time, {"T": "a:0-1 b:0-1"})
         self.workers: list[ManualWorkers] = []
         self.counts: list[int] = []  # how many threads each wanted

@@ -10,6 +10,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
 from rocketmq_spark.delay.release import noted
 from rocketmq_spark.model import MessageQueue, Resent
+from rocketmq_spark.spool.keys import TOTALS
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.delay.nodes import QUEUES, Node, World, envelope
 
@@ -325,3 +326,39 @@ def test_the_name_of_a_broker_may_have_a_slash(world: World) -> None:
     world.time.advance(6)
     node.turn(queue)
     assert node.sends.bodies == [b"m"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_came_back_from_the_dead_outlives_its_queue(world: World, damaged: bool) -> None:
+    """The next owner begins behind it, so nobody else has it: a try that fails must not give it its old place again."""
+    node = world.node("a")
+    node.sends.answer = lambda send: Resent(None, "no permission")
+    for _ in range(2):
+        node.turn(ONE)
+    for name, seconds in (("given up", 1), ("far", 5000)):
+        world.topic.put(envelope(name, seconds))
+        node.turn(ONE)
+    world.time.advance(2)
+    node.turn(ONE)
+    assert (node.store.totals.dead, world.offsets()[0]) == (1, 1)
+    assert node.store.revive(node.now_ms()) == 1
+    if damaged:
+        node.store._db.write([], [TOTALS])
+        node.kill()
+    node.sends.answer = lambda send: Resent(None, "busy", passing=True)
+    for _ in range(3):
+        node.turn(ONE)
+        world.time.advance(1)
+    assert len(node.store) == 2
+    other = world.node("b")
+    for _ in range(4):
+        node.turn(TWO)
+        other.turn(ONE)
+    assert (len(node.store), len(other.store)) == (1, 1)
+    node.sends.sent.clear()
+    node.sends.answer = lambda send: Resent(ONE)
+    for _ in range(40):
+        world.time.advance(60)
+        node.turn(TWO)
+    assert node.sends.bodies == [b"given up"]
+    node.store.close()

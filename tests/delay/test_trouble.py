@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
-from rocketmq_spark.errors import CallTimeout
-from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import CallTimeout, RocketMQError, SpoolError
+from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent
 from rocketmq_spark.spool.database import Damaged
 from rocketmq_spark.spool.keys import PENDING, RECORD, behind
-from tests.delay.nodes import OTHER, QUEUES, World, envelope
+from rocketmq_spark.spool.store import Store
+from rocketmq_spark.wire.envelope import cancelling
+from tests.delay.nodes import OTHER, QUEUES, START_MS, World, envelope
 
 ONE = QUEUES[0]
 
@@ -99,3 +103,72 @@ def test_damage_that_is_met_in_the_middle_of_a_turn_costs_none(
         node.turn(ONE)
     world.time.advance(5)
     assert {b"before", b"met", b"behind"} == set(node.sends.bodies)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(("step", "nth"), [("add", 1), ("add", 2), ("forget", 1)])
+def test_what_is_taken_back_stays_so_whatever_happens_while_it_is_noted(
+    world: World, monkeypatch: pytest.MonkeyPatch, killed: bool, step: str, nth: int
+) -> None:
+    """Envelope and cancel are read in one turn, in which one of its writes is the last."""
+    node = world.node("a")
+    for _ in range(2):
+        node.turn(ONE)
+    world.topic.put(envelope("m", 50), ONE)
+    world.topic.put(cancelling("orders", START_MS + 50_000, "m", START_MS), ONE)
+    real, left = getattr(Store, step), [None] * (nth - 1)
+
+    def fails_in_the_end(store: Store, *given: Any) -> Any:
+        if not left:
+            raise SpoolError("no space left on device")
+        left.pop()
+        return real(store, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, step, fails_in_the_end)
+        with pytest.raises(SpoolError):
+            node.turn(ONE)
+    if killed:
+        node.kill()
+    for _ in range(4):
+        node.turn(ONE)
+    assert len(node.store) == 0
+    world.time.advance(60)
+    node.turn(ONE)
+    assert node.sends.bodies == []
+
+
+def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_much(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Envelopes that are overdue put the moment back up to which all is done."""
+    node = world.node("a")
+    world.topic.put(envelope("early", 1), ONE)
+    for _ in range(3):
+        node.turn(ONE)
+    world.time.advance(1000)
+    for _ in range(2):
+        node.turn(ONE)
+    node.sends.answer = lambda send: Resent(None, "busy", passing=True)
+    commit, groups = world.topic.commit, []
+
+    def first_only(group: str, offsets: Any, deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
+        groups.append(group)
+        return (
+            commit(group, offsets, deadline)
+            if len(groups) < count
+            else dict.fromkeys(offsets, CallTimeout("no answer"))
+        )
+
+    for count in (1, 2, 3):
+        world.topic.put(envelope(f"late {count}", 500 + count), ONE)
+        groups.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(world.topic, "commit", first_only)
+            node.turn(ONE)
+    node.store.close()
+    other = world.node("b")
+    for _ in range(5):
+        other.turn(ONE)
+        world.time.advance(5)
+    assert sorted(other.sends.bodies) == [b"late 1", b"late 2", b"late 3"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -247,7 +248,9 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
-        monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic, time_ns=time.time_ns))
+        monkeypatch.setattr(
+            "rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic, time_ns=time.time_ns)
+        )
         self.sender = ScriptedSender(self.time)
         self.timers: dict[str, ManualTimer] = {}
         self.producers: list[BaseProducer] = []

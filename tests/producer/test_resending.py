@@ -21,7 +21,7 @@ from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.messages import BatchItem, decode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
-from tests.helpers import no_more_threads
+from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import Bench, ManualTimer, refused
 from tests.producer.test_spooling import Sender
 from tests.queues import q, qs
@@ -227,3 +227,19 @@ def test_it_has_its_thread_before_it_takes_anything(bench: Bench, monkeypatch: p
     made.resend(SpooledSend("T", REQUEST), lambda resent: done.set())
     assert done.wait(60)
     made.close(Deadline.after(0))
+
+
+def test_what_could_not_be_sent_for_want_of_a_thread_is_sent_with_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.sender = Sender(bench.time)
+    timer = ManualTimer(bench.time)
+    resender = EngineResender(bench.sender, ProducerSettings(group="g"), timer, contextlib.nullcontext)
+    found: list[Resent] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(timer, "later", raising(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            resender.resend(SpooledSend("T", REQUEST, q("a:0")), found.append)
+    resender.resend(SpooledSend("T", REQUEST, q("a:1")), found.append)
+    bench.time.advance(1)
+    assert found == [Resent(q("a:0")), Resent(q("a:1"))]

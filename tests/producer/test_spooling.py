@@ -489,3 +489,22 @@ def test_where_there_are_no_more_threads_a_failed_send_is_kept_all_the_same(
     bench.sender.script = [down()]
     assert made.send_async(M).result(0).status is SendStatus.SPOOLED
     assert len(spool.kept) == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_spool_that_fails_in_an_unexpected_way_leaves_nobody_waiting(
+    bench: Bench, spool: FakeSpool, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(spool, "keep", raising(OSError("Input/output error")))
+    one = producer(bench, spool)
+    bench.sender.script = [down]
+    if mode == "async":
+        future = one.send_async(M, queue=q("a:0"))
+        spool_timer(bench)
+        raised = future.exception(0)
+    else:
+        with pytest.raises(RocketMQError) as caught:
+            one.send(M, queue=q("a:0"))
+        raised = caught.value
+    assert isinstance(raised, ConnectionLost)
+    assert "Input/output error" in str(getattr(raised, "__notes__", ""))

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark import session
+from rocketmq_spark import options, session
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import MessageIllegal, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spool.folders import spools
-from rocketmq_spark.spool.spool import SpoolReading
+from rocketmq_spark.spool.spool import SendSpool, SpoolReading
 from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import stored
 from tests.live.writes import Writes, bodies, frame, numbered, writes
@@ -166,3 +167,20 @@ def test_what_was_kept_for_one_cluster_is_left_alone_by_a_task_of_another(
     session.close_all()
     (left,) = [path for path in spools(tmp_path) if (reading := SpoolReading(path)).totals and reading.totals.depth]
     assert str(SpoolReading(left).owner) == "the cluster of 127.0.0.1:1"
+
+
+def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their_own(tmp_path: Path) -> None:
+    """The first one's ``requireStoreOk`` decided for all of them."""
+    found = []
+    for wanted in ("any", "ok", "any"):
+        parsed = options.parse(
+            {
+                "nameServer": "127.0.0.1:1", "topic": "T", "onSendFailure": "spool", "spoolDir": str(tmp_path),
+                "requireStoreOk": wanted,
+            }
+        ).for_role("sink")  # fmt: skip
+        spool = session.worker_spool(parsed, checks.settings(parsed))
+        assert isinstance(spool, SendSpool)
+        found.append(spool)
+    assert found[0] is found[2]
+    assert found[0].path != found[1].path

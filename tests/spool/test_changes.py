@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.keys import TOTALS, Due
-from rocketmq_spark.spool.records import RecordState, Totals
+from rocketmq_spark.spool.records import Record, RecordState, Totals
 from tests.spool.bench import record
 
 
@@ -23,7 +23,7 @@ def test_totals_follow_each_step_and_the_ones_before_stay() -> None:
         8,
         1,
     )
-    change.revive(5, 8)
+    change.revive(5, Record("k", b"body", 0), 8)
     assert (after.depth, after.size, after.dead, after.dead_bytes, after.give_ups) == (1, 8, 0, 0, 1)
     assert before == Totals(next_sequence=5)
     assert change.all_puts[-1] == (TOTALS, after.encode())

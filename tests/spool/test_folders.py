@@ -15,6 +15,7 @@ from tests.spool.bench import record
 
 ROOT = Path(__file__).parents[2]
 make = functools.partial(Store, sync="never")
+NOW_MS = 10**13
 
 
 def fill(path: Path, count: int) -> None:
@@ -47,7 +48,7 @@ def test_a_living_process_keeps_its_own(tmp_path: Path) -> None:
     first = claim(tmp_path, make)
     second = claim(tmp_path, make)
     assert first.path != second.path
-    assert adopt(tmp_path, second, make) == 0
+    assert adopt(tmp_path, second, make, NOW_MS) == 0
     assert len(spools(tmp_path)) == 2
     first.close()
     second.close()
@@ -57,7 +58,7 @@ def test_3_34_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: P
     for name in ("worker-1", "worker-2"):
         fill(tmp_path / name, 1200)
     mine = make(tmp_path / "worker-3")
-    assert adopt(tmp_path, mine, make) == 2400
+    assert adopt(tmp_path, mine, make, NOW_MS) == 2400
     assert spools(tmp_path) == [mine.path]
     found = everything(mine)
     assert sorted(found) == sorted([*range(1200), *range(1200)])
@@ -72,7 +73,7 @@ def test_a_spool_with_workers_below_it_is_one_of_them(tmp_path: Path) -> None:
     fill(tmp_path / "worker-1", 7)
     assert spools(tmp_path) == [tmp_path, tmp_path / "worker-1"]
     mine = make(tmp_path / "worker-2")
-    assert adopt(tmp_path, mine, make) == 12
+    assert adopt(tmp_path, mine, make, NOW_MS) == 12
     assert spools(tmp_path) == [tmp_path, mine.path], "what is below it is not removed with it"
     assert sorted(everything(mine)) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6]
     mine.close()
@@ -81,7 +82,7 @@ def test_a_spool_with_workers_below_it_is_one_of_them(tmp_path: Path) -> None:
 def test_what_one_has_no_room_for_stays_and_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(tmp_path / "worker-1", 1000)
     mine = Store(tmp_path / "worker-2", "never", 130_000)
-    assert adopt(tmp_path, mine, make) == 500
+    assert adopt(tmp_path, mine, make, NOW_MS) == 500
     assert "what lies in the spool in" in caplog.text
     rest = make(tmp_path / "worker-1")
     assert (len(mine), len(rest)) == (500, 500)
@@ -96,7 +97,7 @@ def test_large_records_are_moved_a_few_at_a_time(tmp_path: Path, monkeypatch: py
     mine, added = make(tmp_path / "worker-2"), []
     add = mine.add
     monkeypatch.setattr(mine, "add", lambda records: (added.append(len(records)), add(records)))
-    assert adopt(tmp_path, mine, make) == 30
+    assert adopt(tmp_path, mine, make, NOW_MS) == 30
     assert added == [8, 8, 8, 6]
     mine.close()
 
@@ -110,7 +111,7 @@ def test_an_empty_folder_is_removed_before_its_lock_is_given_back(
     there: list[bool] = []
     close = Store.close
     monkeypatch.setattr(Store, "close", lambda self: (there.append(self.path.exists()), close(self)))
-    assert adopt(tmp_path, mine, make) == 3
+    assert adopt(tmp_path, mine, make, NOW_MS) == 3
     assert there == [False]
     mine.close()
 
@@ -119,6 +120,18 @@ def test_what_was_damaged_is_kept_when_all_else_has_gone(tmp_path: Path) -> None
     fill(tmp_path / "worker-1", 3)
     (tmp_path / "worker-1" / "damaged-1").mkdir()
     mine = make(tmp_path / "worker-2")
-    assert adopt(tmp_path, mine, make) == 3
+    assert adopt(tmp_path, mine, make, NOW_MS) == 3
     assert (tmp_path / "worker-1" / "damaged-1").is_dir()
+    mine.close()
+
+
+def test_after_a_clock_was_put_back_what_is_taken_over_waits_no_longer(tmp_path: Path) -> None:
+    left = make(tmp_path / "worker-1")
+    ahead_ms, hours_ms = NOW_MS + 48 * 3_600_000, 2 * 3_600_000
+    left.add([(record(b"1", at_ms=ahead_ms), ahead_ms + 3000), (record(b"2", at_ms=ahead_ms), ahead_ms + hours_ms)])
+    left.close()
+    mine = make(tmp_path / "worker-2")
+    assert adopt(tmp_path, mine, make, NOW_MS) == 2
+    assert mine.next_due_ms() == NOW_MS + 3000
+    assert [work.due.due_ms for work in mine.take(NOW_MS + hours_ms, 5)] == [NOW_MS + 3000, NOW_MS + hours_ms]
     mine.close()

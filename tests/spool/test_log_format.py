@@ -60,3 +60,14 @@ def test_what_fits_no_checksum_is_lost_to_the_end_of_its_block() -> None:
     found = headers(bytes(broken))
     assert (found.mended, found.lost) == ({}, [(57, BLOCK)])
     assert found.applied(bytes(broken)) == first + bytes(BLOCK - 57) + first
+
+
+@pytest.mark.parametrize("cut", [1, 6, 7, 20])
+def test_a_file_that_may_not_be_torn_has_lost_what_is_there_of_its_last_record(cut: int) -> None:
+    first, second = record(b"x" * 50), record(b"y" * 50)
+    torn = first + second[:cut]
+    assert headers(torn).problem is None
+    found = headers(torn, may_be_torn=False)
+    assert found.lost == [(57, 57 + cut)]
+    assert found.applied(torn) == first + bytes(cut)
+    assert headers(first, may_be_torn=False).problem is None

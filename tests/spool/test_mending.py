@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.keys import OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
+from rocketmq_spark.spool.keys import ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
 from rocketmq_spark.spool.lanes import lane_with
 from rocketmq_spark.spool.mending import mend
 from rocketmq_spark.spool.records import IDENTITY, Record, SpoolOwner, Totals
 from rocketmq_spark.spool.salvage import Salvaged
-from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store
+from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict
 from tests.spool.bench import record
 
 COUNT = 300
@@ -209,3 +209,47 @@ def test_a_store_of_another_release_is_an_error_of_the_spool(tmp_path: Path) -> 
     store.close()
     with pytest.raises(SpoolError, match=r"cannot be opened: totals of version 9.*Use the release that wrote it"):
         Store(tmp_path)
+
+
+@pytest.mark.parametrize("lane", [b"", b"l"])
+@pytest.mark.parametrize("verdict", [Done(), RetryLater(9000, "busy"), Dead("no")])
+@pytest.mark.parametrize("gone", ["records", "due times", "all"])
+def test_what_was_out_when_damage_was_met_ends_like_anything_else(
+    tmp_path: Path, lane: bytes, verdict: Verdict, gone: str
+) -> None:
+    """Its outcome comes when other records may have its place: they are neither counted out nor deleted by it."""
+    store = Store(tmp_path, sync="never")
+    store.add([(record(b"%d" % i, lane=lane), 1000) for i in range(4)])
+    out = store.take(2000, 2)
+    areas = {"records": [RECORD], "due times": [PENDING], "all": [RECORD, PENDING, ORDER, TOTALS]}[gone]
+    keys = [key for area in areas for key, _ in store._db.scan(area, behind(area))]
+    store._db.write([], [*keys, TOTALS])
+    store._failed = store._damaged = True
+    store.add([(record(b"new", lane=lane), 1000)])
+    store.settle([(work, verdict) for work in out], 3000)
+    assert store.totals.depth >= 0
+    found: list[bytes] = []
+    while works := store.take(10_000, 10):
+        found += [work.record.payload for work in works]
+        store.settle([(work, Done()) for work in works], 10_000)
+    assert found.count(b"new") == 1
+    left = [b"new"] if gone != "due times" else [b"0", b"1", b"2", b"3", b"new"]
+    ended = [work.record.payload for work in out] if not isinstance(verdict, RetryLater) and gone == "due times" else []
+    assert sorted(found) == sorted(set(left) - set(ended))
+    assert (store.totals.depth, store.totals.size, store._moved, store._leased) == (0, 0, {}, set())
+    assert not store.holds(lane)
+    store.close()
+
+
+def test_what_went_behind_a_head_and_was_lost_takes_no_new_record_with_it(tmp_path: Path) -> None:
+    """The numbers of what is out are not given a second time, when the damage took those that were counted, too."""
+    store = Store(tmp_path, sync="never")
+    store.add([(record(b"%d" % i, lane=b"l"), 1000) for i in range(3)])
+    (head,) = store.take(2000, 1, joins=lambda first: lambda other: True)
+    assert len(head.behind) == 2
+    store._db.write([], [TOTALS, *(numbered(RECORD, other.sequence) for other in head.behind)])
+    store._failed = store._damaged = True
+    store.add([(record(b"new", lane=b"l"), 1000)])
+    store.settle([(head, Done())], 3000)
+    assert [work.record.payload for work in store.take(10_000, 10)] == [b"new"]
+    store.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +12,14 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base import clock
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import store as store_module
-from rocketmq_spark.spool.redelivery import MAX_OUT, Handled
+from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.redelivery import MAX_OUT, Handled, Redelivery
 from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.store import Store
-from tests.helpers import raising
+from tests.helpers import WAIT_S, no_more_threads, raising
 from tests.producer.scripted import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, record
 
@@ -255,6 +259,23 @@ def test_damage_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     bench.store.close()
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), ZeroDivisionError("a bug")])
+def test_whatever_is_wrong_with_a_folder_is_said_each_second_and_ends_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A write fails, and then the folder cannot be looked at: a disk that fails, a mount that has gone."""
+    bench.add(record(b"x"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "write", raising(SpoolError("Input/output error")))
+        bench.time.advance(3.5)
+        patched.setattr(Path, "exists", raising(error))
+        bench.time.advance(10)
+        assert str(error) in str(bench.redelivery.trouble)
+    bench.time.advance(2)
+    assert bench.redelivery.trouble is None
+    assert len(bench.store) == 0
+
+
 def laned(bench: Bench, count: int, lane: bytes = b"l") -> None:
     bench.add(*(record(b"%d" % number, lane=lane) for number in range(count)), after_s=0)
 
@@ -353,3 +374,48 @@ def test_what_came_back_from_the_dead_goes_alone(bench: Bench) -> None:
     bench.add(record(b"2", lane=b"l"), record(b"3", lane=b"l"), after_s=0)
     bench.time.advance(0)
     assert bench.together[2:] == [1, 1, 2]
+
+
+def test_a_thread_that_cannot_be_started_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(Store(tmp_path, sync="never")) as store:
+        timer, sent = Timer("spool-without-threads"), threading.Event()
+        redelivery = Redelivery(
+            store, {"k": lambda records, done: (done(Handled()), sent.set())}, lambda: BASE_MS, timer
+        )
+        store.add([(record(b"x"), BASE_MS)])
+        with monkeypatch.context() as patched:
+            no_more_threads(patched, "spool-without-threads")
+            with pytest.raises(RuntimeError):
+                redelivery.wake()
+        redelivery.wake()
+        assert sent.wait(WAIT_S)
+        redelivery.close(Deadline.after(WAIT_S))
+
+
+def test_the_close_does_not_count_twice_what_a_turn_is_about_to_count(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn that a disk holds up for longer than the close waits for its thread."""
+    bench.waiting = []
+    bench.add(record(b"x"), record(b"y"), record(b"z"))
+    bench.time.advance(4)
+    hangs, goes_on, settle = threading.Event(), threading.Event(), Store.settle
+
+    def held_up(store: Store, *given: Any) -> None:
+        hangs.set()
+        assert goes_on.wait(WAIT_S)
+        settle(store, *given)
+
+    monkeypatch.setattr(Store, "settle", held_up)
+    for done in bench.waiting[:1]:
+        done(Handled())
+    turn = threading.Thread(target=bench.redelivery._settle)
+    turn.start()
+    assert hangs.wait(WAIT_S)
+    close = threading.Thread(target=bench.redelivery.close, args=(Deadline.after(0),))
+    close.start()
+    close.join(0.2)
+    goes_on.set()
+    turn.join(WAIT_S)
+    close.join(WAIT_S)
+    assert (len(bench.store), bench.redelivery.delivered) == (2, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import random
 import re
 import shutil
@@ -169,3 +170,47 @@ def test_a_full_disk_is_an_error_of_the_spool_and_the_next_try_goes_on(
             salvage(whole)
     salvage(whole)
     assert len(drained(whole)) == 3 * COUNT
+
+
+def test_a_folder_that_takes_no_lock_is_an_error_of_the_spool(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = shutil.copytree(whole, tmp_path / "store")
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "open", raising(OSError(errno.EROFS, "Read-only file system")))
+        with pytest.raises(SpoolError, match=r"could not be put together again.*Read-only"):
+            salvage(whole)
+    salvage(whole)
+
+
+def test_a_folder_that_cannot_be_looked_at_is_an_error_of_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as gone:
+        gone.setattr(Path, "exists", raising(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(SpoolError, match=r"cannot be looked at.*Input/output error"):
+            Store(tmp_path / "store")
+
+
+def test_a_manifest_that_was_cut_within_a_record_leaves_no_table_out(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocksDB takes it for what a kill left, and deletes the table that the record names."""
+    (manifest,) = whole.glob("MANIFEST-*")
+    data = manifest.read_bytes()
+    for number, place in enumerate(record_places(data)[1:]):
+        path = shutil.copytree(whole, tmp_path / str(number))
+        (path / manifest.name).write_bytes(data[: place + 9])
+        caplog.clear()
+        assert Counter(drained(path)) == dict.fromkeys(range(COUNT), 3)
+        assert "records are there, an unknown number, perhaps none, are lost" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content", [b"", bytes(16), b"MANIFEST-00002\0\n", b"MANIFEST-\n", b"\xff" * 16, b"MANIFEST-999999\n"]
+)
+def test_a_file_current_that_names_nothing_is_damage(whole: Path, tmp_path: Path, content: bytes) -> None:
+    path = shutil.copytree(whole, tmp_path / "store")
+    (path / "CURRENT").write_bytes(content)
+    assert Counter(drained(path)) == dict.fromkeys(range(COUNT), 3)
+    assert (path / "damaged-1" / "CURRENT").read_bytes() == content

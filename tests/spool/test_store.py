@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rocketmq_spark import options
 from rocketmq_spark.errors import SpoolError, SpoolFull
+from rocketmq_spark.spool import files
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.folders import owner_of
@@ -22,6 +25,7 @@ from rocketmq_spark.spool.keys import OWNER, RECORD, numbered
 from rocketmq_spark.spool.mending import dead_ones
 from rocketmq_spark.spool.records import Record, SpoolOwner
 from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict, Work
+from tests.helpers import raising
 from tests.spool.bench import record
 
 LANES = (b"", b"l", b"ll")
@@ -230,6 +234,28 @@ def test_g2_10_the_bound_counts_the_dead_and_an_addition_is_taken_whole_or_not(p
     store.close()
 
 
+def test_a_disk_that_is_nearly_full_takes_nothing_more_and_what_is_there_goes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spool that has filled its disk itself could not be opened any more."""
+    store = Store(path, sync="never")
+    store.add([(record(b"1"), 1)])
+    left = files.RESERVE_BYTES - 1
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=left, f_frsize=1))
+    with pytest.raises(SpoolFull, match=f"has {left} bytes left"):
+        store.add([(record(b"2"), 1)])
+    store.add([], {b"note": b"is no record"})
+    (work,) = store.take(1, 10)
+    store.settle([(work, RetryLater(2, "busy"))], 1)
+    left += 1 + len(record(b"3").encode())
+    store.add([(record(b"3"), 1)])
+    monkeypatch.setattr(os, "statvfs", raising(OSError("Input/output error")))
+    with pytest.raises(SpoolError, match="Input/output error"):
+        store.add([(record(b"4"), 1)])
+    assert payloads(store.take(2, 10)) == [b"3", b"1"]
+    store.close()
+
+
 def test_g2_10_a_second_store_on_a_folder_is_refused_by_name(path: Path) -> None:
     store = Store(path)
     with pytest.raises(SpoolError, match="is in use by another process"):
@@ -250,8 +276,11 @@ def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_
     store.close()
 
 
-def test_g2_10_any_number_of_dead_comes_back_in_portions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "REVIVED_AT_ONCE", 3)
+@pytest.mark.parametrize("limit", ["REVIVED_AT_ONCE", "REVIVED_BYTES"])
+def test_g2_10_any_number_of_dead_comes_back_in_portions(
+    path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(store_module, limit, 3)
     store = Store(path)
     bodies = [b"%d" % i for i in range(8)]
     store.add([(record(body), 0) for body in bodies])
