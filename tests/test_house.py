@@ -45,38 +45,38 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
-    " offsets checkpoint dlq spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
-    " doctor.command demo demo.feed demo.stage demo.view demo.play app",
-    "client": "credentials calls route topics questions broker instance sender admin groups pulls member",
-    "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.answers decode.unpack decode.properties decode.rows decode.careful decode.decoder"
-    " encode.properties encode.batch encode.encoder encode.proxy_request",
+    "delay": "release stream waiting service node",
     "consumer": "pop pull push subscriptions process_queue rebalance push.flow result push.held push.offset_store"
     " push.workers settings push.concurrent pull.assigned ahead push.backlog push.pulling push.orderly"
     " push.ownership push.differing push.rebalancing push.answers push.running pop.in_hand pop.listening"
     " pop.running push.consumer pull.polls pull.positions pull.subscribed pull.upkeep pull.pull_consumer"
     " pop.simple_consumer",
-    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies",
-    "pull": "verdict fetched missing requests replica reader puller reading",
-    "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight"
-    " long_delays batching engine housekeeping resending producer",
-    "spool": "keys records schedule sends changes files database lanes salvage mending store folders redelivery spool",
-    "localbroker": "java archive natives config guard ivy distro loopback process leftovers servers registration site"
-    " members cluster __main__",
+    "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
+    " offsets checkpoint dlq spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
+    " doctor.command demo demo.feed demo.stage demo.view demo.play app",
+    "client": "credentials calls route topics questions broker instance sender admin groups pulls member",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets monitoring.progress"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
     " source.tasks source.stream source.readers checkpoints.entries checkpoints.rewind sink.columns"
     " sink.report sink.routing sink.checks sink.task sink.writers datasource sink.foreach"
     " monitoring.metrics",
-    "queues": "environment consistent_hash hash_columns selection allocation",
-    "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
-    "options": "kafka_names parsing transport table typed callables",
+    "localbroker": "java archive natives config guard ivy distro loopback process leftovers servers registration site"
+    " members cluster __main__",
+    "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
+    " decode.answers decode.unpack decode.properties decode.rows decode.careful decode.decoder"
+    " encode.properties encode.batch encode.encoder encode.proxy_request",
     "base": "codes extras lifecycle process java threads clock retry",
     "remoting": "protocol endpoint connection bulk pool",
+    "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight"
+    " long_delays batching engine housekeeping resending producer",
+    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies",
+    "spool": "keys records schedule sends changes files database lanes salvage mending store folders redelivery spool",
+    "options": "kafka_names parsing transport table typed callables",
+    "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
+    "pull": "verdict fetched missing requests replica reader puller reading",
     "model": "lag membership message popped route pull send",
-    "delay": "release stream waiting service node",
+    "queues": "environment consistent_hash hash_columns selection allocation",
 }
 
 # Beyond the ranks: what a room must not know.
@@ -115,10 +115,10 @@ OUTSIDE = {
     "ssl": "remoting.endpoint",
     "select": "remoting.endpoint",
     "subprocess": "localbroker cli.background spark.tuning",
-    "threading": "base.threads remoting.endpoint remoting.connection remoting.pool client.calls client.instance"
-    " client.route producer.batching producer.destination base.clock producer.faults producer.in_flight"
-    " producer.producer producer.spooling producer.resending base.process localbroker cli"
-    " consumer.push.held consumer.push.workers consumer.subscriptions consumer.push.offset_store"
+    "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
+    " client.instance client.route producer.batching producer.destination base.clock producer.faults"
+    " producer.in_flight producer.producer producer.spooling producer.resending base.process localbroker"
+    " cli consumer.push.held consumer.push.workers consumer.subscriptions consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead"

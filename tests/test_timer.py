@@ -154,3 +154,11 @@ def test_wait_and_hold_end_early_or_in_time(timer: Timer) -> None:
     timer.pause(0.002)
     assert timer.now_ms() - start >= 1
     assert abs(timer.wall_ms() - time.time() * 1000) < 5000
+
+
+def test_leases_are_counted_by_a_clock_that_goes_on_while_the_machine_sleeps(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = {time.CLOCK_BOOTTIME: 7_000_000, time.CLOCK_MONOTONIC: 1_000_000}
+    monkeypatch.setattr(time, "clock_gettime_ns", clocks.__getitem__)
+    assert timer.lease_ms() == 7

@@ -1,17 +1,29 @@
 """When something ends: at the end of a ``with`` block, and never in a fork.
 
-What is closed at the end of a ``with`` block.
+What is closed at the end of a ``with`` block, and closes in signal handlers.
+
+A signal handler runs above whatever the main thread does. If that is a call of ours, the call may hold locks which a close needs,
+or which the threads need that bring the answers of brokers: the close would wait for good. So the call closes when it ends.
 
 Whose a producer or consumer is: of the process that made it, until it is closed.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from types import TracebackType
-from typing import Self
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import ParamSpec, Self, TypeVar
 
 from rocketmq_spark.errors import ClosedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_postponed: dict[int, list[Callable[[], object]]] = {}  # by thread
 
 
 class Closing:
@@ -28,6 +40,51 @@ class Closing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def entry(method: Callable[P, T]) -> Callable[P, T]:
+    """Decorates a method that users call. What was ``postponed`` above it is done when it ends, whatever it raises."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return _inside(method, *args, **kwargs)
+        finally:
+            if _postponed:
+                _catch_up()
+
+    return call
+
+
+def postponed(close: Callable[[], object]) -> bool:
+    """Whether this thread is in an ``entry``, which then calls ``close`` when it ends. It may be another object's: they share
+    connections.
+    """
+    if not _is_inside():
+        return False
+    _postponed.setdefault(threading.get_ident(), []).append(close)
+    return True
+
+
+def _inside(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Marks the stack: a count would be wrong for ever where Ctrl-C comes between two steps of it."""
+    return method(*args, **kwargs)
+
+
+def _is_inside() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _inside.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _catch_up() -> None:
+    me = threading.get_ident()
+    while not _is_inside() and (closes := _postponed.pop(me, None)) is not None:
+        for close in closes:
+            close()
 
 
 class Owner:

@@ -18,7 +18,10 @@ LOCK_EXPIRES_MS = 30_000  # on our side; the broker's lock lives 60 s
 
 
 class QueueLock:
-    """The broker's lock of a queue, as far as this member knows. ``granted_ms`` is when the last one was asked for."""
+    """The broker's lock of a queue, as far as this member knows. ``granted_ms`` is when the last one was asked for.
+
+    Times are of ``Timer.lease_ms``: the broker counts, too, while this machine sleeps.
+    """
 
     def __init__(self) -> None:
         self.granted_ms: int | None = None

@@ -411,3 +411,44 @@ def test_run_ends_with_a_signal_and_restores_the_handlers(group: GroupBench, num
     consumer.run(print)
     assert signal.getsignal(number) is before
     assert port.seen("leave") == ["g"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_child_that_a_listener_forks_has_the_handlers_from_before_the_run(group: GroupBench, number: int) -> None:
+    """A worker of a pool that ignored SIGTERM would be waited for without an end."""
+    before = signal.getsignal(number)
+    consumer, _ = group.consumer()
+    consumer.subscribe("T")
+    real = consumer.start
+    codes: list[int] = []
+
+    def listener() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if signal.getsignal(number) is before else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os.kill(os.getpid(), number)
+
+    def started(given) -> None:
+        real(given)
+        assert signal.getsignal(number) is not before
+        threading.Thread(target=listener).start()
+
+    consumer.start = started  # type: ignore[method-assign]
+    consumer.run(print)
+    assert codes == [0]
+    assert signal.getsignal(number) is before
+
+
+def test_a_run_ends_where_handlers_were_not_set_by_python(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer, port = group.consumer()
+    consumer.subscribe("T")
+    real, before = signal.signal, signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(signal, "signal", lambda *given: None if real(*given) is before else before)
+    started = consumer.start
+    consumer.start = lambda listener: (started(listener), consumer._over.set())  # type: ignore[assignment, method-assign, return-value]
+    consumer.run(print)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert port.seen("leave") == ["g"]
+    real(signal.SIGTERM, before)
+    real(signal.SIGINT, signal.default_int_handler)

@@ -149,6 +149,36 @@ def test_a_signal_handler_may_stop_a_consumer_that_stops(group: GroupBench, monk
     assert port.seen("leave") == ["g"]
 
 
+@pytest.mark.parametrize("call", ["subscribe", "unsubscribe", "stats"])
+def test_a_signal_handler_may_stop_a_consumer_above_its_other_calls(
+    group: GroupBench, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call holds a lock that the stop needs."""
+    consumer, port = group.start()
+    group.time.advance(1)
+    running: Any = consumer._running
+    whose, name = (running.held, "stats") if call == "stats" else (port, "heartbeat")
+    real, stopped, held = getattr(whose, name), [], running.held.lock
+
+    def signalled(*given: Any) -> Any:
+        if not stopped:
+            with held:
+                stopped.append(consumer.stop(2))
+        return real(*given)
+
+    monkeypatch.setattr(whose, name, signalled)
+    calls: dict[str, Callable[[], object]] = {
+        "subscribe": lambda: consumer.subscribe("U"),
+        "unsubscribe": lambda: consumer.unsubscribe("T"),
+        "stats": consumer.stats,
+    }
+    assert in_time(calls[call]) is None
+    assert (stopped, port.seen("leave"), port.asked) == ([[]], ["g"], None)
+    assert consumer._over.is_set()
+    assert consumer.stop() == []
+    assert port.seen("leave") == ["g"]
+
+
 def test_a_stop_that_does_not_wait_for_the_start_is_made_by_it(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

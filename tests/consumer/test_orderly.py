@@ -401,3 +401,20 @@ def test_a_broadcasting_member_needs_no_locks(group: GroupBench, tmp_path) -> No
     group.time.advance(30)
     assert group.bodies() == [b"1", b"2"]
     assert port.seen("lock") == port.seen("unlock") == []
+
+
+def test_a_machine_that_slept_does_not_believe_in_its_locks(group: GroupBench) -> None:
+    """The broker counted on, and gave the queue to another member."""
+    consumer, _ = group.start(ordered=True)
+    group.time.advance(2)
+    group.brokers.send(A, b"1")
+    group.time.advance(0)
+    assert group.bodies() == [b"1"]
+    group.time.slept_ms = 61_000
+    group.brokers.locks[A] = "another"
+    group.brokers.send(A, b"2")
+    group.time.advance(2)
+    assert group.bodies() == [b"1"]
+    group.brokers.locks[A] = consumer.client_id
+    group.time.advance(5)
+    assert group.bodies() == [b"1", b"2"]

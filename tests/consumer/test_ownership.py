@@ -111,7 +111,7 @@ class Owner:
             self.held,
             self.store,
             self._begin,
-            ManualTimer(group.time).now_ms,
+            ManualTimer(group.time),
         )
 
     def _begin(self, queue: ProcessQueue, offset: int) -> None:

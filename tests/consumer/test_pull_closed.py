@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.errors import ClosedError
+from rocketmq_spark.errors import ClosedError, OffsetError
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once
 
@@ -60,6 +61,79 @@ def test_a_signal_handler_may_close_a_consumer_that_closes(
     left: list[int] = []
     assert in_time(consumer.close) is None
     assert (left, fake.joined) == ([1], False)
+
+
+class Signalled:
+    """A lock with a signal handler that comes while it is held, once."""
+
+    def __init__(self, real: Any, handler: Callable[[], object]) -> None:
+        self.real = real
+        self.left = [handler]
+
+    def __enter__(self) -> None:
+        self.real.__enter__()
+        if self.left:
+            self.left.pop()()
+
+    def __exit__(self, *how: Any) -> None:
+        self.real.__exit__(*how)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+CALLS: dict[str, Callable[[BasePullConsumer], object]] = {
+    "poll": lambda consumer: consumer.poll(60),
+    "poll_arrow": lambda consumer: consumer.poll_arrow(60),
+    "loop": lambda consumer: list(consumer),
+    "commit": lambda consumer: consumer.commit(),
+    "committed": lambda consumer: consumer.committed(A),
+    "queues": lambda consumer: consumer.queues("t"),
+    "assignment": lambda consumer: consumer.assignment(),
+    "seek": lambda consumer: consumer.seek(A, 40),
+    "seek_to_beginning": lambda consumer: consumer.seek_to_beginning(A),
+    "seek_to_end": lambda consumer: consumer.seek_to_end(A),
+    "seek_to_timestamp": lambda consumer: consumer.seek_to_timestamp(40, A),
+    "pause": lambda consumer: consumer.pause(A),
+    "resume": lambda consumer: consumer.resume(A),
+    "unsubscribe": lambda consumer: consumer.unsubscribe("t"),
+    "close": lambda consumer: consumer.close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_signal_handler_may_close_above_any_call(
+    fake: FakeMember, consumer: BasePullConsumer, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that bring the answers of brokers need the lock that the call holds."""
+    fake.add(A, 40)
+    consumer.subscribe("t")
+    while bodies(consumer.poll(AT_ONCE)):
+        pass
+    real, closed = fake.commit, []
+
+    def commit(*given: Any) -> Any:
+        brings = threading.Thread(target=consumer._polls.infos, daemon=True)
+        brings.start()
+        brings.join(10)
+        assert not brings.is_alive(), "it hangs"
+        return real(*given)
+
+    def handler() -> None:
+        closed.append(consumer.close())
+        assert fake.joined
+
+    monkeypatch.setattr(fake, "commit", commit)
+    whose = consumer._positions if call in ("committed", "queues") else consumer._polls
+    if whose is consumer._polls:
+        monkeypatch.setattr(consumer._polls, "_changed", Signalled(consumer._polls._changed, handler))
+    else:
+        real_queues = fake.queues
+        monkeypatch.setattr(fake, "queues", lambda *given: (handler(), real_queues(*given))[1])
+    raised = in_time(lambda: CALLS[call](consumer))
+    assert raised is None or isinstance(raised, ClosedError | OffsetError)
+    assert (closed, fake.joined, consumer._polls.closed, consumer.assignment()) == ([None], False, True, [])
+    assert fake.stored.get(A, 0) == (0 if call == "seek_to_beginning" else 40)
 
 
 @pytest.mark.parametrize("where", ["polls", "timer", "commit", "leave"])

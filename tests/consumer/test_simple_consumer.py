@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -174,5 +174,40 @@ def test_a_close_that_is_interrupted_is_repeated_by_the_next(monkeypatch: pytest
         with pytest.raises(KeyboardInterrupt):
             consumer.close()
     consumer.close()
+    consumer.close()
+    assert member.closed == 1
+
+
+CALLS: dict[str, tuple[str, Callable[[BaseSimpleConsumer], object]]] = {
+    "subscribe": ("subscribe", lambda consumer: consumer.subscribe("t")),
+    "unsubscribe": ("subscribe", lambda consumer: consumer.unsubscribe("t")),
+    "receive": ("receive", lambda consumer: consumer.receive(wait=60)),
+    "ack": ("ack", lambda consumer: consumer.ack(popped())),
+    "change_invisible": ("change_invisible", lambda consumer: consumer.change_invisible(popped(), 30)),
+    "forward_to_dlq": ("forward_to_dlq", lambda consumer: consumer.forward_to_dlq(popped())),
+    "close": ("close", lambda consumer: consumer.close()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_signal_handler_may_close_above_any_call(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call may hold a lock of gRPC's that the close needs."""
+    member = Scripted(t=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    name, made = CALLS[call]
+    real, handled = getattr(member, name), []
+
+    def signalled(*given: Any) -> Any:
+        if not handled:
+            handled.append(consumer.close())
+            assert member.closed == 0
+        return real(*given)
+
+    monkeypatch.setattr(member, name, signalled)
+    made(consumer)
+    assert (handled, member.closed) == ([None], 1)
+    with pytest.raises(ClosedError):
+        consumer.receive()
     consumer.close()
     assert member.closed == 1

@@ -28,10 +28,10 @@ QUEUE = MessageQueue("t", "b", 0)
 
 
 class Kept:
-    def __init__(self) -> None:
+    def __init__(self, auto_commit: bool = True) -> None:
         self.now = 0.0
         self.fake = FakeMember([QUEUE], high=3)
-        settings = PullConsumerSettings(group="g")
+        settings = PullConsumerSettings(group="g", auto_commit=auto_commit)
         clock = Clock(lambda: self.now)
         subscriptions = Subscriptions("g", False, lambda: 1)
         self.polls = Polls(self.fake, settings, subscriptions, clock)  # type: ignore[arg-type]
@@ -50,6 +50,36 @@ def test_1_9_offsets_are_committed_every_5_seconds_while_there_are_new_ones() ->
         kept.now = now
         kept.one.begin(0.0)
         assert len(kept.fake.commits) == commits
+
+
+def test_offsets_of_idle_queues_are_committed_again_every_30_seconds() -> None:
+    """A master came back with old ones, or a member that was cut off stored its own."""
+    kept = Kept()
+    kept.one.have({QUEUE: Start(0)})
+    kept.one.next(kept.one.begin(0.0), 1)
+    kept.polls.given = True
+    kept.now = 5.0
+    kept.one.begin(0.0)
+    assert kept.fake.stored == {QUEUE: 3}
+    kept.fake.stored[QUEUE] = 1
+    for now, stored in ((10.0, 1), (29.9, 1), (30.0, 1), (35.0, 3), (59.0, 3)):
+        kept.now = now
+        kept.one.begin(0.0)
+        assert kept.fake.stored == {QUEUE: stored}, now
+    assert len(kept.fake.commits) == 2
+
+
+def test_what_a_caller_commits_is_sent_again_every_30_seconds_too() -> None:
+    kept = Kept(auto_commit=False)
+    kept.one.have({QUEUE: Start(0)})
+    kept.one.next(kept.one.begin(0.0), 1)
+    kept.polls.given = True
+    for now, commits in ((1.0, 1), (2.0, 1), (31.0, 2), (32.0, 2)):
+        kept.now = now
+        kept.one.begin(0.0)
+        assert len(kept.fake.commits) == commits - (now in (1.0, 31.0))
+        kept.one.store_finished()
+        assert len([each for each in kept.fake.commits if each]) == commits
 
 
 def test_routes_are_looked_at_every_30_seconds_and_polls_go_on_without(

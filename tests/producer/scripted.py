@@ -33,6 +33,7 @@ class Time:
         self.now = 1_000.0
         self.due: list[tuple[float, int, Timer, Callable[[], None]]] = []
         self.numbers = itertools.count()
+        self.slept_ms = 0  # of the machine, which this clock has not noticed
 
     def monotonic(self) -> float:
         return self.now
@@ -64,6 +65,9 @@ class ManualTimer(Timer):
 
     def now_ms(self) -> int:
         return int(self.time.now * 1000 + 1e-6)
+
+    def lease_ms(self) -> int:
+        return self.now_ms() + self.time.slept_ms
 
     def wall_ms(self) -> int:
         return 1_700_000_000_000 + self.now_ms()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
 from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S
 from rocketmq_spark.consumer.subscriptions import filter_of
 from rocketmq_spark.errors import OptionError
@@ -46,6 +46,7 @@ class BaseSimpleConsumer(Closing):
         self._turn = 0
         self._closed = self._left = False
 
+    @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive of ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
 
@@ -58,6 +59,7 @@ class BaseSimpleConsumer(Closing):
         self._member.subscribe(wanted, Deadline.after(_START_S))
         self._filters = wanted
 
+    @entry
     def unsubscribe(self, topic: str) -> None:
         """Receive nothing of ``topic`` any more."""
         self._owner.check(self._closed)
@@ -65,6 +67,7 @@ class BaseSimpleConsumer(Closing):
         self._member.subscribe(wanted, Deadline.after(_START_S))
         self._filters = wanted
 
+    @entry
     def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
     ) -> Sequence[PoppedMessage]:
@@ -93,13 +96,15 @@ class BaseSimpleConsumer(Closing):
             wait_s = max(MIN_WAIT_S, min(most_s, end.remaining()))
             deadline = Deadline.after(wait_s + self._request_s)
             found = self._member.receive(topic, place, max_messages, invisible_s, wait_s, deadline)
-            if found or end.expired:
+            if found or end.expired or self._closed:
                 return found
 
+    @entry
     def ack(self, message: PoppedMessage) -> None:
         """``message`` is done. Raises ``NotFound`` when its time was over: it is handed out again then, or was already."""
         self._ask(self._member.ack, message)
 
+    @entry
     def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
         """Have ``message`` handed out again after ``duration`` from now (0s to 12h), unless it is acknowledged.
 
@@ -108,14 +113,25 @@ class BaseSimpleConsumer(Closing):
         self._owner.check(self._closed)
         self._member.change_invisible(message, _invisible("duration", duration, 0.0), Deadline.after(self._request_s))
 
+    @entry
     def forward_to_dlq(self, message: PoppedMessage) -> None:
         """Give ``message`` up: it goes to ``%DLQ%`` and the group's name, and is done."""
         self._ask(self._member.forward_to_dlq, message)
 
     def close(self) -> None:
-        """Leave the group. What was received and not acknowledged is handed out again when its time is over."""
+        """Leave the group. What was received and not acknowledged is handed out again when its time is over.
+
+        In a signal handler above another call it returns at once, and the group is left when that call ends: ``receive`` when
+        the Proxy has answered its question.
+        """
         self._closed = True
-        if not self._left and self._owner.here:
+        if not self._owner.here or postponed(self.close):
+            return
+        self._leave()
+
+    @entry
+    def _leave(self) -> None:
+        if not self._left:
             self._member.close(Deadline.after(_END_S))
             self._left = True  # not before: an interrupted one is repeated
 

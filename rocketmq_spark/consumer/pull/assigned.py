@@ -370,10 +370,14 @@ class Assigned:
             for q, p in self.places.items()
         }
 
-    def finish(self) -> None:
-        """All that polls gave is finished: the next one begins, or the caller says so."""
+    def finish(self, again: bool = False) -> None:
+        """All that polls gave is finished: the next one begins, or the caller says so. ``again``: what is committed is to be
+        committed once more.
+        """
         for place in self.places.values():
             place.done = place.taken
+            if again:
+                place.committed = None
 
     def to_commit(self) -> dict[MessageQueue, int]:
         """Offsets of what is finished, where they are not committed yet."""

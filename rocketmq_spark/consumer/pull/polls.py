@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.base.lifecycle import entry
 from rocketmq_spark.consumer.ahead import Ahead, Bounds, ReadAhead
 from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.rebalance import Start
@@ -104,11 +105,11 @@ class Polls:
             self._settle()
             self._assigned.ready.take_back()
 
-    def finish(self) -> dict[MessageQueue, int]:
-        """All that was given is finished; gives what is to be committed of that."""
+    def finish(self, again: bool = False) -> dict[MessageQueue, int]:
+        """All that was given is finished; gives what is to be committed of that, ``again`` what was before, too."""
         with self._changed:
             self._settle()
-            self._assigned.finish()
+            self._assigned.finish(again)
             return self._assigned.to_commit()
 
     def _settle(self) -> None:
@@ -128,12 +129,13 @@ class Polls:
         with self._changed:
             self._assigned.committed(offsets)
 
-    def close(self) -> None:
-        """No more pulls."""
+    @entry
+    def close(self, wait: bool = True) -> None:
+        """No more pulls. Without ``wait`` nothing is waited for, so that a signal handler may call it above anything here."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
-        if self._ahead is not None:
+        if wait and self._ahead is not None:
             self._ahead.close(self._settings.request_timeout_s)
 
     # --- messages
@@ -172,17 +174,16 @@ class Polls:
     def each(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
         """The messages of ``part``, which was taken alone. One that was yielded is given, and a loop that goes on after another
         poll, or after a seek, gets no more of the part.
+
+        Without the lock: nothing may be held where a signal handler closes the consumer.
         """
         for message in part.read():
-            with self._changed:
-                if not self._assigned.ready.lends(part):
-                    return
+            if not self._assigned.ready.lends(part):
+                return
             self.given_up_to = message.queue_offset + 1
             yield message
-        with self._changed:
-            if self._assigned.ready.lends(part):
-                self._assigned.ready.give()
-                self.given_up_to = None
+        if self._assigned.ready.lends(part):
+            self.given, self.given_up_to = True, None
 
     def _pull(self) -> None:
         """Make the pulls that are due."""

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from rocketmq_spark.base.clock import Clock, Deadline, Timer
-from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
 from rocketmq_spark.base.threads import text_of
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
@@ -66,6 +66,7 @@ class BasePullConsumer(Closing):
 
     # --- queues
 
+    @entry
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The readable queues of a topic, sorted, or those of the environment where there is one.
 
@@ -74,6 +75,7 @@ class BasePullConsumer(Closing):
         self._owner.check(False)
         return self._positions.queues(topic)
 
+    @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Share the topic's queues with the group: they are assigned, and given up, also while nobody polls.
 
@@ -87,6 +89,7 @@ class BasePullConsumer(Closing):
         self._shared.set(topic, filter_of(tags, sql), self._answers)
         self._upkeep.follow()
 
+    @entry
     def unsubscribe(self, topic: str) -> None:
         """Give the topic's queues up, after what is finished was committed."""
         self._owner.check(self._polls.closed)
@@ -94,6 +97,7 @@ class BasePullConsumer(Closing):
             self._shared.set(topic, None, self._answers)
             self._upkeep.rebalance()
 
+    @entry
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read these queues, all of their messages, and none of those that were assigned before.
 
@@ -108,16 +112,19 @@ class BasePullConsumer(Closing):
         self._named = True
         self._upkeep.have(starts)
 
+    @entry
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now, sorted."""
         self._owner.check(False)
         return self._polls.queues()
 
+    @entry
     def pause(self, *queues: MessageQueue) -> None:
         """Give no messages of these queues until ``resume``. What was pulled is kept."""
         self._owner.check(self._polls.closed)
         self._polls.pause(queues, True)
 
+    @entry
     def resume(self, *queues: MessageQueue) -> None:
         """Give messages of these queues again."""
         self._owner.check(self._polls.closed)
@@ -125,21 +132,25 @@ class BasePullConsumer(Closing):
 
     # --- positions
 
+    @entry
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at ``offset``, which is committed next. Raises ``OffsetError`` where the queue has no such offset."""
         self._owner.check(self._polls.closed)
         self._polls.seek([queue], lambda queue: self._positions.checked(queue, offset))
 
+    @entry
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Go on at the first message kept, of all assigned queues if none is named."""
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.bounds(queue).min_offset)
 
+    @entry
     def seek_to_end(self, *queues: MessageQueue) -> None:
         """Go on behind the last message there is, of all assigned queues if none is named."""
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.bounds(queue).max_offset)
 
+    @entry
     def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
         """Go on at the first message stored at or after ``epoch_ms``, ms since 1970; at the end where all are older.
 
@@ -148,6 +159,7 @@ class BasePullConsumer(Closing):
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.at_time(queue, epoch_ms))
 
+    @entry
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store the group's offsets: these, or those of all messages that polls gave so far, which are finished by that.
 
@@ -160,6 +172,7 @@ class BasePullConsumer(Closing):
         for error in (self._upkeep.store_finished() if offsets is None else self._upkeep.store(offsets)).values():
             raise error
 
+    @entry
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's stored offset of ``queue``, None where there is none."""
         self._owner.check(False)
@@ -167,6 +180,7 @@ class BasePullConsumer(Closing):
 
     # --- messages
 
+    @entry
     def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
         """Messages of one queue in its order, as soon as there are any; none when ``timeout_s`` is over. Of what becomes more
         than 64 MiB the first, and the next poll gives more.
@@ -182,6 +196,7 @@ class BasePullConsumer(Closing):
                 return messages
         return []
 
+    @entry
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
         """A ``pyarrow.RecordBatch`` of all messages that have come, of any queue, in the columns of the Spark source.
 
@@ -225,6 +240,7 @@ class BasePullConsumer(Closing):
             for part in parts:
                 yield from self._polls.each(part)
 
+    @entry
     def _begun(self, timeout_s: object) -> Deadline:
         self._owner.check(self._polls.closed)
         # Locks take no more than that, and a poll that is to wait for ever is a loop.
@@ -240,9 +256,12 @@ class BasePullConsumer(Closing):
 
     def close(self) -> None:
         """Stop, and leave the group. Offsets of what is finished are committed if option 'autoCommit' says so; what the last
-        poll gave is not. In a signal handler above a commit, the commit does that when it ends.
+        poll gave is not. In a signal handler above a poll or another call, that call ends soon, and does it then.
         """
         if not self._owner.here:
+            return
+        if postponed(self.close):
+            self._polls.close(wait=False)
             return
         try:
             self._polls.close()

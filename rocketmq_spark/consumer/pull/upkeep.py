@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from rocketmq_spark.base.clock import Clock, Deadline, Timer
+from rocketmq_spark.base.lifecycle import entry
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions
@@ -21,6 +22,9 @@ from rocketmq_spark.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 FOLLOW_S = 1.0  # as often at most the group is looked at while nobody polls
+# So often all offsets are to be stored again, those of idle queues too (Java does it each time): a master that was away comes
+# back with old ones, and a member that was cut off stores what it had finished before the queue was ours.
+AGAIN_S = 30.0
 LOOK_S = 0.01  # as long at least a poll waits while another thread looks
 
 
@@ -44,20 +48,22 @@ class Upkeep:
         self._timer = timer
         self._turns = threading.Lock()
         self._turn_of: int | None = None  # a thread; it means nothing while the lock is free, where Ctrl-C left it
-        self._storing = threading.RLock()  # not plain: a signal handler may come above a commit
-        self._busy = False  # the thread that has it commits or closes
-        self._closes = False  # when that is done
+        self._storing = threading.RLock()  # not plain: a signal handler may commit above a commit
         self._left: dict[MessageQueue, int] = {}  # of queues that were given up at the end, not stored yet
         self._following = False
         self._next_commit = clock.now() + settings.auto_commit_interval_s
+        self._next_again = clock.now() + AGAIN_S
         self._next_refresh = clock.now() + settings.route_refresh_s
 
     def begin(self, timeout_s: float) -> Deadline:
         """A poll begins: what the last one gave is finished, and what it did not come to give waits again."""
         deadline = Deadline.after(timeout_s)
         self._polls.begin()
-        self._polls.finish()
         now = self._clock.now()
+        again = now >= self._next_again
+        if again:
+            self._next_again = now + AGAIN_S
+        self._polls.finish(again)
         if self._settings.auto_commit and now >= self._next_commit:
             self._next_commit = now + self._settings.auto_commit_interval_s
             self.store_finished()
@@ -70,6 +76,7 @@ class Upkeep:
                     logger.info("the route of %s cannot be refreshed: %s", topic, e)
         return deadline
 
+    @entry
     def next(self, deadline: Deadline, most: int) -> list[FetchedPart]:
         """What comes before ``deadline``, while the group's changes are followed."""
         while True:
@@ -129,26 +136,18 @@ class Upkeep:
             finally:
                 self._turn_of = None
 
+    @entry
     def close(self) -> None:
         """Follow the group no more, give all queues up, commit what is finished if option 'autoCommit' says so, and leave.
 
-        In a signal handler above a commit, that commit does this when it ends: its request must not come to the broker after
-        the last one. An interrupted close may be repeated.
+        An interrupted close may be repeated.
         """
-        with self._storing:
-            if self._busy:
-                self._closes = True
-                return
         self._timer.close()
         with self._storing:
-            self._busy = True
             try:
                 self._store_left()
             finally:
-                try:
-                    self._shared.leave()
-                finally:
-                    self._busy = False
+                self._shared.leave()
 
     def _rebalance(self) -> None:
         if self._polls.closed:
@@ -171,16 +170,8 @@ class Upkeep:
         return self._commit(lambda: offsets)
 
     def _commit(self, offsets: Callable[[], Mapping[MessageQueue, int]]) -> dict[MessageQueue, RocketMQError]:
-        try:
-            with self._storing:
-                below, self._busy = self._busy, True
-                try:
-                    return self._stored(offsets())
-                finally:
-                    self._busy = below
-        finally:
-            if self._closes:
-                self.close()
+        with self._storing:
+            return self._stored(offsets())
 
     def _store_left(self) -> None:
         """Commit what is finished: as it is now, after a reset that came while the consumer ended."""

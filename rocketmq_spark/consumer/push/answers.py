@@ -101,15 +101,15 @@ class Answers:
             cached_max_offset=last,
             cached_count=held.count,
             cached_bytes=held.bytes,
-            locked=held.lock.held(self._timer.now_ms()),
+            locked=held.lock.held(self._timer.lease_ms()),
             dropped=held.dropped,
-            last_lock_ms=self._wall(held.lock.granted_ms),
-            last_pull_ms=self._wall(held.last_pull_ms),
-            last_consume_ms=self._wall(held.last_consume_ms),
+            last_lock_ms=self._wall(held.lock.granted_ms, self._timer.lease_ms()),
+            last_pull_ms=self._wall(held.last_pull_ms, self._timer.now_ms()),
+            last_consume_ms=self._wall(held.last_consume_ms, self._timer.now_ms()),
         )
 
-    def _wall(self, at_ms: int | None) -> int | None:
-        return None if at_ms is None else self._timer.wall_ms() - self._timer.now_ms() + at_ms
+    def _wall(self, at_ms: int | None, now_ms: int) -> int | None:
+        return None if at_ms is None else self._timer.wall_ms() - now_ms + at_ms
 
     def _consumed(self, message: ReceivedMessage) -> DirectResult:
         began_ms = self._timer.now_ms()

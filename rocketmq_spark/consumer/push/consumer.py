@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
 from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
@@ -52,6 +53,7 @@ class BaseConsumer(Closing):
         self._over = threading.Event()
         self._closed = self._ended = False
 
+    @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
 
@@ -61,12 +63,14 @@ class BaseConsumer(Closing):
         self._subscriptions.add(topic, filter_of(tags, sql))
         self._changed()
 
+    @entry
     def unsubscribe(self, topic: str) -> None:
         """Consume ``topic`` no more; the offsets of its queues are stored, and other members get them."""
         self._owner.check(self._closed)
         self._subscriptions.remove(topic)
         self._changed()
 
+    @entry
     def start(self, listener: Listener) -> None:
         """Join the group and call ``listener(messages, context)`` from now on, on threads of its own; returns at once.
 
@@ -112,8 +116,8 @@ class BaseConsumer(Closing):
         answer, that may take 3 s longer. What was not finished is delivered again, to whoever has its queue then; so are the
         messages of a listener that calls this itself. Over remoting no listener is called any more; what a Proxy handed out
         already listeners still get, in the time given. A second call waits for the first, or continues it where it was
-        interrupted. In a signal handler that comes above ``start`` or ``stop`` it returns at once, and what it interrupted
-        leaves the group.
+        interrupted. In a signal handler that comes above another call of this consumer it returns at once, and that call
+        leaves the group when it ends.
 
         Raises:
             OptionError: ``timeout_s`` is no number; nothing has changed.
@@ -122,6 +126,12 @@ class BaseConsumer(Closing):
             return []
         wait_s = _wait_s(timeout_s)
         self._closed = True
+        if postponed(lambda: self._stop(wait_s)):
+            return []
+        return self._stop(wait_s)
+
+    @entry
+    def _stop(self, wait_s: float) -> list[ReceivedMessage] | list[PoppedMessage]:
         self._over.set()
         if not self._turn.acquire(timeout=wait_s):
             return []
@@ -142,6 +152,7 @@ class BaseConsumer(Closing):
         """As ``stop`` with its usual timeout."""
         return self.stop()
 
+    @entry
     def stats(self) -> ConsumerStats:
         """Counts since the start, and figures of the last minute by topic.
 
@@ -174,6 +185,10 @@ def _wait_s(timeout_s: float) -> float:
     return max(0.0, min(timeout_s, threading.TIMEOUT_MAX - 1))
 
 
+_Handlers = dict[int, Any]
+_replaced: list[_Handlers] = []  # the handlers in whose place a ``run`` put its own, by signal
+
+
 @contextmanager
 def _signals(over: threading.Event) -> Iterator[None]:
     """SIGINT and SIGTERM end a ``run``; only the main thread may be told of them."""
@@ -184,9 +199,24 @@ def _signals(over: threading.Event) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         over.set()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: _Handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    _replaced.append(before)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _replaced.remove(before)
+        _put_back(before)
+
+
+def _put_back(before: _Handlers) -> None:
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
+
+
+def _put_back_all() -> None:
+    """In a child that was forked meanwhile: it has no consumer to end, and who ends the child would wait for it for ever."""
+    while _replaced:
+        _put_back(_replaced.pop())
+
+
+os.register_at_fork(after_in_child=_put_back_all)

@@ -88,7 +88,7 @@ class Orderly:
 
     def ready(self, queue: ProcessQueue) -> bool:
         """Whether the queue is locked for us (``pulling.Consuming``)."""
-        return self.relock is None or queue.lock.held(self._timer.now_ms())
+        return self.relock is None or queue.lock.held(self._timer.lease_ms())
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """There is something in ``queue``: one task has it until it is empty."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.offset_store import OffsetStore
@@ -40,14 +40,15 @@ class Ownership:
         held: MemberState,
         store: OffsetStore,
         begin: Begin,
-        now_ms: Callable[[], int],
+        timer: Timer,
     ) -> None:
         self._port = port
         self._settings = settings
         self._held = held
         self._store = store
         self._begin = begin
-        self._now_ms = now_ms
+        self._timer = timer
+        self._lease_ms = timer.lease_ms
         self.orderly: Orderly | None = None
         self._left = False
         # Offsets that an operator set, or a repair, and no broker stored yet.
@@ -70,7 +71,7 @@ class Ownership:
         """Begin ``queues``: those that were. Others, of which somebody else has the lock, are tried with the next run."""
         with self._held.lock:
             wanted = [queue for queue in queues if queue not in self._held.queues]
-            asked_ms = self._now_ms()  # a lock counts from its question: the answers about offsets may take long
+            asked_ms = self._lease_ms()  # a lock counts from its question: the answers about offsets may take long
             self._expect(wanted, asked_ms)
         if self._locks and wanted:
             granted = self._port.lock(self._settings.group, wanted, Deadline.after(TIMEOUT_S))
@@ -110,7 +111,7 @@ class Ownership:
 
     def _replace(self, offsets: Mapping[MessageQueue, int]) -> tuple[set[MessageQueue], set[MessageQueue]]:
         """The queues whose offsets are replaced now: those that are here, and those that were released just now."""
-        now_ms = self._now_ms()
+        now_ms = self._lease_ms()
         with self._held.lock:
             self._resets += 1
             mine = [self._held.queues[queue] for queue in offsets if queue in self._held.queues]
@@ -156,7 +157,7 @@ class Ownership:
     def _in_use(self, queue: ProcessQueue) -> bool:
         if self.orderly is None or not self.orderly.calling(queue):
             return False
-        return self._now_ms() <= (queue.lock.granted_ms or 0) + FORCED_UNLOCK_MS
+        return self._lease_ms() <= (queue.lock.granted_ms or 0) + FORCED_UNLOCK_MS
 
     def _release(self, queues: Sequence[MessageQueue], deadline: Deadline | None = None) -> None:
         if not queues:
@@ -169,7 +170,7 @@ class Ownership:
             for queue in queues:
                 self._held.queues.pop(queue, None)
                 self._held.ends.pop(queue, None)
-                self._expected[queue] = self._now_ms() + EXPECTED_MS
+                self._expected[queue] = self._lease_ms() + EXPECTED_MS
             self._forget(queues)
 
     def _forget(self, queues: Iterable[MessageQueue]) -> None:
@@ -201,7 +202,7 @@ class Ownership:
             if e.retriable:
                 troubled.add(queue.broker_name)
             return False
-        fresh = ProcessQueue(queue, self._now_ms())
+        fresh = ProcessQueue(queue, self._timer.now_ms())
         if self._locks:
             fresh.lock.grant(locked_ms)
         with self._held.lock:
@@ -229,7 +230,7 @@ class Ownership:
 
     def _lock(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
         """Ask for locks of queues that are ours; those that were granted."""
-        asked_ms = self._now_ms()
+        asked_ms = self._lease_ms()
         granted = self._port.lock(self._settings.group, queues, Deadline.after(timeout_s))
         with self._held.lock:
             for queue in queues:

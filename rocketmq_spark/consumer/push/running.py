@@ -78,7 +78,7 @@ class RunningConsumer:
         self.held = MemberState(settings.thresholds)
         self._store = self._offset_store()
         self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
-        self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls.now_ms)
+        self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls)
         self.rebalancing = Rebalancing(
             port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
         )
