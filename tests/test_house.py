@@ -45,38 +45,38 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "delay": "release stream waiting service node",
+    "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight"
+    " long_delays batching engine housekeeping resending producer",
     "consumer": "pop pull push subscriptions process_queue rebalance push.flow result push.held push.offset_store"
     " push.workers settings push.concurrent pull.assigned ahead push.backlog push.pulling push.orderly"
     " push.ownership push.differing push.rebalancing push.answers push.running pop.in_hand pop.listening"
     " pop.running push.consumer pull.polls pull.positions pull.subscribed pull.upkeep pull.pull_consumer"
     " pop.simple_consumer",
-    "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
-    " offsets checkpoint dlq spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
-    " doctor.command demo demo.feed demo.stage demo.view demo.play app",
-    "client": "credentials calls route topics questions broker instance sender admin groups pulls member",
+    "localbroker": "java archive natives config guard ivy distro loopback process leftovers servers registration site"
+    " members cluster __main__",
+    "pull": "verdict fetched missing requests replica reader puller reading",
+    "delay": "release stream waiting service node",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets monitoring.progress"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
     " source.tasks source.stream source.readers checkpoints.entries checkpoints.rewind sink.columns"
     " sink.report sink.routing sink.checks sink.task sink.writers datasource sink.foreach"
     " monitoring.metrics",
-    "localbroker": "java archive natives config guard ivy distro loopback process leftovers servers registration site"
-    " members cluster __main__",
+    "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.answers decode.unpack decode.properties decode.rows decode.careful decode.decoder"
     " encode.properties encode.batch encode.encoder encode.proxy_request",
     "base": "codes extras lifecycle process java threads clock retry",
-    "remoting": "protocol endpoint connection bulk pool",
-    "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight"
-    " long_delays batching engine housekeeping resending producer",
-    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies",
+    "client": "credentials calls route topics questions broker instance sender admin groups pulls member",
     "spool": "keys records schedule sends changes files database lanes salvage mending store folders redelivery spool",
     "options": "kafka_names parsing transport table typed callables",
-    "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
-    "pull": "verdict fetched missing requests replica reader puller reading",
-    "model": "lag membership message popped route pull send",
+    "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
+    " offsets checkpoint dlq spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
+    " doctor.command demo demo.feed demo.stage demo.view demo.play app",
     "queues": "environment consistent_hash hash_columns selection allocation",
+    "remoting": "protocol endpoint connection bulk pool",
+    "model": "lag membership message popped route pull send",
+    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies",
 }
 
 # Beyond the ranks: what a room must not know.
@@ -124,10 +124,10 @@ OUTSIDE = {
     " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead"
     " consumer.pull.polls consumer.pull.upkeep spool.store spool.redelivery delay.service notebook",
     "concurrent": "base.clock producer.batching producer.in_flight producer.producer localbroker cli",
-    "time": "base.clock base.retry remoting.endpoint remoting.connection remoting.pool client.credentials"
-    " client.route client.topics delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender"
-    " client.instance client.sender spool.spool consumer.pull.positions spark.source.catalog"
-    " spark.source.recreation spark.source.waiting localbroker cli spark.monitoring.metrics",
+    "time": "base.clock base.retry remoting.endpoint remoting.connection remoting.pool client.route client.topics"
+    " delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender spool.spool"
+    " consumer.pull.positions spark.source.catalog spark.source.recreation spark.source.waiting"
+    " localbroker cli spark.monitoring.metrics",
     "asyncio": "",
     "multiprocessing": "",
 }

@@ -110,17 +110,23 @@ class Aside:
                     raise RuntimeError(f"{len(waiting)} requests wait for one thread")
                 waiting.append(work)
                 return
-            start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key))
-            self._work[key] = deque([work])
+            waiting = deque([work])
+            try:
+                self._work[key] = waiting
+                start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, waiting))
+            except BaseException:  # Ctrl-C, too: there may be a thread, or none, and the work is the caller's again
+                waiting.clear()
+                self._work.pop(key, None)
+                raise
 
-    def _run(self, key: Hashable) -> None:
-        while (work := self._next(key)) is not None:
+    def _run(self, key: Hashable, mine: deque[Callable[[], None]]) -> None:
+        while (work := self._next(key, mine)) is not None:
             work()
 
-    def _next(self, key: Hashable) -> Callable[[], None] | None:
+    def _next(self, key: Hashable, mine: deque[Callable[[], None]]) -> Callable[[], None] | None:
         with self._lock:
-            waiting = self._work[key]
-            if waiting:
-                return waiting.popleft()
-            del self._work[key]
+            if mine:
+                return mine.popleft()
+            if self._work.get(key) is mine:
+                del self._work[key]
             return None

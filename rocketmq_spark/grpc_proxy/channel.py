@@ -169,7 +169,10 @@ class ProxyChannel:
     def stream(self, rpc: Rpc, request: Any, deadline: Deadline | None) -> Any:
         """A call that is answered many times; ``answers`` reads it. Its ``cancel`` ends it."""
         timeout = None if deadline is None else deadline.remaining()
-        return self._call(rpc)(request, timeout=timeout, metadata=self._headers())
+        try:
+            return self._call(rpc)(request, timeout=timeout, metadata=self._headers())
+        except ValueError as e:
+            raise self._not_asked(e) from e
 
     def answers(self, call: Any) -> Iterator[Any]:
         """What comes of a ``stream``."""
@@ -195,9 +198,9 @@ class ProxyChannel:
                     raise ClosedError("the channel was closed", self.address)
                 if self._made is None:
                     self._made = self._open()
-                channel = self._made
+                channel, calls = self._made, self._calls  # which may be put aside from now on, both of them
             kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
-            call = self._calls[rpc.name] = getattr(channel, kind)(
+            call = calls[rpc.name] = getattr(channel, kind)(
                 rpc.path,
                 request_serializer=_serialized,
                 response_deserializer=proto(rpc.response).FromString,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline, Timer
@@ -218,11 +219,22 @@ class ProxyMember:
             stream.tell()
 
     def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> list[str]:
-        """Sends a request to every endpoint, logs failures, and returns the endpoints that answer and refuse it."""
+        """Sends a request to every endpoint, to all at once so that one that hangs takes no time from the others, logs failures,
+        and returns the endpoints that answer and refuse it.
+        """
         refusing = []
+        told: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:
-                checked(self._proxy.at(address).ask(rpc, request, deadline), address)
+                self._proxy.at(address).ask_async(rpc, request, deadline, lambda a, at=address: told.put((at, a)))  # type: ignore[misc]
+            except RocketMQError as e:
+                told.put((address, e))
+        for _ in self._proxy.addresses:
+            address, answer = told.get()
+            try:
+                if isinstance(answer, RocketMQError):
+                    raise answer
+                checked(answer, address)
             except BrokerError as e:
                 refusing.append(address)
                 logger.info("%s at %s: %s", rpc.name, address, e)

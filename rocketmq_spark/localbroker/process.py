@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import loopback
 from rocketmq_spark.localbroker.archive import Archive
@@ -222,7 +223,8 @@ def _serve(calls: queue.SimpleQueue[_Call]) -> None:
         call, future = calls.get()
         if not future.set_running_or_notify_cancel():
             continue
-        try:
-            future.set_result(call())
-        except OSError as e:
-            future.set_exception(e)
+        outcome = attempt(call)  # whatever it is: who waits must hear of it, and the thread must start what comes next
+        if isinstance(outcome, Failure):
+            future.set_exception(outcome.error)
+        else:
+            future.set_result(outcome)

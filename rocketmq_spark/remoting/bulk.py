@@ -37,10 +37,12 @@ BUFFER_BYTES = 16 << 20
 # Stays free behind the last body, so that readers may look a few words ahead without leaving the buffer.
 SLACK_BYTES = 64
 
-# The header of nearly every answer; any other one is parsed properly.
+_LONG = 1 << 63
+# The header of nearly every answer; any other one, with longer numbers too, is parsed properly.
 _FOUND = re.compile(
-    rb'\{"code":0,"extFields":\{"suggestWhichBrokerId":"(\d+)","groupSysFlag":"\d+","nextBeginOffset":"(\d+)",'
-    rb'"maxOffset":"(\d+)","minOffset":"(-?\d+)","topicSysFlag":"\d+"\},"flag":1,"language":"JAVA","opaque":(\d+),'
+    rb'\{"code":0,"extFields":\{"suggestWhichBrokerId":"(\d{1,18})","groupSysFlag":"\d+","nextBeginOffset":"(\d{1,18})",'
+    rb'"maxOffset":"(\d+)","minOffset":"(-?\d{1,18})","topicSysFlag":"\d+"\},"flag":1,"language":"JAVA",'
+    rb'"opaque":(\d{1,18}),'
 )
 
 
@@ -285,10 +287,15 @@ class BulkStream:
 def _answer(command: Command) -> Answer:
     def number(name: str) -> int | None:
         text = command.ext.get(name)
+        if text is None:
+            return None
         try:
-            return int(text) if text is not None else None
-        except ValueError as e:
-            raise RemoteProtocolError(f"the answer to a pull has {name} = {text!r}") from e
+            value = int(text)
+        except ValueError:
+            value = _LONG
+        if not -_LONG <= value < _LONG:
+            raise RemoteProtocolError(f"the answer to a pull has {name} = {text[:80]!r}")
+        return value
 
     return Answer(
         command.code,

@@ -3,7 +3,7 @@
 Callers of any thread share a connection; answers are handed over outside the mutex. The socket does not block: reader
 and writers wait with ``poll`` and hold the lock only while bytes move, so that TLS, which allows one user at a time,
 works the same way. A writer waits no longer than its own deadline; what it leaves behind, in the middle of a frame or
-not, the reader sends. Nothing above this file sees an ``OSError``.
+not, the reader sends. A writer that Ctrl-C interrupts ends the connection. Nothing above this file sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Connection:
         self._channel = SocketChannel(connect(address, deadline, tls))
         self._on_request = on_request
         self._lock = threading.Lock()
-        self._write_lock = threading.Lock()
+        self._write_lock = threading.RLock()  # which knows its owner
         self._conversation: Conversation[_Waiter] = Conversation(max_frame)
         self._error: RocketMQError | None = None
         self._answered = False
@@ -212,15 +212,26 @@ class Connection:
         """Write what is queued, one writer at a time, as far as it goes until ``deadline``."""
         if isinstance(threading.current_thread(), _Reader):
             deadline = _NO_WAIT
-        if not self._write_lock.acquire(timeout=deadline.remaining()):
-            return  # who writes now takes ours along, or else the reader does
+        if self._write_lock._is_owned():  # type: ignore[attr-defined]
+            return  # a signal handler above a write, which takes ours along
+        writing = False
         try:
-            while self._error is None and self._load() and self._channel.write(deadline):
-                pass
+            # If not, who writes now takes ours along, or else the reader does.
+            if self._write_lock.acquire(timeout=deadline.remaining()):
+                writing = True
+                while self._error is None and self._load() and self._channel.write(deadline):
+                    pass
         except OSError as e:
             self._fail(mapped(e, self.address, "the connection broke while writing", not self._answered), e)
+        except BaseException as e:
+            # Ctrl-C: it is not known how much of a frame went, and what is written next would be taken for the rest of it.
+            if writing:
+                self._fail(ConnectionLost("a write was interrupted", self.address), e)
+            raise
         finally:
-            self._write_lock.release()
+            # Not by what ``acquire`` gave: Ctrl-C may have come in its place.
+            if self._write_lock._is_owned():  # type: ignore[attr-defined]
+                self._write_lock.release()
 
     def _load(self) -> bool:
         with self._lock:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base import threads as aside_module
+from rocketmq_spark.base.threads import Aside, start_thread
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
@@ -46,6 +48,30 @@ def test_where_there_are_no_more_threads_nothing_is_left_behind(monkeypatch: pyt
     assert not aside.busy("k")
     aside.run("k", done.set)
     assert done.wait(60)
+
+
+@pytest.mark.parametrize("started", [True, False], ids=["started", "not started"])
+def test_ctrl_c_while_a_thread_starts_leaves_no_work_and_no_thread_that_looks_for_some(
+    started: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    aside, done, threads = Aside(), [], []
+
+    def interrupted(*given: Any) -> threading.Thread:
+        if started:
+            threads.append(start_thread(*given))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(aside_module, "start_thread", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            aside.run("k", lambda: done.append("interrupted"))
+    assert not aside.busy("k")
+    aside.run("k", lambda: done.append("next"))
+    eventually(lambda: not aside.busy("k"))
+    for thread in threads:
+        thread.join(60)
+    assert (done, caplog.text) == (["next"], "")
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_no_more_waits_for_a_thread_than_may() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.grpc_proxy import channel as channel_module
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, Code
 from rocketmq_spark.grpc_proxy.protos import proto
@@ -142,3 +143,38 @@ def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):
             channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
         assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         channel.close()
+
+
+def test_a_call_of_a_channel_that_is_put_aside_at_that_moment_is_not_kept(certs, tmp_path, monkeypatch):
+    ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
+    ca.write_bytes(Path(certs.cert("stranger")).read_bytes())
+    new.write_bytes(Path(certs.ca).read_bytes())
+    with serving({"QueryRoute": route(), "SendMessage": acknowledge}, encrypted(certs, "server")) as address:
+        channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
+        make = channel_module.proto
+
+        def another_thread_asks(name: str) -> Any:
+            monkeypatch.setattr(channel_module, "proto", make)
+            new.rename(ca)
+            with pytest.raises(errors.CertificateRefused):
+                channel.ask(SEND_MESSAGE, b"", Deadline.after(10))
+            assert channel.ask(SEND_MESSAGE, b"", Deadline.after(10)).status.code == Code.OK
+            return make(name)
+
+        monkeypatch.setattr(channel_module, "proto", another_thread_asks)
+        with pytest.raises(errors.CertificateRefused):
+            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        channel.close()
+
+
+def test_a_stream_of_a_channel_that_closes_at_that_moment(nobody):
+    channel = ProxyChannel(nobody, headers, 1.0)
+    answers = channel.answers(channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10)))
+    with pytest.raises(errors.ConnectionLost):
+        next(answers)
+    kept = dict(channel._calls)
+    channel.close()
+    channel._calls = kept  # as a thread has it that got there before
+    with pytest.raises(errors.ClosedError):
+        channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -188,3 +189,24 @@ def test_a_proxy_that_forgot_a_member_gets_its_settings_again(monkeypatch):
         proxy.known = False
         proxy.wait_for_beat(known=False)
         proxy.wait_for_beat(known=True)
+
+
+def test_an_endpoint_that_hangs_keeps_no_other_from_hearing_of_a_member(monkeypatch):
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    held, proxy = threading.Event(), Forgetful()
+
+    def hanging(request: Any, context: Any) -> Any:
+        held.wait(60)
+        return proxy.beat(request, context)
+
+    with (
+        serving({"Telemetry": proxy.telemetry, "Heartbeat": hanging}) as one,
+        serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat}) as two,
+    ):
+        member = ProxyMember(client(one, two, connect_timeout_s=30.0, request_timeout_s=60.0), "g", bytes)
+        try:
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+            proxy.wait_for_beat(known=True)
+        finally:
+            held.set()
+            member.close(Deadline.after(10))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,13 @@ def test_ctrl_c_of_the_terminal_does_not_reach_a_child(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         spawn(["/bin/true"], tmp_path / "missing" / "log")
+
+
+def test_a_command_that_cannot_be_started_holds_up_no_other(tmp_path: Path) -> None:
+    asked = ThreadPoolExecutor(1).submit(spawn, ["/bin/true", "a\0b"], tmp_path / "log")
+    with pytest.raises(ValueError, match="null byte"):
+        asked.result(30)
+    assert spawn(["/bin/true"], tmp_path / "log").wait() == 0
 
 
 def test_a_server_that_ends_tells_its_last_words(tmp_path: Path) -> None:

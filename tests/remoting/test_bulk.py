@@ -138,6 +138,12 @@ def java_answer(opaque: int, body: bytes, next_offset: int = 7) -> bytes:
     return (len(text) + 4 + len(body)).to_bytes(4, "big") + len(text).to_bytes(4, "big") + text + body
 
 
+def with_digits(frame: bytes, digits: int) -> bytes:
+    """An answer without messages whose number 77777 has so many digits."""
+    text = frame[8:].replace(b"77777", b"7" * digits)
+    return (len(text) + 4).to_bytes(4, "big") + len(text).to_bytes(4, "big") + text
+
+
 def refusal(opaque: int, code: int, remark: str, **ext: int) -> bytes:
     fields = {name: str(value) for name, value in ext.items()}
     return header.encode(Command(code, fields, b"", opaque, Flag.RESPONSE, remark))
@@ -204,6 +210,15 @@ def test_rule_3_bytes_of_another_protocol_are_an_error_that_names_the_server(dat
     with pytest.raises(RemoteProtocolError) as caught:
         wire.feed(data + bytes(200))
     assert caught.value.addr == wire.stream.address
+
+
+@pytest.mark.parametrize("digits", [20, 5000])
+@pytest.mark.parametrize("frame", [java_answer(5, b"", 77777), java_answer(77777, b"")], ids=["offset", "number"])
+def test_rule_3_numbers_beyond_all_bounds(frame: bytes, digits: int) -> None:
+    wire = Wire(1 << 16)
+    with pytest.raises(RemoteProtocolError):
+        wire.feed(with_digits(frame, digits))
+    wire.close()
 
 
 def test_rule_1_the_limit_itself_is_waited_for(wire: Wire) -> None:

@@ -110,7 +110,9 @@ def test_only_an_idle_stream_that_goes_on_holds_its_answer_back(rocketmq, topic,
     feed(rocketmq, topic, 8)
     run = Run(rocketmq, available_now=available_now, subscribe=topic, startingOffsets="earliest")
     held_back = []
-    monkeypatch.setattr("rocketmq_spark.spark.source.catalog.OffsetCache.rest", lambda self, max_s: held_back.append(max_s))
+    monkeypatch.setattr(
+        "rocketmq_spark.spark.source.catalog.OffsetCache.rest", lambda self, max_s: held_back.append(max_s)
+    )
     run.until(lambda: len(run.read) == 8)
     assert run.batch() == []
     assert held_back == []

@@ -190,9 +190,6 @@ class Settling:
                 logger.warning("the listener has had message %s for too long: others may get it", lent.message.msg_id)
             elif lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S):
                 due[lent.message.endpoint, lent.message.queue.broker_name].append(lent)
-        if len(due) == 1 and not self._renewing:
-            self._renew_each(*due.values())
-            return
         for way in due.keys() - self._renewing:
             self._renewing.add(way)
             ended = partial(self._renewing.discard, way)
