@@ -17,8 +17,9 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import proxied
 from rocketmq_spark.access import credentials, scope
 from rocketmq_spark.base import extras, process
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls

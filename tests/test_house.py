@@ -66,7 +66,7 @@ ORDER = {
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.answers decode.unpack decode.properties decode.rows decode.careful decode.decoder"
     " encode.properties encode.batch encode.encoder encode.proxy_request",
-    "base": "codes extras lifecycle process java threads clock retry",
+    "base": "codes extras lifecycle process java threads clock timer retry",
     "client": "credentials calls route topics questions broker instance sender admin groups pulls member",
     "spool": "keys records schedule sends changes files database lanes salvage mending store folders redelivery spool",
     "options": "kafka_names parsing transport table typed callables",
@@ -116,15 +116,15 @@ OUTSIDE = {
     "select": "remoting.endpoint",
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.instance client.route producer.batching producer.destination base.clock producer.faults"
+    " client.instance client.route producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.producer producer.spooling producer.resending base.process localbroker"
     " cli consumer.push.held consumer.push.workers consumer.subscriptions consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead"
     " consumer.pull.polls consumer.pull.upkeep spool.store spool.redelivery delay.service notebook",
-    "concurrent": "base.clock producer.batching producer.in_flight producer.producer localbroker cli",
-    "time": "base.clock base.retry remoting.endpoint remoting.connection remoting.pool client.route client.topics"
+    "concurrent": "base.timer producer.batching producer.in_flight producer.producer localbroker cli",
+    "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.route client.topics"
     " delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender spool.spool"
     " consumer.pull.positions spark.source.catalog spark.source.recreation spark.source.waiting"
     " localbroker cli spark.monitoring.metrics",

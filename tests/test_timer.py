@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.clock import Timer
+from rocketmq_spark.base.timer import Timer
 from tests.helpers import RAISED, no_more_threads, raising
 
 

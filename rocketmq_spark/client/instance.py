@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Request, Response
 from rocketmq_spark.base.threads import Aside, Failure, attempt
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError

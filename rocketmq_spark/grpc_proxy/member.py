@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import BrokerError, DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.answers import refused

@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from rocketmq_spark.base import codes, process
-from rocketmq_spark.base.clock import Timer
 from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding

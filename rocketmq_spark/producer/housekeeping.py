@@ -17,7 +17,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.engine import Engine

@@ -27,8 +27,9 @@ from concurrent.futures._base import FINISHED, RUNNING
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool

@@ -7,8 +7,9 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender

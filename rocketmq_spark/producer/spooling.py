@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, timer_due_ms
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import (
     BrokerBusy,
     BrokerNotFound,

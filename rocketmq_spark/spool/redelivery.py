@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.spool.keys import Due
 from rocketmq_spark.spool.lanes import Runs

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender

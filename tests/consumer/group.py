@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -341,7 +340,10 @@ class GroupBench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
         monkeypatch.setattr(
-            "rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic, time_ns=time.time_ns)
+            "rocketmq_spark.base.clock.time",
+            SimpleNamespace(
+                monotonic=self.time.monotonic,
+            ),
         )
         self.brokers = FakeBrokers(self.time, {"T": "a:0-1 b:0-1"})
         self.workers: list[ManualWorkers] = []

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
 from rocketmq_spark.consumer.push.flow import Thresholds

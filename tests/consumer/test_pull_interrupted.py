@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.clock import Clock, Timer
+from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer

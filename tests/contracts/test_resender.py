@@ -8,7 +8,8 @@ from queue import SimpleQueue
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend
 from rocketmq_spark.ports import Resender

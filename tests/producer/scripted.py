@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.producer import BaseProducer
@@ -253,7 +253,10 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = Time()
         monkeypatch.setattr(
-            "rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=self.time.monotonic, time_ns=time.time_ns)
+            "rocketmq_spark.base.clock.time",
+            SimpleNamespace(
+                monotonic=self.time.monotonic,
+            ),
         )
         self.sender = ScriptedSender(self.time)
         self.timers: dict[str, ManualTimer] = {}

@@ -9,8 +9,9 @@ from threading import Event
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
 from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record

@@ -18,8 +18,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.push.held import ConsumerFigures
 from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError

@@ -12,9 +12,9 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Protocol
 
-from rocketmq_spark.base.clock import Timer
 from rocketmq_spark.base.codes import DELAY_LEVELS
 from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.result import Context, Listener, OrderedContext, Step, concurrent, ordered

@@ -8,8 +8,9 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from rocketmq_spark.base.clock import Clock, Deadline, Timer
+from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.lifecycle import entry
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions

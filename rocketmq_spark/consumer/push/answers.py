@@ -11,8 +11,8 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from rocketmq_spark.base.clock import Timer
 from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
 from rocketmq_spark.consumer.push.held import MemberState

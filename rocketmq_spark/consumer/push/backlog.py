@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rocketmq_spark.base.clock import Clock, Timer
+from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.ahead import FAR_ANSWERS, Ahead, Bounds, Plain, ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart

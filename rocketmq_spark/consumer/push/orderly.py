@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rocketmq_spark.base.clock import Timer
 from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.flow import full
 from rocketmq_spark.consumer.push.held import MemberState

@@ -12,7 +12,8 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push import differing

@@ -24,8 +24,9 @@ import pyarrow as pa
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.batch import About, Rows, UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Chunk, Encoded, Encoder
 from rocketmq_spark.columnar.encode.properties import BadRows
