@@ -127,7 +127,9 @@ class Environment:
         found = [queue for queue in mine if queue in open_now]
         for topic in sorted({queue.topic for queue in mine} - {queue.topic for queue in found}):
             closed_here = [queue for queue in mine if queue.topic == topic]
-            text = f"environment {self.name!r} owns {', '.join(map(str, closed_here))}, none of which takes messages now"
+            text = (
+                f"environment {self.name!r} owns {', '.join(map(str, closed_here))}, none of which takes messages now"
+            )
             away = {queue.broker_name for queue in closed_here} - {queue.broker_name for queue in open_now}
             raise _waits(text, away) if away else OptionError(text)
         return found
