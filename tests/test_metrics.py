@@ -37,9 +37,9 @@ def samples(figures):
     }
 
 
-def event(name="orders", ident="id-1", progress=None):
-    of = SimpleNamespace(id=ident, name=name, json=json.dumps(progress))
-    return SimpleNamespace(id=ident, name=name, progress=of)
+def event(name="orders", ident="id-1", progress=None, run=1):
+    of = SimpleNamespace(id=ident, name=name, runId=f"{ident}-{run}", json=json.dumps(progress))
+    return SimpleNamespace(id=ident, name=name, runId=of.runId, progress=of)
 
 
 def test_a_progress_as_figures():
@@ -168,6 +168,38 @@ def test_a_query_that_starts_again_begins_at_nothing(tmp_path):
         listener.onQueryStarted(event())
         listener.onQueryProgress(event(progress=told()))
     assert 'rocketmq_spark_rows_total{query="orders"} 5.0' in (tmp_path / "q.prom").read_text()
+
+
+def test_what_is_heard_late_of_an_earlier_run_is_not_the_later_ones(tmp_path):
+    """Spark tells of a start at once, and of an end through a queue in which other listeners take their time."""
+    prometheus, lines = tmp_path / "q.prom", tmp_path / "q.jsonl"
+    listener = MetricsListener(prometheus, lines)
+    listener.onQueryStarted(event())
+    listener.onQueryStarted(event(run=2))
+    listener.onQueryProgress(event(progress=told(7, rows=3)))
+    listener.onQueryIdle(event())
+    listener.onQueryTerminated(event())
+    listener.onQueryProgress(event(progress=told(8), run=2))
+    found = prometheus.read_text()
+    assert 'rocketmq_spark_query_active{query="orders"} 1.0' in found
+    assert 'rocketmq_spark_rows_total{query="orders"} 5.0' in found
+    assert "idle_timestamp" not in found
+    assert [json.loads(line)["batchId"] for line in lines.read_text().splitlines()] == [7, 8]
+    listener.onQueryTerminated(event(run=2))
+    assert 'rocketmq_spark_query_active{query="orders"} 0.0' in prometheus.read_text()
+
+
+def test_a_query_with_a_new_checkpoint_has_the_figures_of_its_name(tmp_path):
+    """Who reads the file refuses it where a figure stands twice."""
+    listener = MetricsListener(tmp_path / "q.prom")
+    for ident in ("id-1", "id-2"):
+        listener.onQueryStarted(event(ident=ident))
+        listener.onQueryProgress(event(ident=ident, progress=told()))
+        listener.onQueryTerminated(event(ident=ident))
+    listener.onQueryStarted(event(ident="id-3"))
+    names = [line.rpartition(" ")[0] for line in (tmp_path / "q.prom").read_text().splitlines() if line[0] != "#"]
+    assert sorted(names) == sorted(set(names))
+    assert 'rocketmq_spark_query_active{query="orders"} 1.0' in (tmp_path / "q.prom").read_text()
 
 
 def test_queries_that_ended_long_ago_are_forgotten(tmp_path):

@@ -136,13 +136,18 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     before it was read), went back or made again (the topic was deleted and created), gone (the topic or the queue). Not
     registered (its broker is down) and unknown (it does not answer) are no loss. Exit code 1 if any queue is in one of these.
     """
+    from rocketmq_spark.cli.positions import clusters, left_out
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import last_batch
 
     batch = last_batch(opened(folder))
     if batch is None:
         raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
-    found, errors = differences(target.within(batch.reads).client(), batch)
+    client = target.within(batch.reads).client()
+    batch, elsewhere = batch.within(clusters(client))
+    found, errors = differences(client, batch)
+    if elsewhere:
+        errors.append(left_out(elsewhere))
     output.rows(_DRIFT, map(_drifted, found))
     bad = [one for one in found if not one.state.lossless]
     for line in errors:

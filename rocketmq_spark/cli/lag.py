@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -177,7 +177,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
 
     With --json one object a look: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs, and queues; for a
     checkpoint underWay, the batch that is not done: batchId, forMs, and waitsFor, brokers that it reads and that do not
-    answer. What is not
+    answer; and otherClusters, that it reads, too, and that are not looked at. What is not
     known is null: rates at the first look, the lag of a checkpoint's queue whose broker is away. Then what the others said is
     shown, and the exit code is 1; a group's offsets lie on the brokers themselves, and one that is away is an error.
     """
@@ -217,12 +217,11 @@ def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
     from rocketmq_spark.cli.lag_view import under_way
 
     def ask() -> tuple[dict[str, object], QueuePositions]:
-        reached = positions.of_checkpoint(name, topics)
-        client = target.within(reached.reads).client()
+        client, reached = positions.of_checkpoint(target, name, topics)
         about: dict[str, object] = {"checkpoint": name, "batchId": reached.batch, "underWay": None}
+        about["otherClusters"] = list(reached.elsewhere)
         if (read := reached.under_way) is not None:
-            silent = positions.silent(client, {part.queue for part in read.ranges})
-            about["underWay"] = under_way(read, silent, _now_ms())
+            about["underWay"] = under_way(read, positions.waited_for(client, read), _now_ms())
         return about, positions.look(client, reached.positions)
 
     return ask
@@ -239,6 +238,7 @@ def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
 
 def _show(output: Output, sight: LagSnapshot) -> None:
     from rocketmq_spark.cli.lag_view import document, screen, summary, table
+    from rocketmq_spark.cli.positions import left_out
     from rocketmq_spark.model.lag import total
 
     if output.machine:
@@ -249,6 +249,8 @@ def _show(output: Output, sight: LagSnapshot) -> None:
     else:
         click.echo(safe("\n".join(table(sight))))
         output.note(", ".join(summary(sight)))
+    if elsewhere := sight.about.get("otherClusters"):
+        output.note(left_out(cast("list[str]", elsewhere)))
     every = total(sight.rows, sight.now_ms)
     if every.lost:
         output.note(f"{every.lost} messages were removed before they were read: the topic's retention is too short")

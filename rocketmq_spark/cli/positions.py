@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli.connection import GROUP, Target
-from rocketmq_spark.errors import BrokerError, OffsetError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import AccessDenied, BrokerError, NotSupported, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.model.lag import QueueLag
 
@@ -66,18 +66,18 @@ def near_groups(client: Client, group: str) -> str:
 
 
 class Reached(NamedTuple):
-    """Where a query goes on: behind its last finished ``batch``, or where it began if none is. ``reads`` is what its sources
-    say of namespaces and environments, ``under_way`` the batch that was begun and is not done.
+    """Where a query goes on: behind its last finished ``batch``, or where it began if none is. ``under_way`` is the batch that
+    was begun and is not done. Sources that read ``elsewhere``, in these clusters, are left out.
     """
 
     batch: int | None
     positions: Positions
-    reads: Sequence[Mapping[str, object]]
     under_way: Read | None
+    elsewhere: Sequence[str] = ()
 
 
-def of_checkpoint(name: str, topics: Sequence[str]) -> Reached:
-    """Where the query of a checkpoint goes on.
+def of_checkpoint(target: Target, name: str, topics: Sequence[str]) -> tuple[Client, Reached]:
+    """Where the query of a checkpoint goes on, and who can be asked about it.
 
     Raises ``OffsetError`` for what is no checkpoint, and for topics that the query does not read.
     """
@@ -88,19 +88,40 @@ def of_checkpoint(name: str, topics: Sequence[str]) -> Reached:
     chosen = done or last_batch(opened, committed=False)
     if chosen is None:
         raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first one")
-    positions: Positions = dict(chosen.positions)
-    if not positions:
+    if not chosen.positions:
         raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
-    if done is None:
-        starts = merged(offsets.start for offsets in chosen.sources.values())
-        positions = {queue: starts.get(queue) for queue in positions}
-    known = sorted({queue.topic for queue in positions})
+    known = sorted({queue.topic for queue in chosen.positions})
     if wrong := sorted(set(topics) - set(known)):
         raise OffsetError(
             f"the query of {name} does not read {', '.join(wrong)}", remedy=f"It reads: {', '.join(known)}"
         )
+    client = target.within(chosen.reads).client()
+    here, elsewhere = chosen.within(clusters(client))
+    positions: Positions = dict(here.positions)
+    if done is None:
+        starts = merged(offsets.start for offsets in here.sources.values())
+        positions = {queue: starts.get(queue) for queue in positions}
     mine = {q: at for q, at in positions.items() if not topics or q.topic in topics}
-    return Reached(done and done.number, mine, chosen.reads, under_way(opened))
+    return client, Reached(done and done.number, mine, under_way(opened), elsewhere)
+
+
+def clusters(client: Client) -> set[str]:
+    """Those of all brokers that are known now; none where it may not be asked, or a Proxy does not say it."""
+    try:
+        return {data.cluster for data in client.routes.cluster().values()}
+    except (AccessDenied, NotSupported):
+        return set()
+
+
+def waited_for(client: Client, read: Read) -> set[str]:
+    """Brokers that a batch reads and that do not answer, as far as they are of the client's cluster."""
+    here, _ = read.batch.within(clusters(client))
+    return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
+
+
+def left_out(elsewhere: Sequence[str]) -> str:
+    """What is said of sources of other clusters."""
+    return f"The query reads cluster {', '.join(elsewhere)}, too, which is not looked at: name its name server for that"
 
 
 def look(client: Client, positions: Mapping[MessageQueue, int | None]) -> QueuePositions:

@@ -174,7 +174,7 @@ def groups(calls: Calls, admin: Admin) -> list[str]:
         if data.master:
             answer = calls.ask(data.master, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
             found |= bodies.subscription_groups(answer.body).keys()
-    return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.holds(group))
+    return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.contains(group))
 
 
 def _of_group(calls: Calls, admin: Admin, topic: str, group: str, masters: Mapping[str, str]) -> Iterator[GroupReader]:

@@ -236,10 +236,13 @@ class Routes:
         return [data for _, data in sorted(newest.items())]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
-        """Topics of the name server, system ones too; in a namespace or environment only those in it, by the user's names."""
+        """Topics of the name server, system ones too; in a namespace or environment only those in it, by the user's names.
+
+        One that the user's name would not lead to is left out: it would stand for another topic.
+        """
         answer = self._name_servers.ask(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
         scope = self._name_servers.calls.scope
-        return sorted(scope.plain(topic) for topic in bodies.topic_list(answer.body) if scope.holds(topic))
+        return sorted(scope.plain(topic) for topic in bodies.topic_list(answer.body) if scope.contains(topic))
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Brokers by name."""

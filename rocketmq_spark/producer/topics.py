@@ -64,11 +64,13 @@ class Topics:
             return known[1]
 
     def awaited(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
-        """As ``queues``, but a name server that does not answer is waited for; the error is the first one."""
+        """As ``queues``, but a name server that does not answer, or a broker that is away, is waited for; the error is the
+        first one.
+        """
         pauses, first = backoff(0.05, 1.0), None
         while True:
             try:
-                return self.queues(topic, deadline)
+                return self.queues(topic, deadline, refresh=first is not None)
             except RouteNotFound:
                 raise
             except RocketMQError as e:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX
 from rocketmq_spark.base.java import string_order
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import BrokerNotFound, OptionError
 from rocketmq_spark.model import MessageQueue
 
 _LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
@@ -110,10 +110,15 @@ class Environment:
 
         Positions are those among all queues that are read, as its readers count them, so that a broker without a master,
         which is missing from ``writable``, does not shift the environment onto queues of another; such a topic is an error
-        instead.
+        instead: ``BrokerNotFound`` where a broker of its own is away, which may come back, else ``OptionError``.
         """
-        open_now = set(writable)
-        mine = self.owned(set(readable))
+        open_now, there = set(writable), set(readable)
+        try:
+            mine = self.owned(there)
+        except OptionError as e:
+            if away := self._named_brokers - {queue.broker_name for queue in there}:
+                raise _waits(e.message, away) from e
+            raise
         if not mine:
             closed = ", ".join(map(str, sorted(open_now, key=queue_order)))
             raise OptionError(
@@ -121,9 +126,17 @@ class Environment:
             )
         found = [queue for queue in mine if queue in open_now]
         for topic in sorted({queue.topic for queue in mine} - {queue.topic for queue in found}):
-            closed = ", ".join(str(queue) for queue in mine if queue.topic == topic)
-            raise OptionError(f"environment {self.name!r} owns {closed}, none of which takes messages now")
+            closed_here = [queue for queue in mine if queue.topic == topic]
+            text = (
+                f"environment {self.name!r} owns {', '.join(map(str, closed_here))}, none of which takes messages now"
+            )
+            away = {queue.broker_name for queue in closed_here} - {queue.broker_name for queue in open_now}
+            raise _waits(text, away) if away else OptionError(text)
         return found
+
+    @property
+    def _named_brokers(self) -> set[str]:
+        return {broker for broker, _ in self.listed or ()} - {ANY_BROKER}
 
     def _of_topic(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         if self.listed is not None:
@@ -178,6 +191,13 @@ class Own:
         owned = self._environment.owned(queues, self._kept)
         self._kept |= frozenset(owned)
         return owned
+
+
+def _waits(what: str, brokers: Iterable[str]) -> BrokerNotFound:
+    return BrokerNotFound(
+        f"{what}; {', '.join(sorted(brokers))} cannot be sent to now",
+        remedy="Start the broker, or correct options 'environment' and 'environments'",
+    )
 
 
 class EnvironmentChoice(Protocol):

@@ -168,6 +168,10 @@ class Scope(NamedTuple):
         """Whether the user's name of what brokers call ``name`` means just that. One of another scope may look the same."""
         return self.on_wire(self.plain(name)) == name
 
+    def contains(self, name: str) -> bool:
+        """Whether a name that brokers gave is of this scope, and the user's name of it means just that."""
+        return self.holds(name) and self.reaches(name)
+
     @property
     def _ending(self) -> str:
         return f"_{self.suffix}"

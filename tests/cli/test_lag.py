@@ -188,6 +188,35 @@ def test_a_query_is_looked_for_in_its_namespace(
     assert (seen["level"], seen["found"].startswith("1 messages behind")) == ("ok", True)
 
 
+def test_queues_of_another_cluster_are_not_looked_for_in_this_one(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run, tmp_path: Path
+) -> None:
+    """A query may read two clusters, with topics and brokers of the same names."""
+    topic = make_topic(queues=2)
+    feed(rocketmq, topic, 4)
+    here = Offsets({MessageQueue(topic, "broker-a", 1): 3}, reads={"namespace": "", "clusters": ["DefaultCluster"]})
+    there = Offsets(
+        {MessageQueue(topic, "broker-a", 1): 900, MessageQueue("other", "b", 0): 5},
+        reads={"namespace": "", "clusters": ["eu"]},
+    )
+    sources = [json.dumps(offsets.to_json()) for offsets in (here, there)]
+    entry(tmp_path, 0, *sources)
+    entry(tmp_path, 1, *(line.replace(":5}", ":9}") for line in sources), done=False)
+    (found,) = documents(run("lag", "--checkpoint", str(tmp_path), "--json").stdout)
+    assert (found["lag"], found["unknownQueues"], found["otherClusters"]) == (1, 0, ["eu"])
+    assert found["underWay"]["waitsFor"] == []
+    assert "The query reads cluster eu, too" in run("lag", "--checkpoint", str(tmp_path)).stderr
+    diff = run("checkpoint", "diff", str(tmp_path))
+    assert (diff.exit_code, diff.stderr.splitlines()[1:]) == (0, ["Nothing is lost"])
+    assert diff.stderr.startswith("The query reads cluster eu, too, which is not looked at")
+    seen = documents(run("doctor", "--checkpoint", str(tmp_path), "--json").stdout)
+    assert [one["level"] for one in seen if one["check"] == f"checkpoint {tmp_path}"] == ["ok", "advice", "ok", "ok"]
+    entry(tmp_path, 0, sources[1])  # none of this cluster: its brokers may all be away
+    entry(tmp_path, 1, sources[1])
+    alone = run("checkpoint", "diff", str(tmp_path), "--json")
+    assert [row["state"] for row in documents(alone.stdout)] == ["not registered", "new", "went back"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -195,7 +224,7 @@ def test_a_query_is_looked_for_in_its_namespace(
         (["--group", "g", "--checkpoint", "."], "[ROCKETMQ_OPTION] lag needs either"),
         (["--group", "nobody"], "[ROCKETMQ_OFFSET] group nobody has no offsets. Was something consumed and committed?"),
         (["--group", "g", "--topic", "no-such"], "[ROCKETMQ_ROUTE_NOT_FOUND]"),
-        (["--checkpoint", "."], "[ROCKETMQ_OFFSET] . is no checkpoint: it has no folder 'offsets'"),
+        (["--checkpoint", "."], f"[ROCKETMQ_OFFSET] {Path.cwd()} is no checkpoint: it has no folder 'offsets'"),
         (["--checkpoint", "odd://x"], "[ROCKETMQ_OFFSET] odd://x cannot be reached"),
     ],
 )

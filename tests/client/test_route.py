@@ -275,6 +275,19 @@ class TestRoutes:
         assert known.readable()[0].topic == "orders"
         parts.pool.close()
 
+    @pytest.mark.parametrize(
+        ("scope", "odd", "own"), [(Scope("ns"), "ns%ns%orders", "ns%orders"), (Scope("", "dev"), "t_dev_dev", "t_dev")]
+    )
+    def test_a_topic_whose_name_leads_to_another_one_is_not_listed(
+        self, broker: MockBroker, scope: Scope, odd: str, own: str
+    ) -> None:
+        """A source of a pattern would read the other one twice."""
+        parts = Parts(broker.address, scope=scope)
+        topics = json.dumps({"topicList": [odd, own]}).encode()
+        broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(topics))
+        assert [scope.on_wire(topic) for topic in parts.routes.topics()] == [own]
+        parts.pool.close()
+
     def test_whether_there_is_any_broker(self, broker: MockBroker, parts: Parts) -> None:
         table = (
             '{"brokerAddrTable":{"b":{"brokerName":"b","cluster":"c","brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{}}'

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import BrokerNotFound, OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import parse
 from rocketmq_spark.queues.environment import (
@@ -119,8 +119,20 @@ def test_layouts_that_do_not_count_positions_do_not_look_at_what_was() -> None:
 
 
 def test_an_environment_whose_queues_take_no_messages_is_an_error_not_another_queue() -> None:
-    with pytest.raises(OptionError, match="environment '1' owns T/a/0, none of which takes messages now"):
+    with pytest.raises(BrokerNotFound, match="environment '1' owns T/a/0, none of which takes messages now; a cannot"):
         Environment.of(1).publish(EIGHT, qs("b:0-3"))
+    with pytest.raises(OptionError, match=r"environment '1' owns T/a/0, none of which takes messages now$"):
+        Environment.of(1).publish(EIGHT, qs("a:1-3 b:0-3"))  # its broker is there, and takes none in this queue
+
+
+def test_a_broker_of_the_environment_that_left_the_route_may_come_back() -> None:
+    mine = Environment.of("x", {"x": {"a": [0], "c": [0]}, "y": {"b": [0]}})
+    with pytest.raises(BrokerNotFound, match="topic 'T' has none of them; a, c cannot be sent to now") as e:
+        mine.publish(qs("b:0"), qs("b:0"))
+    assert e.value.retriable
+    assert mine.publish(qs("a:0 b:0"), qs("a:0 b:0")) == qs("a:0")
+    with pytest.raises(OptionError, match="gives 'z' the queues b:9; topic 'T' has none of them"):
+        Environment.of("z", {"z": {"b": [9]}}).publish(qs("b:0"), qs("b:0"))
 
 
 def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCaptureFixture) -> None:

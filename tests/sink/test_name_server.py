@@ -131,6 +131,27 @@ def test_11_17_a_broker_that_comes_back_elsewhere_gets_the_messages(monkeypatch:
     assert (done.rows, Counter(kept)) == (100, Counter(body.encode() for body in numbered(100)))
 
 
+@pytest.mark.parametrize("then", ["left the route", "has no master"])
+def test_a_task_waits_for_the_broker_of_its_environment(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that starts again, between two batches of a stream; brokers of others are there."""
+    kept: list[bytes] = []
+
+    def keep(call: Call) -> Command:
+        kept.extend(bytes(item.body) for item in decode_batch(call.command.body))
+        return ok(msgId="x", queueId=call.ext("e"), queueOffset=0)
+
+    with MockBroker() as names, MockBroker() as mine, MockBroker() as other:
+        away = {"broker-b": other.address, **({"broker-a": ""} if then == "has no master" else {})}
+        back = {"broker-a": mine.address, "broker-b": other.address}
+        names.on(Request.GET_ROUTEINFO_BY_TOPIC, [route(1, away), route(1, away), route(1, back)])
+        mine.on(Request.SEND_BATCH_MESSAGE, keep)
+        layout = '{"dev": {"broker-a": [0]}, "test": {"broker-b": [0]}}'
+        given = {"topic": "t", "environment": "dev", "environments": layout, "sendTimeout": "20s"}
+        done = Writes(names.address, monkeypatch)(frame(body=["x"]), **given)
+        assert not other.seen(Request.SEND_BATCH_MESSAGE)
+    assert (done.rows, kept) == (1, [b"x"])
+
+
 def test_11_17_when_time_is_over_the_first_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker refuses once, and then the name server and the broker are gone."""
     with MockBroker() as names, MockBroker() as broker:

@@ -181,3 +181,22 @@ def test_a_run_to_the_end_does_not_wait_for_a_topic_that_was_deleted_before_anyt
     rocketmq.admin.delete_topic(fleeting)
     run.drain(more)
     assert run.batch() == []
+
+
+def test_a_batch_that_was_logged_names_a_topic_first_that_was_deleted_since(rocketmq, topic, caplog):
+    first = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
+    first.drain(feed(rocketmq, topic, 4))
+    fleeting = f"{topic}-fleeting"
+    rocketmq.create_topic(fleeting, 1)
+    feed(rocketmq, fleeting, 3)
+    more = feed(rocketmq, topic, 4)
+    given = {"subscribe": f"{topic},{fleeting}", "failOnDataLoss": "warn"}
+    logged = Run(rocketmq, first.offset, **given).ahead()
+    assert {queue.topic for queue in positions(logged)} == {topic, fleeting}
+    rocketmq.admin.delete_topic(fleeting)
+    again = Run(rocketmq, first.offset, **given)
+    assert sorted(bodies(rows(again.reader, again.plan(logged)))) == sorted(more)
+    assert "(topic deleted)" in caplog.text
+    again.offset = logged
+    again.drain(feed(rocketmq, topic, 4))
+    assert {queue.topic for queue in positions(again.offset)} == {topic}

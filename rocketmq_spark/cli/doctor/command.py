@@ -247,7 +247,7 @@ def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
 
     check = f"checkpoint {folder}"
     if (read := not_done(opened(folder))) is not None:
-        silent = positions.silent(target.within(read.batch.reads).client(), {part.queue for part in read.ranges})
+        silent = positions.waited_for(target.within(read.batch.reads).client(), read)
         yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))
     batch = last_batch(opened(folder))
     if batch is None or not batch.positions:
@@ -256,6 +256,9 @@ def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
         )
         return
     client = target.within(batch.reads).client()
+    batch, elsewhere = batch.within(positions.clusters(client))
+    if elsewhere:
+        yield advice(check, positions.left_out(elsewhere), "Run it again with that name server")
     found, _ = differences(client, batch)
     yield from servers.drifted(check, found)
     there = {one.queue: one.position for one in found if one.bounds is not None and one.position is not None}

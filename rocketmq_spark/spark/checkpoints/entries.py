@@ -13,7 +13,7 @@ when the batch is done. Spark keeps the last hundred (``spark.sql.streaming.minB
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.spark.source import filters
 from rocketmq_spark.spark.source.offsets import Offsets, Positions
 
 
@@ -125,6 +126,17 @@ class LoggedBatch(NamedTuple):
     def reads(self) -> list[Mapping[str, object]]:
         """What the sources read beside topics: their namespaces, environments and filters."""
         return [offsets.reads for offsets in self.sources.values()]
+
+    def within(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
+        """Without the sources that read other clusters than these, and the names of theirs: queues of the same names are others.
+
+        As it is where none is left: the brokers of its clusters may be away.
+        """
+        others = {at: filters.are_others(offsets.reads, sorted(clusters)) for at, offsets in self.sources.items()}
+        mine = {at: offsets for at, offsets in self.sources.items() if not others[at]}
+        if not mine:
+            return self, []
+        return self._replace(sources=mine), sorted({name for names in others.values() for name in names})
 
 
 class Read(NamedTuple):

@@ -10,6 +10,7 @@ import json
 import logging
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.listener import (
     QueryStartedEvent,
     QueryTerminatedEvent,
     StreamingQueryListener,
+    StreamingQueryProgress,
 )
 
 from rocketmq_spark.errors import OptionError
@@ -198,39 +200,50 @@ class MetricsListener(StreamingQueryListener):
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
+        # By run: Spark tells of a start at once, and of what came before it, in its turn, later.
         self._queries: dict[str, QueryFigures] = {}
+        self._replaced: deque[str] = deque(maxlen=_ENDED_QUERIES)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """The query of ``event`` runs; its counters begin at 0."""
-        name = event.name or str(event.id)
-        writer = self._writer if self._writer_query in (None, name) else None
-        self._queries.pop(str(event.id), None)
-        self._queries[str(event.id)] = QueryFigures(name, writer)
+        self._begun(event)
         self._write()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Write what the batch of ``event`` did."""
         told = json.loads(event.progress.json)
-        known = str(event.progress.id)
-        if known not in self._queries:  # it ran already when the listener was added
-            self.onQueryStarted(event.progress)  # type: ignore[arg-type]
-        line = self._queries[known].progress(told, time.time())
-        self._write(json.dumps(line, separators=(",", ":")) + "\n")
+        run = str(event.progress.runId)
+        if run not in self._queries and run not in self._replaced:  # it ran already when the listener was added
+            self._begun(event.progress)
+        figures = self._queries.get(run) or self._figures(event.progress)
+        self._write(json.dumps(figures.progress(told, time.time()), separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """The query of ``event`` has nothing to read: it does not wait within a batch."""
-        if str(event.id) in self._queries:
-            self._queries[str(event.id)].idle(time.time())
+        if str(event.runId) in self._queries:
+            self._queries[str(event.runId)].idle(time.time())
             self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The query of ``event`` ended; what it did stays in the text."""
-        if str(event.id) in self._queries:
-            self._queries[str(event.id)].active = False
-        ended = [known for known, figures in self._queries.items() if not figures.active]
-        for known in ended[:-_ENDED_QUERIES]:
-            del self._queries[known]
+        """The query of ``event`` ended; what it did stays in the text until it runs again."""
+        if str(event.runId) in self._queries:
+            self._queries[str(event.runId)].active = False
+        ended = [run for run, figures in self._queries.items() if not figures.active]
+        for run in ended[:-_ENDED_QUERIES]:
+            del self._queries[run]
         self._write()
+
+    def _begun(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
+        """A run takes the place of the one of its name, whatever its checkpoint: names are what figures are told apart by."""
+        figures = self._figures(of)
+        for run in [run for run, known in self._queries.items() if known.query == figures.query]:
+            del self._queries[run]
+            self._replaced.append(run)
+        self._queries[str(of.runId)] = figures
+
+    def _figures(self, of: QueryStartedEvent | StreamingQueryProgress) -> QueryFigures:
+        name = of.name or str(of.id)
+        return QueryFigures(name, self._writer if self._writer_query in (None, name) else None)
 
     def _write(self, line: str = "") -> None:
         try:

@@ -210,7 +210,8 @@ class TaskWriter:
         if topic not in self._topics_seen:
             try:
                 checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
-                self._topics.queues(topic, Deadline.after(self._options.send_timeout))
+                deadline = Deadline.after(self._options.send_timeout)
+                self._topics.awaited(topic, deadline, deadline.pause)
                 self._check_timers(topic)
             except RocketMQError as e:  # a topic that cannot be looked up now is the spool's to look up
                 if self._spool is None or not passing(e, self._sender):

@@ -217,7 +217,8 @@ class Stream:
             return []
         if self._unresolved is not None and not start.positions:
             start = replace(end, positions=end.start)
-        self._catalog.expect(start)
+        known = replace(start, positions={**end.start, **start.positions})  # with what begins in this batch
+        self._catalog.expect(known)
         if not logged_before:
             view = self._catalog.recent()
         else:
@@ -226,7 +227,7 @@ class Stream:
             filters.check_owned(self._options, end, self._catalog.environment)
             same = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
             ranges = self._settled(*same)
-        self._open(start)
+        self._open(known)
         ranges = self._settled(*decisions.readable(ranges, view))
         planned = planner.tasks(self._options, view.bounds, ranges)
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
