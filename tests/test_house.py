@@ -47,7 +47,7 @@ RANKS = """
 ORDER = {
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.answers decode.unpack decode.properties decode.rows decode.careful decode.decoder"
-    " encode.properties encode.batch encode.encoder encode.proxy_request",
+    " encode.properties encode.batch encode.content encode.encoder encode.proxy_request",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets monitoring.progress"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
