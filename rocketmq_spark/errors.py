@@ -275,6 +275,12 @@ class DataLossError(RocketMQError):
     code = "ROCKETMQ_DATA_LOSS"
 
 
+class UnprovedError(RocketMQError):
+    """Whether rows are stored already cannot be proved, so that none is sent (``deliveryGuarantee`` exactly-once)."""
+
+    code = "ROCKETMQ_UNPROVED"
+
+
 class DecodeError(RocketMQError):
     """A stored message could not be decoded."""
 

@@ -14,6 +14,7 @@ from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.model import (
     BrokerData,
     Filter,
+    LogState,
     MessageQueue,
     PullAnswer,
     PullRequest,
@@ -232,6 +233,12 @@ class OffsetReader(Protocol):
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
         """Bytes of some messages from ``offset`` on, and how many offsets they take; 0 and 0 where there are none."""
+
+    def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
+        """How the commit log of each broker's master stands, all asked at once, or the error of that one."""
+
+    def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
+        """Whether a broker indexes what its copies have confirmed only; True where it does not say."""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
         """Whether a Proxy answers for a broker: it compiles no filters."""

@@ -34,6 +34,7 @@ RANKS = """
     client
     pull
     columnar
+    stored
     producer consumer spool access
     proxied
     session
@@ -51,7 +52,7 @@ ORDER = {
     "spark": "checkpoints explained monitoring sink source tuning source.offsets monitoring.progress"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
-    " source.tasks source.stream source.readers checkpoints.entries checkpoints.rewind sink.columns"
+    " source.tasks source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.columns"
     " sink.report sink.routing sink.checks sink.task sink.writers datasource sink.foreach"
     " monitoring.metrics",
     "consumer": "pop pull push subscriptions process_queue rebalance push.flow result push.held push.offset_store"
@@ -59,6 +60,7 @@ ORDER = {
     " push.ownership push.differing push.rebalancing push.answers push.running pop.in_hand pop.listening"
     " pop.running push.consumer pull.polls pull.positions pull.subscribed pull.upkeep pull.pull_consumer"
     " pop.simple_consumer",
+    "stored": "ends ids look",
     "queues": "environment consistent_hash hash_columns selection allocation",
     "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
     "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
@@ -94,6 +96,7 @@ BANNED = {
     "grpc_proxy": "wire remoting",
     "localbroker": "producer consumer session",
     "spool": "client remoting grpc_proxy session wire",
+    "stored": "client remoting grpc_proxy wire",
 }
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
@@ -104,8 +107,8 @@ OUTSIDE = {
     "matplotlib": "notebook",
     "IPython": "notebook",
     "py4j": "cli.demo.play spark.datasource",
-    "pyarrow": "wire.compression columnar spark.source.tasks spark.checkpoints.entries spark.sink",
-    "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar spark.sink",
+    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink",
+    "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar stored spark.sink",
     "grpc": "grpc_proxy.channel",
     "google": "grpc_proxy.protos",
     "click": "cli",

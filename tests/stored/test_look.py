@@ -1,0 +1,239 @@
+"""A look at scripted brokers, whose time the test moves: nothing is "not stored" before the waits are over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, RocketMQError, UnprovedError
+from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.stored.look import Look, LookTools
+
+A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
+TIMEOUT_S, SETTLE_S = 30.0, 10.0
+
+
+class Brokers:
+    """Two brokers with a queue each; ``log`` bytes stand for messages, of ten bytes each."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.queues: dict[MessageQueue, list[str]] = {A: ["a0", "a1"], B: ["b0"]}
+        self.unindexed: dict[str, int] = {}
+        self.masters = {"a": "a:1", "b": "b:1"}
+        self.states: dict[str, Callable[[], LogState | RocketMQError]] = {}
+        self.head_wait_ms = 0
+        self.low: dict[MessageQueue, int] = {}
+        self.asked: list[tuple[str, float]] = []
+        self.events: dict[float, Callable[[], None]] = {}
+        self.late = False
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, self.sleep, lambda: itertools.repeat(0.5))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for at in sorted(self.events):
+            if at <= self.now:
+                self.events.pop(at)()
+
+    def get(self, topic: str, max_age_s: float, deadline: Deadline) -> None:
+        self.asked.append(("route", self.now))
+
+    def address(self, name: str, read_from: str = "master") -> str:
+        if name not in self.masters:
+            raise BrokerNotFound(f"no {name}")
+        return self.masters[name]
+
+    def log_states(self, names: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
+        self.asked.append(("state", self.now))
+        return {name: self.states.get(name, lambda name=name: self.state(name))() for name in names}  # type: ignore[misc]
+
+    def state(self, name: str) -> LogState:
+        size = 10 * sum(len(ids) for queue, ids in self.queues.items() if queue.broker_name == name)
+        return LogState(size, 10 * self.unindexed.get(name, 0), self.head_wait_ms)
+
+    def confirms_late(self, name: str, deadline: Deadline) -> bool:
+        return self.late
+
+    def bounds(self, queues: Any, deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
+        self.asked.append(("ends", self.now))
+        return {
+            queue: QueueBounds(self.low.get(queue, 0), len(ids) - self.unindexed.get(queue.broker_name, 0), 0)
+            for queue, ids in self.queues.items()
+        }
+
+    def read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
+        for part in ranges:
+            yield pa.array(self.queues[part.queue][part.start : part.end])
+
+    def noted(self) -> QueueEnds:
+        ends = {queue: len(ids) for queue, ids in self.queues.items()}
+        return QueueEnds(ends, dict(self.masters), {"a": 20, "b": 10})
+
+    def look(self, since: QueueEnds) -> list[str]:
+        found: list[str] = []
+        tools = LookTools(self, self, self.read, TIMEOUT_S, SETTLE_S, clock=self.clock())  # type: ignore[arg-type]
+        self.until = Look(tools, since).run(lambda ids: found.extend(ids.to_pylist()))
+        return found
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers()
+
+
+def test_what_came_behind_the_noted_ends_is_found_and_nothing_before(brokers: Brokers) -> None:
+    since = brokers.noted()
+    brokers.queues[A] += ["a2", "a3"]
+    brokers.queues[B] += ["b1"]
+    assert brokers.look(since) == ["a2", "a3", "b1"]
+    assert brokers.until == {A: 4, B: 2}
+
+
+def test_what_comes_within_the_settle_time_is_found_once(brokers: Brokers) -> None:
+    since = brokers.noted()
+    brokers.queues[A] += ["a2"]
+    brokers.events[100.0 + SETTLE_S - 0.1] = lambda: brokers.queues[A].append("late")
+    assert brokers.look(since) == ["a2", "late"]
+    assert brokers.now >= 100.0 + SETTLE_S
+
+
+def test_ends_are_asked_for_when_the_index_has_reached_the_log(brokers: Brokers) -> None:
+    since = brokers.noted()
+    brokers.queues[A] += ["a2"]
+    brokers.unindexed["a"] = 1
+    brokers.events[104.0] = lambda: brokers.unindexed.clear()
+    assert brokers.look(since) == ["a2"]
+    assert min(at for what, at in brokers.asked if what == "ends") >= 104.0
+
+
+def test_a_busy_broker_is_indexed_to_where_its_log_was(brokers: Brokers) -> None:
+    """It is never without anything to index."""
+    since = brokers.noted()
+    brokers.queues[A] += ["a2", "a3"]
+    brokers.unindexed["a"] = 2
+
+    def grow() -> None:
+        brokers.queues[A].append("x")
+        brokers.queues[A].append("x")
+        brokers.events[brokers.now + 0.5] = grow
+
+    brokers.events[100.5] = grow
+    assert brokers.look(since)[:2] == ["a2", "a3"]
+
+
+def test_where_copies_must_confirm_the_index_has_nothing_left(brokers: Brokers) -> None:
+    since = brokers.noted()
+    brokers.late = True
+    brokers.queues[A] += ["a2", "a3"]
+    brokers.unindexed["a"] = 1
+    brokers.events[103.0] = lambda: brokers.unindexed.clear()
+    assert brokers.look(since) == ["a2", "a3"]
+
+
+def test_a_broker_that_stood_still_begins_its_settle_time_anew(brokers: Brokers) -> None:
+    since = brokers.noted()
+
+    def freeze() -> None:
+        brokers.states["a"] = lambda: CallTimeout("frozen")
+
+    def thaw() -> None:
+        brokers.states.clear()
+        brokers.queues[A].append("from its sockets")
+
+    brokers.events |= {104.0: freeze, 108.0: thaw}
+    assert brokers.look(since) == ["from its sockets"]
+    assert brokers.now >= 108.0 + SETTLE_S
+
+
+def test_a_send_that_waits_in_the_broker_since_before_the_look_is_waited_for(brokers: Brokers) -> None:
+    since = brokers.noted()
+    brokers.head_wait_ms = 30_000
+
+    def stored() -> None:
+        brokers.head_wait_ms = 0
+        brokers.queues[B].append("waited")
+
+    brokers.events[120.0] = stored
+    assert brokers.look(since) == ["waited"]
+
+
+def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(brokers: Brokers) -> None:
+    since = brokers.noted()
+    master = brokers.masters.pop("b")
+    brokers.events[110.0] = lambda: brokers.masters.update(b=master)
+    assert brokers.look(since) == []
+    brokers.masters.pop("b")
+    with pytest.raises(BrokerNotFound, match="Start the brokers a, b, or run this batch once with option"):
+        brokers.look(since)
+
+
+def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(brokers: Brokers) -> None:
+    since = brokers.noted()
+    brokers.events[104.0] = lambda: brokers.states.update(a=lambda: CallTimeout("gone"))
+    with pytest.raises(CallTimeout, match="broker a does not answer"):
+        brokers.look(since)
+    assert brokers.now >= 104.0 + TIMEOUT_S
+
+
+def shorter(brokers: Brokers) -> None:
+    brokers.queues[A].pop()
+
+
+def another_master(brokers: Brokers) -> None:
+    brokers.masters["a"] = "slave:1"
+
+
+def expired(brokers: Brokers) -> None:
+    brokers.queues[A] += ["a2", "a3", "a4"]
+    brokers.low[A] = 3
+
+
+def queue_gone(brokers: Brokers) -> None:
+    del brokers.queues[B]
+    brokers.states["b"] = lambda: LogState(10, 0, 0)
+
+
+def end_went_back(brokers: Brokers) -> None:
+    brokers.states["a"] = lambda: LogState(20, 0, 0)
+    brokers.queues[A].pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (shorter, "commit log of broker a ends at 10, but it ended at 20"),
+        (another_master, "the master of broker a is slave:1, and was a:1"),
+        (expired, "retention deleted offsets 2 to 3"),
+        (queue_gone, "does not report it any more"),
+        (end_went_back, "it ends at offset 1 now, and ended at 2 before"),
+    ],
+)
+def test_nothing_is_inferred_from_what_cannot_be_proved(
+    brokers: Brokers, change: Callable[[Brokers], None], why: str
+) -> None:
+    since = brokers.noted()
+    change(brokers)
+    with pytest.raises(UnprovedError, match=why):
+        brokers.look(since)
+    assert brokers.now >= 100.0 + TIMEOUT_S, "it might have been passing"
+
+
+def test_access_denied_is_not_waited_for(brokers: Brokers) -> None:
+    brokers.states["a"] = lambda: AccessDenied("no")
+    with pytest.raises(AccessDenied):
+        brokers.look(brokers.noted())
+    assert brokers.now == 100.0
+
+
+def test_ends_as_json() -> None:
+    ends = Brokers().noted()
+    assert QueueEnds.from_json(ends.to_json()) == ends
+    assert ends.of_topics(["u"]) == QueueEnds({}, {}, {})
