@@ -32,6 +32,7 @@ class RocketMQError(Exception):
     code: ClassVar[str] = "ROCKETMQ_ERROR"
     retriable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
+    unsent = False  # whether it is certain that no byte of the request left this process
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ client implements them; another transport implements those it can offer. All rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
@@ -101,6 +101,22 @@ class Sender(Protocol):
 
     def refresh_routes(self, deadline: Deadline) -> None:
         """Ask the name server again for all known topics and forget brokers that no route names any more."""
+
+
+class StoredIds(Protocol):
+    """Finds out which messages are stored, for a producer that does not repeat what may be stored."""
+
+    def end(self, queue: MessageQueue) -> int:
+        """Where a queue ended before anything was sent. Never asks."""
+
+    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
+        """Which of ``ids`` are stored behind offsets of queues of one broker, when what is not there will not come any more.
+
+        Raises ``RocketMQError`` where that cannot be proved in time.
+        """
+
+    def stop(self) -> None:
+        """Have ``among`` end soon, from another thread."""
 
 
 class Resender(Protocol):

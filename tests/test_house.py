@@ -68,7 +68,7 @@ ORDER = {
     " doctor.command demo demo.feed demo.stage demo.view demo.play app",
     "client": "credentials calls route topics questions broker instance sender admin groups pulls member",
     "options": "kafka_names parsing transport table typed callables",
-    "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight"
+    "producer": "accumulator attempts faults outgoing settings topics spooling encoding confirming destination in_flight"
     " long_delays batching engine housekeeping resending producer",
     "pull": "verdict fetched missing requests replica reader puller reading",
     "delay": "release stream waiting service node",
@@ -120,7 +120,7 @@ OUTSIDE = {
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.threads remoting.endpoint remoting.connection remoting.pool client.calls client.instance"
     " client.route producer.batching producer.destination base.clock producer.faults producer.in_flight"
-    " producer.producer producer.spooling producer.resending base.process localbroker cli"
+    " producer.confirming producer.producer producer.spooling producer.resending base.process localbroker cli"
     " consumer.push.held consumer.push.workers consumer.subscriptions consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
