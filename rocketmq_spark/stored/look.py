@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # A broker that was silent for longer may have stood still, with requests in its sockets.
 GAP_S = 2.0
-_POLL_S = 0.5
+_POLL_S, _QUESTION_S = 0.5, 1.0
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 
@@ -37,7 +37,7 @@ class LookTools:
     read: ReadIds
     timeout_s: float
     settle_s: float
-    question_s: float = 1.0
+    question_s: float = 3.0
     clock: Clock = field(default_factory=Clock)
 
 
@@ -123,7 +123,7 @@ class Look:
         """Until every broker has answered all the time, and has no send in its queue that is older than the look."""
         waited_since = self._clock.now()
         while True:
-            states = self._states(Deadline.after(self._tools.question_s))
+            states = self._states(Deadline.after(min(_QUESTION_S, self._tools.question_s)))
             now = self._clock.now()
             unsettled = [name for name in self._names if not self._is_settled(name, states[name], now, began)]
             if not unsettled:

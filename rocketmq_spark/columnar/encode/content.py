@@ -301,6 +301,7 @@ class StoredRows:
         flat = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
         self._known, counts = np.unique(flat, return_counts=True)
         self._left = counts.astype(np.int64)
+        self.exceeded = False  # whether there were more equal rows than stored messages of them
 
     @property
     def left(self) -> int:
@@ -320,5 +321,6 @@ class StoredRows:
         firsts = np.searchsorted(of_row, of_row, side="left")
         taken = np.arange(len(of_row)) - firsts < self._left[of_row]
         missing[order[taken]] = False
+        self.exceeded = self.exceeded or not bool(taken.all())
         np.subtract.at(self._left, of_row[taken], 1)
         return missing
