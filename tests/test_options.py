@@ -103,7 +103,7 @@ SAMPLES = {
     "compress_above": ("0", 0, "4t", "a size"),
     "long_delay": ("DMQ", "dmq", "later", "one of error, dmq"),
     "delivery_guarantee": ("Exactly-Once", "exactly-once", "at-most-once", "one of at-least-once, exactly-once"),
-    "allowed_topics": ("orders, bills", ("orders", "bills"), ",", "names"),
+    "allowed_topics": ("orders, bills", ("orders", "bills"), ",", "at least one name"),
     "exactly_once_settle": ("20s", 20.0, "0", "above zero"),
     "on_send_failure": ("SPOOL", "spool", "drop", "one of fail, spool"),
     "spool_dir": ("/var/spool/orders", "/var/spool/orders", "", "not empty"),

@@ -133,7 +133,7 @@ class Confirming:
             thread = self._threads.get(name)
             if thread is None:
                 thread = self._threads[name] = self._timer.beside(f"confirm-{name}")
-        logger.warning("what %s has of %d messages is looked up there", name, len(_items(doubt.request)))
+        logger.info("what %s has stored of %d messages is looked up there", name, len(_items(doubt.request)))
         thread.later(0, lambda: self._look(name))
 
     def close(self) -> None:
@@ -160,6 +160,8 @@ class Confirming:
         except Exception as e:
             logger.exception("what %s has could not be looked up", name)
             found = SendFailed(f"looking up what is stored failed: {type(e).__name__}: {e}")
+        if not isinstance(found, RocketMQError):
+            logger.warning("%s has stored %d of %d messages whose end was not known", name, len(found), len(ids))
         for doubt in doubts:
             doubt.done(found if isinstance(found, RocketMQError) else without(doubt.request, found))
 
