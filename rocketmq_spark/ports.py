@@ -6,7 +6,7 @@ client implements them; another transport implements those it can offer. All rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
@@ -101,22 +101,6 @@ class Sender(Protocol):
 
     def refresh_routes(self, deadline: Deadline) -> None:
         """Ask the name server again for all known topics and forget brokers that no route names any more."""
-
-
-class StoredIds(Protocol):
-    """Finds out which messages are stored, for a producer that does not repeat what may be stored."""
-
-    def end(self, queue: MessageQueue) -> int:
-        """Where a queue ended before anything was sent. Never asks."""
-
-    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
-        """Which of ``ids`` are stored behind offsets of queues of one broker, when what is not there will not come any more.
-
-        Raises ``RocketMQError`` where that cannot be proved in time.
-        """
-
-    def stop(self) -> None:
-        """Have ``among`` end soon, from another thread."""
 
 
 class Resender(Protocol):
@@ -242,10 +226,7 @@ class OffsetReader(Protocol):
         read_from: str = "master",
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, int]:
-        """``store_time_ms`` of many queues at once, without those that have no message there.
-
-        Nor are those there whose question fails, of which ``on_error`` is told.
-        """
+        """``store_time_ms`` of many queues at once, without those that have no message there or fail (``on_error``)."""
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
         """Bytes of some messages from ``offset`` on, and how many offsets they take; 0 and 0 where there are none."""
@@ -304,10 +285,7 @@ class PullSource(Protocol):
 
 
 class GroupMember(Protocol):
-    """Verbs of a member of a consumer group: all that ``consumer/`` asks of a transport.
-
-    Names of topics and groups are the user's; what is on the wire is the transport's business.
-    """
+    """Verbs of a member of a consumer group: all that ``consumer/`` asks of a transport. Names are the user's, as everywhere."""
 
     @property
     def client_id(self) -> str:

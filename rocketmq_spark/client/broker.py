@@ -250,7 +250,7 @@ class Brokers:
         commands = [Question(name, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name), "") for name in brokers]
         answers = self._questions.ask_each(commands, deadline)
         return {
-            name: answer if isinstance(answer, RocketMQError) else _log_state(answer)
+            name: _passing(answer) if isinstance(answer, RocketMQError) else _log_state(answer)
             for name, answer in zip(brokers, answers, strict=True)
         }
 
@@ -275,6 +275,11 @@ class Brokers:
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         self._questions.ask_all([Question(broker_name, command, topic)], deadline)
+
+
+def _passing(error: RocketMQError) -> RocketMQError:
+    """A broker that has just started fails to answer (its statistics have no sample yet)."""
+    return ServiceNotAvailable(*error.args) if isinstance(error, ServerFault) else error
 
 
 def _log_state(answer: Command) -> LogState | NotSupported:

@@ -9,8 +9,8 @@ import enum
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.base.codes import Property, Response
@@ -25,12 +25,27 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
-from rocketmq_spark.ports import StoredIds
 from rocketmq_spark.producer.attempts import OutOfTime
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties
 
 logger = logging.getLogger(__name__)
+
+
+class StoredIds(Protocol):
+    """Finds out which messages are stored, for a producer that does not repeat what may be stored."""
+
+    def end(self, queue: MessageQueue) -> int:
+        """Where a queue ended before anything was sent. Never asks."""
+
+    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
+        """Which of ``ids`` are stored behind offsets of queues of one broker, when what is not there will not come any more.
+
+        Raises ``RocketMQError`` where that cannot be proved in time.
+        """
+
+    def stop(self) -> None:
+        """Have ``among`` end soon, from another thread."""
 
 
 class EndKind(enum.Enum):

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
-from rocketmq_spark.ports import Sender, Spool, StoredIds
+from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, report_of
-from rocketmq_spark.producer.confirming import Confirmed, Confirming, Doubt, EndKind, end_of, unproved
+from rocketmq_spark.producer.confirming import Confirmed, Confirming, Doubt, EndKind, StoredIds, end_of, unproved
 from rocketmq_spark.producer.destination import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.in_flight import Sending, UnderWay, closed

@@ -77,8 +77,8 @@ class Look:
         return self._patiently(lambda: self._try_ends(marks))
 
     def _try_ends(self, marks: dict[str, int]) -> dict[MessageQueue, int] | None:
+        self._check_masters()
         deadline = Deadline.after(self._tools.question_s)
-        self._check_masters(deadline)
         for name, state in self._states(deadline).items():
             if isinstance(state, RocketMQError):
                 raise state
@@ -91,9 +91,15 @@ class Look:
         self._since.check_bounds(bounds)
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
-    def _check_masters(self, deadline: Deadline) -> None:
+    def _check_masters(self) -> None:
+        """By the routes as they are now, or as they were while no name server answers."""
         for topic in self._since.topics:
-            self._tools.routes.get(topic, GAP_S, deadline)
+            try:
+                self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.question_s))
+            except RocketMQError as e:
+                if not e.retriable:
+                    raise
+                logger.info("the route of %s is not fresh: %s", topic, e)
         for name, noted in self._since.masters.items():
             address = self._tools.routes.address(name)
             if address != noted:

@@ -28,7 +28,7 @@ FROZEN_S = 6.0
 def fed(mq: LocalBroker, make_topic: Make) -> tuple[str, list[str]]:
     source = make_topic(queues=QUEUES)
     keys = names(MESSAGES, "row")
-    post(mq, [Message(source, f"{key},{i}".encode()) for i, key in enumerate(keys)])
+    post(mq, [Message(source, key.encode()) for key in keys])
     return source, keys
 
 
@@ -89,7 +89,7 @@ def test_lost_acknowledgements_and_a_driver_that_dies_before_the_entry_in_the_lo
 ) -> None:
     running, keys = pipes(*given)
     address = rocketmq.address(rocketmq.brokers[0])
-    with Swallowing(address, 12) as proxy:
+    with Swallowing(address, 40) as proxy:
         running.address_map = {address: proxy.address}
         running.finish(running.begin())
         assert proxy.swallowed > 0
@@ -137,8 +137,7 @@ def test_brokers_that_die_and_freeze_and_one_that_is_away_over_the_restart(
     os.kill(pid, signal.SIGCONT)
     running.finish(script)
     running.dies(job)
-    streams, running.pipes = running.pipes, [job]
-    running.finish(running.begin())
-    running.pipes = [*streams, job]
+    running.pipes.append(job)
+    running.finish(running.begin())  # the streams read what was on the broker that was away when the run before began
     running.check(keys)
     assert running.found > 0

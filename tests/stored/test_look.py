@@ -10,7 +10,14 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, RocketMQError, UnprovedError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerNotFound,
+    CallTimeout,
+    ConnectionLost,
+    RocketMQError,
+    UnprovedError,
+)
 from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import Look, LookTools
@@ -33,6 +40,7 @@ class Brokers:
         self.asked: list[tuple[str, float]] = []
         self.events: dict[float, Callable[[], None]] = {}
         self.late = False
+        self.name_server_away = False
 
     def clock(self) -> Clock:
         return Clock(lambda: self.now, self.sleep, lambda: itertools.repeat(0.5))
@@ -44,6 +52,8 @@ class Brokers:
                 self.events.pop(at)()
 
     def get(self, topic: str, max_age_s: float, deadline: Deadline) -> None:
+        if self.name_server_away:
+            raise ConnectionLost("no name server")
         self.asked.append(("route", self.now))
 
     def address(self, name: str, read_from: str = "master") -> str:
@@ -181,6 +191,13 @@ def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(b
     with pytest.raises(CallTimeout, match="broker a does not answer"):
         brokers.look(since)
     assert brokers.now >= 104.0 + TIMEOUT_S
+
+
+def test_without_a_name_server_brokers_are_where_they_were(brokers: Brokers) -> None:
+    since = brokers.noted()
+    brokers.queues[A] += ["a2"]
+    brokers.name_server_away = True
+    assert brokers.look(since) == ["a2"]
 
 
 def shorter(brokers: Brokers) -> None:

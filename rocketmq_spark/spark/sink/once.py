@@ -292,7 +292,7 @@ class NotedSender:
 
 
 class SinkStoredIds:
-    """Implements ``ports.StoredIds`` for one task."""
+    """Implements ``producer.confirming.StoredIds`` for one task."""
 
     def __init__(self, options: Options, ends: QueueEnds) -> None:
         self._options = options
