@@ -23,9 +23,12 @@ from rocketmq_spark.errors import (
     RocketMQError,
     RouteNotFound,
     SendFailed,
+    UnprovedError,
 )
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import OutOfTime
+from rocketmq_spark.producer.in_flight import Sending
+from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -133,15 +136,41 @@ class Confirming:
         """An offset before all that is sent to ``queue`` from now on."""
         return self._ends.get(queue) or self._stored.end(queue)
 
-    def landed(self, result: SendResult) -> None:
+    def knows(
+        self,
+        sending: Sending,
+        queue: MessageQueue | None,
+        outcome: Outcome,
+        again: Callable[[MessageQueue | None, Outcome], None],
+    ) -> bool:
+        """Whether the end of an attempt is known. If not it is looked up, and ``again`` gets it, once, on any thread."""
+        if isinstance(outcome, SendResult):
+            self._landed(outcome)
+            return True
+        number = sending.attempts.count
+        if queue is None or sending.looked == number or end_of(outcome) is not EndKind.AMBIGUOUS:
+            return True
+
+        def done(found: Confirmed | RocketMQError) -> None:
+            sending.looked = number
+            if isinstance(found, RocketMQError):
+                again(queue, unproved(outcome, found))
+                return
+            sending.confirmed += found.stored
+            sending.rest = found.rest
+            again(queue, outcome if found.rest is not None else SendResult(SendStatus.SEND_OK, "", queue, None))
+
+        self._later(Doubt(sending.request, queue, sending.since, sending.deadline, done))
+        return False
+
+    def _landed(self, result: SendResult) -> None:
         """What is sent later lies behind it."""
         if result.queue is not None and result.queue_offset is not None:
             with self._lock:
                 if result.queue_offset > self._ends.get(result.queue, -1):
                     self._ends[result.queue] = result.queue_offset
 
-    def later(self, doubt: Doubt) -> None:
-        """Look it up; ``done`` is called once, on any thread."""
+    def _later(self, doubt: Doubt) -> None:
         name = doubt.queue.broker_name
         with self._lock:
             self._waiting.setdefault(name, deque()).append(doubt)
@@ -181,9 +210,9 @@ class Confirming:
             doubt.done(found if isinstance(found, RocketMQError) else without(doubt.request, found))
 
 
-def unproved(error: RocketMQError, cause: RocketMQError) -> SendFailed:
+def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
     """The error of a send whose end could not be found out: ``cause`` is why."""
-    failed = SendFailed(
+    failed = UnprovedError(
         f"a batch may be stored, and its broker did not say whether it is: {error.message}; {cause.message}",
         error.addr,
         error.broker_code,

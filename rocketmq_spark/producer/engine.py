@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline, Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
-from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
+from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, report_of
-from rocketmq_spark.producer.confirming import Confirmed, Confirming, Doubt, EndKind, StoredIds, end_of, unproved
+from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.destination import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.in_flight import Sending, UnderWay, closed
@@ -57,8 +57,8 @@ class Engine:
 
     Without ``faults`` it has a fault table of its own. ``in_flight`` tells how much was submitted and has no outcome yet.
     What fails for passing reasons, and what is left at the close, goes to the ``spool`` if there is one, and counts as sent.
-    What one ``pump`` sends, it sends in the context ``together``. With ``stored`` nothing that was submitted is sent again
-    while it may be stored: that is looked up first.
+    What one ``pump`` sends, it sends in the context ``together``. With ``confirming``, which who owns the engine may set, nothing
+    that was submitted is sent again while it may be stored: that is looked up first.
     """
 
     def __init__(
@@ -69,8 +69,6 @@ class Engine:
         faults: FaultTable | None = None,
         spool: Spool | None = None,
         together: Together = contextlib.nullcontext,
-        *,
-        stored: StoredIds | None = None,
     ) -> None:
         self.topics = Topics(sender, settings)
         self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
@@ -83,7 +81,7 @@ class Engine:
         self._choice = QueueChoice(self.topics, self.faults, timer)
         self._rng = random.Random()
         self._spooling = None if spool is None else Spooling(spool, sender, timer)
-        self._confirming = None if stored is None else Confirming(stored, timer)
+        self.confirming: Confirming | None = None
         self._together = together
         self._under_way = UnderWay(settings, timer)
         self.in_flight = self._under_way.in_flight
@@ -176,8 +174,8 @@ class Engine:
             self._spooling.drain()
         left, blocking = self._under_way.close()
         self._aside.close(wait_s=0)
-        if self._confirming is not None:
-            self._confirming.close()
+        if self.confirming is not None:
+            self.confirming.close()
         outcomes: Sequence[Outcome] = [closed() for _ in left]
         if self._spooling is not None:
             outcomes = self._spooling.keep([(sending.outgoing, None) for sending in left]) if keep else outcomes
@@ -231,8 +229,8 @@ class Engine:
         try:
             queue = self._choose(sending)
             attempt = self._begin(sending, queue, "async")
-            if self._confirming is not None:
-                sending.since = self._confirming.end(queue)
+            if self.confirming is not None:
+                sending.since = self.confirming.end(queue)
 
             def done(outcome: Outcome) -> None:
                 try:
@@ -254,29 +252,10 @@ class Engine:
     def _landed(self, sending: Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
         if number != sending.attempts.count:  # a second outcome of one attempt
             return
-        if self._confirming is not None:
-            if isinstance(outcome, SendResult):
-                self._confirming.landed(outcome)
-            elif queue is not None and end_of(outcome) is EndKind.AMBIGUOUS:
-                confirmed = functools.partial(self._confirmed, sending, queue, outcome)
-                self._confirming.later(Doubt(sending.request, queue, sending.since, sending.deadline, confirmed))
+        if self.confirming is not None:
+            again = functools.partial(self._landed, sending, number)
+            if not self.confirming.knows(sending, queue, outcome, again):
                 return
-        self._decide(sending, queue, outcome)
-
-    def _confirmed(
-        self, sending: Sending, queue: MessageQueue, error: RocketMQError, found: Confirmed | RocketMQError
-    ) -> None:
-        """What may have been stored was looked up."""
-        if isinstance(found, RocketMQError):
-            sending.attempts.count += 1
-            self._over(sending, unproved(error, found))
-            return
-        sending.confirmed += found.stored
-        sending.rest = found.rest
-        stored = SendResult(SendStatus.SEND_OK, "", queue, None)
-        self._decide(sending, queue, error if found.rest is not None else stored)
-
-    def _decide(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> None:
         try:
             verdict = self._judge(sending, queue, outcome)
         except Exception as e:

@@ -235,7 +235,8 @@ def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
 class Sending:
     """A request under way. ``refresh`` when the route is to be asked for before the next attempt.
 
-    ``rest`` is what is left to send after ``confirmed`` messages of it were found stored; an attempt begins at ``since``.
+    ``rest`` is what is left to send after ``confirmed`` messages of it were found stored; an attempt begins at ``since``, and
+    ``looked`` is the number of the last one whose end was looked up.
     """
 
     outgoing: Outgoing
@@ -246,6 +247,7 @@ class Sending:
     rest: SendRequest | None = None
     confirmed: int = 0
     since: int = 0
+    looked: int = -1
 
     @property
     def request(self) -> SendRequest:

@@ -24,12 +24,11 @@ from rocketmq_spark.errors import (
     RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
-    SendFailed,
     UnprovedError,
     error_for,
 )
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.confirming import EndKind, end_of, without
+from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, without
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -168,7 +167,8 @@ def run(bench: Bench, broker: Broker, requests: Sequence[SendRequest], pinned: S
         group="g", retries=None, pinned_retries=None, send_timeout_s=60.0, max_in_flight=None,
         max_in_flight_per_broker=4, queues_stay_shut=True, heartbeat_s=0,
     )  # fmt: skip
-    engine = Engine(broker, settings, ManualTimer(bench.time), stored=broker)  # type: ignore[arg-type]
+    engine = Engine(broker, settings, ManualTimer(bench.time))  # type: ignore[arg-type]
+    engine.confirming = Confirming(broker, engine.timer)
     for request, queue in zip(requests, pinned, strict=True):
         engine.submit(Outgoing("T", request, 60.0, queue, ordered=queue is not None, done=ended.append))
     bench.time.advance(120.0)
@@ -225,6 +225,6 @@ def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:
     broker = Broker([("none", "timeout")])
     broker.fails = True
     (ended,) = run(bench, broker, [batch("x")], [None])
-    assert isinstance(ended.outcome, SendFailed)
+    assert isinstance(ended.outcome, UnprovedError)
     assert "may be stored, and its broker did not say" in ended.outcome.message
     assert not broker.stored

@@ -1,4 +1,4 @@
-"""A look at scripted brokers, whose time the test moves: nothing is "not stored" before the waits are over."""
+"""A look at scripted scripted, whose time the test moves: nothing is "not stored" before the waits are over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S, SETTLE_S = 30.0, 10.0
 
 
 class Brokers:
-    """Two brokers with a queue each; ``log`` bytes stand for messages, of ten bytes each."""
+    """Two scripted with a queue each; ``log`` bytes stand for messages, of ten bytes each."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -95,132 +95,132 @@ class Brokers:
 
 
 @pytest.fixture
-def brokers() -> Brokers:
+def scripted() -> Brokers:
     return Brokers()
 
 
-def test_what_came_behind_the_noted_ends_is_found_and_nothing_before(brokers: Brokers) -> None:
-    since = brokers.noted()
-    brokers.queues[A] += ["a2", "a3"]
-    brokers.queues[B] += ["b1"]
-    assert brokers.look(since) == ["a2", "a3", "b1"]
-    assert brokers.until == {A: 4, B: 2}
+def test_what_came_behind_the_noted_ends_is_found_and_nothing_before(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2", "a3"]
+    scripted.queues[B] += ["b1"]
+    assert scripted.look(since) == ["a2", "a3", "b1"]
+    assert scripted.until == {A: 4, B: 2}
 
 
-def test_what_comes_within_the_settle_time_is_found_once(brokers: Brokers) -> None:
-    since = brokers.noted()
-    brokers.queues[A] += ["a2"]
-    brokers.events[100.0 + SETTLE_S - 0.1] = lambda: brokers.queues[A].append("late")
-    assert brokers.look(since) == ["a2", "late"]
-    assert brokers.now >= 100.0 + SETTLE_S
+def test_what_comes_within_the_settle_time_is_found_once(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2"]
+    scripted.events[100.0 + SETTLE_S - 0.1] = lambda: scripted.queues[A].append("late")
+    assert scripted.look(since) == ["a2", "late"]
+    assert scripted.now >= 100.0 + SETTLE_S
 
 
-def test_ends_are_asked_for_when_the_index_has_reached_the_log(brokers: Brokers) -> None:
-    since = brokers.noted()
-    brokers.queues[A] += ["a2"]
-    brokers.unindexed["a"] = 1
-    brokers.events[104.0] = lambda: brokers.unindexed.clear()
-    assert brokers.look(since) == ["a2"]
-    assert min(at for what, at in brokers.asked if what == "ends") >= 104.0
+def test_ends_are_asked_for_when_the_index_has_reached_the_log(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2"]
+    scripted.unindexed["a"] = 1
+    scripted.events[104.0] = lambda: scripted.unindexed.clear()
+    assert scripted.look(since) == ["a2"]
+    assert min(at for what, at in scripted.asked if what == "ends") >= 104.0
 
 
-def test_a_busy_broker_is_indexed_to_where_its_log_was(brokers: Brokers) -> None:
+def test_a_busy_broker_is_indexed_to_where_its_log_was(scripted: Brokers) -> None:
     """It is never without anything to index."""
-    since = brokers.noted()
-    brokers.queues[A] += ["a2", "a3"]
-    brokers.unindexed["a"] = 2
+    since = scripted.noted()
+    scripted.queues[A] += ["a2", "a3"]
+    scripted.unindexed["a"] = 2
 
     def grow() -> None:
-        brokers.queues[A].append("x")
-        brokers.queues[A].append("x")
-        brokers.events[brokers.now + 0.5] = grow
+        scripted.queues[A].append("x")
+        scripted.queues[A].append("x")
+        scripted.events[scripted.now + 0.5] = grow
 
-    brokers.events[100.5] = grow
-    assert brokers.look(since)[:2] == ["a2", "a3"]
-
-
-def test_where_copies_must_confirm_the_index_has_nothing_left(brokers: Brokers) -> None:
-    since = brokers.noted()
-    brokers.late = True
-    brokers.queues[A] += ["a2", "a3"]
-    brokers.unindexed["a"] = 1
-    brokers.events[103.0] = lambda: brokers.unindexed.clear()
-    assert brokers.look(since) == ["a2", "a3"]
+    scripted.events[100.5] = grow
+    assert scripted.look(since)[:2] == ["a2", "a3"]
 
 
-def test_a_broker_that_stood_still_begins_its_settle_time_anew(brokers: Brokers) -> None:
-    since = brokers.noted()
+def test_where_copies_must_confirm_the_index_has_nothing_left(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.late = True
+    scripted.queues[A] += ["a2", "a3"]
+    scripted.unindexed["a"] = 1
+    scripted.events[103.0] = lambda: scripted.unindexed.clear()
+    assert scripted.look(since) == ["a2", "a3"]
+
+
+def test_a_broker_that_stood_still_begins_its_settle_time_anew(scripted: Brokers) -> None:
+    since = scripted.noted()
 
     def freeze() -> None:
-        brokers.states["a"] = lambda: CallTimeout("frozen")
+        scripted.states["a"] = lambda: CallTimeout("frozen")
 
     def thaw() -> None:
-        brokers.states.clear()
-        brokers.queues[A].append("from its sockets")
+        scripted.states.clear()
+        scripted.queues[A].append("from its sockets")
 
-    brokers.events |= {104.0: freeze, 108.0: thaw}
-    assert brokers.look(since) == ["from its sockets"]
-    assert brokers.now >= 108.0 + SETTLE_S
+    scripted.events |= {104.0: freeze, 108.0: thaw}
+    assert scripted.look(since) == ["from its sockets"]
+    assert scripted.now >= 108.0 + SETTLE_S
 
 
-def test_a_send_that_waits_in_the_broker_since_before_the_look_is_waited_for(brokers: Brokers) -> None:
-    since = brokers.noted()
-    brokers.head_wait_ms = 30_000
+def test_a_send_that_waits_in_the_broker_since_before_the_look_is_waited_for(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.head_wait_ms = 30_000
 
     def stored() -> None:
-        brokers.head_wait_ms = 0
-        brokers.queues[B].append("waited")
+        scripted.head_wait_ms = 0
+        scripted.queues[B].append("waited")
 
-    brokers.events[120.0] = stored
-    assert brokers.look(since) == ["waited"]
+    scripted.events[120.0] = stored
+    assert scripted.look(since) == ["waited"]
 
 
-def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(brokers: Brokers) -> None:
-    since = brokers.noted()
-    master = brokers.masters.pop("b")
-    brokers.events[110.0] = lambda: brokers.masters.update(b=master)
-    assert brokers.look(since) == []
-    brokers.masters.pop("b")
+def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(scripted: Brokers) -> None:
+    since = scripted.noted()
+    master = scripted.masters.pop("b")
+    scripted.events[110.0] = lambda: scripted.masters.update(b=master)
+    assert scripted.look(since) == []
+    scripted.masters.pop("b")
     with pytest.raises(BrokerNotFound, match="Start the brokers a, b, or run this batch once with option"):
-        brokers.look(since)
+        scripted.look(since)
 
 
-def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(brokers: Brokers) -> None:
-    since = brokers.noted()
-    brokers.events[104.0] = lambda: brokers.states.update(a=lambda: CallTimeout("gone"))
+def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.events[104.0] = lambda: scripted.states.update(a=lambda: CallTimeout("gone"))
     with pytest.raises(CallTimeout, match="broker a does not answer"):
-        brokers.look(since)
-    assert brokers.now >= 104.0 + TIMEOUT_S
+        scripted.look(since)
+    assert scripted.now >= 104.0 + TIMEOUT_S
 
 
-def test_without_a_name_server_brokers_are_where_they_were(brokers: Brokers) -> None:
-    since = brokers.noted()
-    brokers.queues[A] += ["a2"]
-    brokers.name_server_away = True
-    assert brokers.look(since) == ["a2"]
+def test_without_a_name_server_brokers_are_where_they_were(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2"]
+    scripted.name_server_away = True
+    assert scripted.look(since) == ["a2"]
 
 
-def shorter(brokers: Brokers) -> None:
-    brokers.queues[A].pop()
+def shorter(scripted: Brokers) -> None:
+    scripted.queues[A].pop()
 
 
-def another_master(brokers: Brokers) -> None:
-    brokers.masters["a"] = "slave:1"
+def another_master(scripted: Brokers) -> None:
+    scripted.masters["a"] = "slave:1"
 
 
-def expired(brokers: Brokers) -> None:
-    brokers.queues[A] += ["a2", "a3", "a4"]
-    brokers.low[A] = 3
+def expired(scripted: Brokers) -> None:
+    scripted.queues[A] += ["a2", "a3", "a4"]
+    scripted.low[A] = 3
 
 
-def queue_gone(brokers: Brokers) -> None:
-    del brokers.queues[B]
-    brokers.states["b"] = lambda: LogState(10, 0, 0)
+def queue_gone(scripted: Brokers) -> None:
+    del scripted.queues[B]
+    scripted.states["b"] = lambda: LogState(10, 0, 0)
 
 
-def end_went_back(brokers: Brokers) -> None:
-    brokers.states["a"] = lambda: LogState(20, 0, 0)
-    brokers.queues[A].pop()
+def end_went_back(scripted: Brokers) -> None:
+    scripted.states["a"] = lambda: LogState(20, 0, 0)
+    scripted.queues[A].pop()
 
 
 @pytest.mark.parametrize(
@@ -234,20 +234,20 @@ def end_went_back(brokers: Brokers) -> None:
     ],
 )
 def test_nothing_is_inferred_from_what_cannot_be_proved(
-    brokers: Brokers, change: Callable[[Brokers], None], why: str
+    scripted: Brokers, change: Callable[[Brokers], None], why: str
 ) -> None:
-    since = brokers.noted()
-    change(brokers)
+    since = scripted.noted()
+    change(scripted)
     with pytest.raises(UnprovedError, match=why):
-        brokers.look(since)
-    assert brokers.now >= 100.0 + TIMEOUT_S, "it might have been passing"
+        scripted.look(since)
+    assert scripted.now >= 100.0 + TIMEOUT_S, "it might have been passing"
 
 
-def test_access_denied_is_not_waited_for(brokers: Brokers) -> None:
-    brokers.states["a"] = lambda: AccessDenied("no")
+def test_access_denied_is_not_waited_for(scripted: Brokers) -> None:
+    scripted.states["a"] = lambda: AccessDenied("no")
     with pytest.raises(AccessDenied):
-        brokers.look(brokers.noted())
-    assert brokers.now == 100.0
+        scripted.look(scripted.noted())
+    assert scripted.now == 100.0
 
 
 def test_ends_as_json() -> None:

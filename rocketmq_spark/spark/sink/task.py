@@ -35,6 +35,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.destination import Destination
 from rocketmq_spark.producer.encoding import Prepared
 from rocketmq_spark.producer.engine import Engine
@@ -142,14 +143,9 @@ class TaskWriter:
         if self._settings.environment is not None:
             owned(self._sender, self._settings.environment).update(positions)
         self._spool = session.worker_spool(options, self._settings)
-        self._engine = Engine(
-            self._sender,
-            self._settings,
-            Timer("rocketmq-sink"),
-            _faults(options),
-            self._spool,
-            stored=None if once is None else once.stored,
-        )
+        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
+        if once is not None:
+            self._engine.confirming = Confirming(once.stored, self._engine.timer)
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
