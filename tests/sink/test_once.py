@@ -157,6 +157,22 @@ def test_a_later_attempt_looks_by_itself(rocketmq: LocalBroker, make_topic: Make
     assert sorted(bodies(stored(rocketmq, topic, 100))) == numbered(100)
 
 
+def test_topics_of_a_namespace_and_queues_of_an_environment(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink
+) -> None:
+    topic = make_topic(queues=4)
+    rocketmq.admin.create_topic(f"ns%{topic}", queues=4)
+    given = {"namespace": "ns", "environment": "2", "environments": "4", "batchMaxBytes": 200}
+    options = sink.options(topic=topic, **given)
+    sink.attempt(sink.plan(options), options, frame(body=numbered(50)))
+    assert sink.sender is not None
+    assert {queue.queue_id for _, queue, _ in sink.sender.sends} == {1}
+    done = sink.attempt(sink.plan(options), options, frame(body=numbered(60)))
+    assert (done.sent, done.already_stored) == (10, 50)
+    assert sorted(bodies(stored(rocketmq, f"ns%{topic}", 60))) == numbered(60)
+    assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 0
+
+
 def test_too_many_ids_are_read_again_by_the_tasks(
     rocketmq: LocalBroker, make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
