@@ -37,11 +37,11 @@ MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 _MAX_WORDS = 256
 # Larger values are few, and hashed one by one.
 _MAX_BYTES = 8 * _MAX_WORDS
-# So many rows at a time stay in a core's cache.
-_ROWS = 2048
+# So many words at a time stay in a core's cache.
+_WORDS = 1 << 15
 _LOW = 1 << 16
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(8)], np.uint64)
-_A, _B, _C = (np.uint64(n) for n in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x9E3779B97F4A7C15))
+_A, _B = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _S32 = np.uint64(32)
 _COLUMNS = ("body", "tags", "shardingkey", "brokername")
 _NUMBERS = ("flag", "queueid")
@@ -87,6 +87,7 @@ class RowHash:
     def __init__(self, key: bytes) -> None:
         self._key = hashlib.blake2b(key, digest_size=32).digest()
         self._words = self._material("words", _MAX_WORDS + 2)
+        self._weights = self._material("weights", _MAX_WORDS + 2) | np.uint64(1)
 
     def __call__(self, batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None) -> Bytes:
         """Of every row of ``batch``, whose columns are named by ``columns`` as for the encoder.
@@ -161,46 +162,70 @@ class RowHash:
         if len(data) < 8:
             data = np.concatenate([data, np.zeros(8, np.uint8)])
         lanes = _nothing(len(values))
-        for at in range(0, len(values), _ROWS):
-            part = slice(at, at + _ROWS)
-            self._hash(data, ends64[:-1][part], lengths[part], Lanes(lanes.first[part], lanes.second[part]))
+        small = np.where(lengths > _MAX_BYTES, 0, lengths)
+        full = small >> 3
+        starts = ends64[:-1]
+        even = len(lengths) and int(lengths.min()) == int(lengths.max()) <= _MAX_BYTES
+        for part in _portions(full):
+            target = Lanes(lanes.first[part], lanes.second[part])
+            if even:
+                self._add_even(data, int(starts[part.start]), int(lengths[0]), target)
+            else:
+                self._add_words(data, starts[part], full[part], target)
+            self._add_rest(data, starts[part], small[part], target)
         for row in np.flatnonzero(lengths > _MAX_BYTES).tolist():
             digest = hashlib.blake2b(content[ends[row] : ends[row + 1]], key=self._key, digest_size=16).digest()
             lanes.first[row], lanes.second[row] = np.frombuffer(digest, np.uint64)
         return lanes, lengths
 
-    def _hash(self, data: Bytes, starts: Ints, lengths: Ints, target: Lanes) -> None:
-        """Lanes of values that lie in ``data``: a sum of the mixed words, and a polynomial of them."""
+    def _add_even(self, data: Bytes, start: int, length: int, target: Lanes) -> None:
+        """The whole words of values of one length, which lie one behind the other from ``start`` on."""
+        count = length >> 3
+        if not count:
+            return
+        words = np.ndarray((len(target.first), count), "<u8", data, start, (length, 8))
+        mixed = np.empty(words.shape, np.uint64)
+        _mixed(words, self._words[:count], mixed, np.empty_like(mixed))
+        np.add(target.first, mixed.sum(axis=1), out=target.first)
+        mixed *= self._weights[:count]
+        np.add(target.second, mixed.sum(axis=1), out=target.second)
+
+    def _add_words(self, data: Bytes, starts: Ints, counts: Ints, target: Lanes) -> None:
+        """The whole words of values, so many each."""
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        places = np.arange(int(ends[-1])) - np.repeat(ends[:-1], counts)
         at = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-        small = np.where(lengths > _MAX_BYTES, 0, lengths)
-        full = small >> 3
-        order = None
-        if int(full.min()) != int(full.max()):  # the longest first, so that each word is of a prefix
-            order = np.argsort(-full, kind="stable")
-            starts, small, full = starts[order], small[order], full[order]
-        lanes, spare = _nothing(len(starts)), _nothing(len(starts))
-        places = starts.copy()
-        counts = np.searchsorted(-full, -np.arange(int(full[0])), side="left").tolist()
-        for word, count in enumerate(counts):
-            mixed = _mixed(at[places[:count]], self._words[word], spare.first[:count], spare.second[:count])
-            _absorb(Lanes(lanes.first[:count], lanes.second[:count]), mixed)
-            places += 8
-        rest = np.flatnonzero(small & 7)
+        words = at[np.repeat(starts, counts) + 8 * places]
+        mixed = np.empty_like(words)
+        _mixed(words, self._words[places], mixed, np.empty_like(words))
+        np.add(target.first, _sums(mixed, ends), out=target.first)
+        mixed *= self._weights[places]
+        np.add(target.second, _sums(mixed, ends), out=target.second)
+
+    def _add_rest(self, data: Bytes, starts: Ints, lengths: Ints, target: Lanes) -> None:
+        """The bytes behind the whole words, and the length."""
+        at = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+        full = lengths >> 3
+        rest = np.flatnonzero(lengths & 7)
         places = starts[rest] + 8 * full[rest]
         readable = np.minimum(places, len(data) - 8)
         shift = (8 * (places - readable)).astype(np.uint64)
         tails = np.zeros(len(starts), np.uint64)
-        tails[rest] = (at[readable] >> shift) & _MASKS[small[rest] & 7]
-        _absorb(lanes, _mixed(tails, self._words[full], spare.first, spare.second))
-        _absorb(lanes, _mixed(small.astype(np.uint64), self._words[-1], spare.first, spare.second))
-        where: Any = slice(None) if order is None else order
-        target.first[where], target.second[where] = lanes
+        tails[rest] = (at[readable] >> shift) & _MASKS[lengths[rest] & 7]
+        spare = np.empty_like(tails)
+        for words, which in ((tails, full), (lengths.astype(np.uint64), np.full(1, -1))):
+            mixed = np.empty_like(tails)
+            _mixed(words, self._words[which], mixed, spare)
+            np.add(target.first, mixed, out=target.first)
+            np.add(target.second, mixed * self._weights[which], out=target.second)
 
 
-def _absorb(lanes: Lanes, mixed: Words) -> None:
-    np.add(lanes.first, mixed, out=lanes.first)
-    np.multiply(lanes.second, _C, out=lanes.second)
-    np.add(lanes.second, mixed, out=lanes.second)
+def _portions(counts: Ints) -> list[slice]:
+    """Rows that have so many words together as stay in a core's cache."""
+    ends = np.cumsum(counts + 1)
+    cuts = np.searchsorted(ends, np.arange(_WORDS, int(ends[-1]) if len(ends) else 0, _WORDS), side="right")
+    bounds = [0, *np.unique(cuts[cuts > 0]).tolist()]
+    return [slice(begin, end) for begin, end in zip(bounds, [*bounds[1:], len(counts)], strict=True) if begin < end]
 
 
 def _nothing(rows: int) -> Lanes:
@@ -208,19 +233,18 @@ def _nothing(rows: int) -> Lanes:
 
 
 def _mixed(words: Words, keys: Words | np.uint64, target: Words, spare: Words) -> Words:
-    """Each word with the key of its place; ``target``."""
+    """Each word with the key of its place: ``target``, whose lower bits depend on fewer bits until it is mixed once more."""
     np.bitwise_xor(words, keys, out=target)
     np.multiply(target, _A, out=target)
     np.right_shift(target, _S32, out=spare)
     np.bitwise_xor(target, spare, out=target)
     np.multiply(target, _B, out=target)
-    np.right_shift(target, _S32, out=spare)
-    np.bitwise_xor(target, spare, out=target)
     return target
 
 
 def _mix(words: Words, key: np.uint64) -> Words:
-    return _mixed(words, key, np.empty_like(words), np.empty_like(words))
+    mixed = _mixed(words, key, np.empty_like(words), np.empty_like(words))
+    return mixed ^ mixed >> _S32
 
 
 def _of_role(lanes: Lanes, seeds: tuple[np.uint64, np.uint64], there: npt.NDArray[np.bool_]) -> Lanes:
