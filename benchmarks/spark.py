@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import ceiling
-from rocketmq_spark import LocalBroker
+from rocketmq_spark import LocalBroker, exactly_once_conf
 
 _QUIET = {
     "spark.ui.enabled": "false",
@@ -28,6 +28,7 @@ FAST = {
     "spark.python.daemon.module": "rocketmq_spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.python.udf.buffer.size": "1048576",
+    **exactly_once_conf(),
 }
 
 

@@ -97,6 +97,7 @@ PRODUCER = "Producer, autoBatch, asynchronous"
 SEND, DROP = "batch bodies sent, made before", "Spark's ceiling, rows dropped"
 SPARK_WHOLE, BULK_WHOLE = "Spark batch read, batch topic", "bulk pull, batch topic"
 ALONE_WHOLE, LITE_WHOLE = "pull and decode, no Spark, batch topic", "Java LitePull, 32 a pull, batch topic"
+ONCE = "Spark batch write, exactly-once"
 WRITE_WHOLE, SEND_WHOLE = "Spark batch write, batch topic", "batch bodies sent, batch topic"
 JAVA_WHOLE = "Java batches of 1 MiB, batch topic"
 WRITE_GRPC, PRODUCER_GRPC = "Spark batch write over gRPC", "Producer over gRPC, autoBatch"
@@ -158,6 +159,7 @@ TARGETS: Sequence[Target] = (
         "batch write to a batch topic of Java's batches to an ordinary one", (2.5, 1.5),
         ratio("write", WRITE_WHOLE, *JAVA_BATCH), bound=two_core_bound("write", SEND_WHOLE, ("write", DROP), *JAVA_BATCH),
     ),
+    Target("batch write with exactly-once of at-least-once", (0.95, 0.97), ratio("write", ONCE, WRITE)),
     Target("write by shardingKey of round robin", (0.7, 0.7), ratio("write", HASH, WRITE)),
     Target("batch write over gRPC of Java's asynchronous sends", (2.0, 2.0), ratio("grpc", WRITE_GRPC, JAVA_GRPC)),
     Target(

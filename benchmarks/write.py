@@ -51,6 +51,7 @@ class Writes:
             Case(targets.SEND, self.bodies),
             Case(targets.SEND_WHOLE, lambda: self.bodies(whole=True)),
             Case(targets.WRITE, self.batch),
+            Case(targets.ONCE, lambda: self.batch(deliveryGuarantee="exactly-once")),
             Case(targets.WRITE_WHOLE, lambda: self.batch(whole=True)),
             Case(targets.HASH, lambda: self.batch(self.rows("concat('s-', id % 1000) shardingKey"))),
             Case("Spark topic to topic, AvailableNow", self.stream),
@@ -79,12 +80,12 @@ class Writes:
             workload.wait_visible(self.broker, name, self.count)
         return result
 
-    def batch(self, rows: DataFrame | None = None, whole: bool = False) -> Result:
+    def batch(self, rows: DataFrame | None = None, whole: bool = False, **options: str) -> Result:
         name = self.topic(whole=whole)
         rows = rows if rows is not None else self.rows()
         with harness.timed([self.pid], self.count) as result:
             writer = rows.write.format("rocketmq").option("nameServer", self.broker.name_server).option("topic", name)
-            writer.mode("append").save()
+            writer.options(**options).mode("append").save()
             workload.wait_visible(self.broker, name, self.count)
         harness.expect("Spark batch write", workload.visible(self.broker, name), self.count)
         return result

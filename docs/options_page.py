@@ -92,6 +92,7 @@ REMEDIES = {
     "ClosedError": "make a new one, in the process that uses it",
     "ConnectionLost": "look whether the server runs and can be reached from here: `rocketmq-spark doctor`, `addressMap`",
     "DataLossError": "read on with `failOnDataLoss=warn`, which logs what is gone; have brokers keep messages for longer",
+    "UnprovedError": "bring the broker back with its store; or run the batch once with `deliveryGuarantee=at-least-once`",
     "DecodeError": "look at the message with `rocketmq-spark tail`; `badMessage` = `null` or `skip` goes on without it",
     "GoAway": "nothing: the client connects anew",
     "GroupNotFound": "check the name; a group is known when one of its members has been there, or somebody made it",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.monitoring.metrics import MetricsListener
     from rocketmq_spark.spark.monitoring.progress import progress
     from rocketmq_spark.spark.sink.foreach import foreach_batch_writer, write_rocketmq
-    from rocketmq_spark.spark.tuning import low_latency_conf
+    from rocketmq_spark.spark.tuning import exactly_once_conf, low_latency_conf
 
 __version__ = "0.1.0"
 
@@ -47,6 +47,7 @@ _HOMES = {
     "SendResult": "model",
     "SendStatus": "model",
     "SimpleConsumer": "session",
+    "exactly_once_conf": "spark.tuning",
     "explain": "spark.explained",
     "foreach_batch_writer": "spark.sink.foreach",
     "low_latency_conf": "spark.tuning",
@@ -74,6 +75,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "SimpleConsumer",
+    "exactly_once_conf",
     "explain",
     "foreach_batch_writer",
     "low_latency_conf",

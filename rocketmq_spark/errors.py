@@ -32,6 +32,7 @@ class RocketMQError(Exception):
     code: ClassVar[str] = "ROCKETMQ_ERROR"
     retriable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
+    unsent = False  # whether it is certain that no byte of the request left this process
 
     def __init__(
         self,
@@ -273,6 +274,12 @@ class DataLossError(RocketMQError):
     """Offsets that were to be read are gone; see ``failOnDataLoss``."""
 
     code = "ROCKETMQ_DATA_LOSS"
+
+
+class UnprovedError(RocketMQError):
+    """Whether rows are stored already cannot be proved, so that none is sent (``deliveryGuarantee`` exactly-once)."""
+
+    code = "ROCKETMQ_UNPROVED"
 
 
 class DecodeError(RocketMQError):

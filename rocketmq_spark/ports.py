@@ -14,6 +14,7 @@ from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.model import (
     BrokerData,
     Filter,
+    LogState,
     MessageQueue,
     PullAnswer,
     PullRequest,
@@ -225,13 +226,16 @@ class OffsetReader(Protocol):
         read_from: str = "master",
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, int]:
-        """``store_time_ms`` of many queues at once, without those that have no message there.
-
-        Nor are those there whose question fails, which ``on_error`` receives.
-        """
+        """``store_time_ms`` of many queues at once, without those that have no message there or fail (``on_error``)."""
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
         """Bytes of some messages from ``offset`` on, and how many offsets they take; 0 and 0 where there are none."""
+
+    def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
+        """How the commit log of each broker's master stands, all asked at once, or the error of that one."""
+
+    def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
+        """Whether a broker indexes what its copies have confirmed only; True where it does not say."""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
         """Whether a Proxy answers for a broker: it compiles no filters."""
@@ -281,10 +285,7 @@ class PullSource(Protocol):
 
 
 class GroupMember(Protocol):
-    """Verbs of a member of a consumer group: all that ``consumer/`` asks of a transport.
-
-    Names of topics and groups are the user's; what is on the wire is the transport's business.
-    """
+    """Verbs of a member of a consumer group: all that ``consumer/`` asks of a transport. Names are the user's, as everywhere."""
 
     @property
     def client_id(self) -> str:

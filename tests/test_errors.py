@@ -57,6 +57,7 @@ def test_codes_are_stable():
         "ClosedError": "CLOSED",
         "ConnectionLost": "CONNECTION_LOST",
         "DataLossError": "DATA_LOSS",
+        "UnprovedError": "UNPROVED",
         "DecodeError": "DECODE",
         "GoAway": "GO_AWAY",
         "GroupNotFound": "GROUP_NOT_FOUND",

@@ -20,12 +20,14 @@ from rocketmq_spark.errors import (
     ServerFault,
     ServiceNotAvailable,
 )
-from rocketmq_spark.model import NO_FILTER, MessageQueue, QueueBounds
+from rocketmq_spark.model import NO_FILTER, LogState, MessageQueue, QueueBounds
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import stamp
 
 # What a broker says to a pull, be it that it has nothing there.
+# Of GET_BROKER_RUNTIME_INFO, in the order of ``LogState``.
+_OF_LOG = ("commitLogMaxOffset", "dispatchBehindBytes", "sendThreadPoolQueueHeadWaitTimeMills")
 _PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
 
 
@@ -244,6 +246,24 @@ class Brokers:
             **rpc.FLEETING,
         )
 
+    def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
+        commands = [Question(name, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name), "") for name in brokers]
+        answers = self._questions.ask_each(commands, deadline)
+        return {
+            name: _passing(answer) if isinstance(answer, RocketMQError) else _log_state(answer)
+            for name, answer in zip(brokers, answers, strict=True)
+        }
+
+    def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
+        question = Question(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
+        (answer,) = self._questions.ask_each([question], deadline)
+        if isinstance(answer, RocketMQError):
+            if answer.retriable:
+                raise answer
+            return True
+        config = bodies.read_config(answer.body)
+        return "true" in (config.get("duplicationEnable"), config.get("enableControllerMode"))
+
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
         """Whether a Proxy answers for a broker: it does not know statistics."""
         command = rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker_name)
@@ -255,6 +275,19 @@ class Brokers:
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         self._questions.ask_all([Question(broker_name, command, topic)], deadline)
+
+
+def _passing(error: RocketMQError) -> RocketMQError:
+    """A broker that has just started fails to answer (its statistics have no sample yet)."""
+    return ServiceNotAvailable(*error.args) if isinstance(error, ServerFault) else error
+
+
+def _log_state(answer: Command) -> LogState | NotSupported:
+    fields = bodies.table(answer.body)
+    try:
+        return LogState(*(int(fields[name]) for name in _OF_LOG))
+    except (KeyError, ValueError) as e:
+        return NotSupported(f"a broker does not report {', '.join(_OF_LOG)}: {e}")
 
 
 def _from_0(bounds: QueueBounds) -> QueueBounds:

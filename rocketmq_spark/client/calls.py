@@ -106,8 +106,12 @@ class Calls:
 
     def exchange(self, address: str, command: Command, deadline: Deadline) -> Command:
         """The answer whatever its code."""
-        command = self._signed(command)
-        connection = self.pool.get(address, deadline)
+        try:
+            command = self._signed(command)
+            connection = self.pool.get(address, deadline)
+        except RocketMQError as e:
+            e.unsent = True
+            raise
         answer = connection.call(command, deadline)
         self._noted(answer, address, connection)
         return answer
@@ -200,6 +204,7 @@ class Calls:
             signed = [self._signed(command) for command, _ in calls]
             connection = self.pool.get(address, deadline, patient=False)
         except RocketMQError as e:
+            e.unsent = True
             for _, done in calls:
                 done(e)
             return

@@ -169,6 +169,7 @@ class RemotingSender:
         try:
             address = _address(self._routes, queue, deadline)
         except RocketMQError as e:
+            e.unsent = True
             done(e)
             return
 

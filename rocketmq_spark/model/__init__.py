@@ -1,7 +1,16 @@
 """Values: messages, routes, pulls, sends, groups. They know nothing of the wire, of sockets or of threads."""
 
 from rocketmq_spark.model.message import Message, MessageQueue, ReceivedMessage
-from rocketmq_spark.model.pull import NO_FILTER, Filter, OffsetRange, PullAnswer, PullRequest, PullStatus, QueueBounds
+from rocketmq_spark.model.pull import (
+    NO_FILTER,
+    Filter,
+    LogState,
+    OffsetRange,
+    PullAnswer,
+    PullRequest,
+    PullStatus,
+    QueueBounds,
+)
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRoute
 from rocketmq_spark.model.send import Resent, SendRequest, SendResult, SendStatus, SpooledSend, SpoolMetrics
 
@@ -10,6 +19,7 @@ __all__ = [
     "NO_FILTER",
     "BrokerData",
     "Filter",
+    "LogState",
     "Message",
     "MessageQueue",
     "OffsetRange",

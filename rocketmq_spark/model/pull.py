@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rocketmq_spark.model.message import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.route import MASTER_ID
@@ -110,3 +111,16 @@ class PullAnswer:
     stored: bytes | memoryview = b""
     read: Callable[[], Iterable[ReceivedMessage]] = tuple
     reset: bool = False
+
+
+class LogState(NamedTuple):
+    """A broker's commit log: its end, how far its index is behind, and how long the first send in its queue waits."""
+
+    max_offset: int
+    behind: int
+    head_wait_ms: int
+
+    @property
+    def indexed(self) -> int:
+        """Up to where messages can be read from their queues."""
+        return self.max_offset - self.behind

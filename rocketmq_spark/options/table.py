@@ -514,6 +514,24 @@ class Options:
         "column that identifies a row; sent as property `SPARK_ROW_ID`: readers drop repeated rows",
     )
 
+    delivery_guarantee: str = _row(
+        p.choice("at-least-once", "exactly-once"),
+        "at-least-once",
+        ("sink",),
+        "`exactly-once`: a repeated batch or task leaves out the rows that are stored already (docs/exactly-once.md)",
+        shown="at-least-once",
+    )
+    allowed_topics: tuple[str, ...] = _row(
+        p.names, (), ("sink",), "topics that rows may name in column `topic`; `exactly-once` needs them all"
+    )
+    exactly_once_settle: float = _row(
+        p.positive_duration,
+        10.0,
+        ("sink",),
+        "for how long requests of an earlier attempt may still arrive, before a row counts as not stored: 4s at least",
+        shown="10s",
+    )
+
     # Consumers
     consume_from_where: str | int = _row(
         p.consume_from,

@@ -506,3 +506,9 @@ class SinkOptions(TypedDict, total=False):
     """
     message_id: str
     """Column that identifies a row; sent as property ``SPARK_ROW_ID``: readers drop repeated rows."""
+    delivery_guarantee: str
+    """``exactly-once``: a repeated batch or task leaves out the rows that are stored already (docs/exactly-once.md)."""
+    allowed_topics: Sequence[str] | str
+    """Topics that rows may name in column ``topic``; ``exactly-once`` needs them all."""
+    exactly_once_settle: float | str
+    """For how long requests of an earlier attempt may still arrive, before a row counts as not stored: 4s at least."""

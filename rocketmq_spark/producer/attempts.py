@@ -32,6 +32,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     RouteNotFound,
     SendFailed,
+    UnprovedError,
 )
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
 
@@ -52,6 +53,8 @@ DOUBTFUL_RETRIES = 2
 
 # Nothing was sent, and nothing would be different next time.
 _OURS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
+# What may be stored is not sent again.
+_FINAL = (*_OURS, UnprovedError)
 
 
 class OutOfTime(CallTimeout):
@@ -136,7 +139,7 @@ class Attempts:
         return RetryAttempt(pause, refresh)
 
     def _repeatable(self, error: RocketMQError) -> bool:
-        if isinstance(error, _OURS):
+        if isinstance(error, _FINAL):
             return False
         if isinstance(error, AccessDenied) and self._pinned:
             return False

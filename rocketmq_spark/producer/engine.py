@@ -23,6 +23,7 @@ from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, report_of
+from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.destination import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.in_flight import Sending, UnderWay, closed
@@ -57,7 +58,8 @@ class Engine:
 
     Without ``faults`` it has a fault table of its own. ``in_flight`` tells how much was submitted and has no outcome yet.
     What fails for passing reasons, and what is left at the close, goes to the ``spool`` if there is one, and counts as sent.
-    What one ``pump`` sends, it sends in the context ``together``.
+    What one ``pump`` sends, it sends in the context ``together``. With ``confirming``, which who owns the engine may set, nothing
+    that was submitted is sent again while it may be stored: that is looked up first.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Engine:
         self._choice = QueueChoice(self.topics, self.faults, timer)
         self._rng = random.Random()
         self._spooling = None if spool is None else Spooling(spool, sender, timer)
+        self.confirming: Confirming | None = None
         self._together = together
         self._under_way = UnderWay(settings, timer)
         self.in_flight = self._under_way.in_flight
@@ -172,6 +175,8 @@ class Engine:
             self._spooling.drain()
         left, blocking = self._under_way.close()
         self._aside.close(wait_s=0)
+        if self.confirming is not None:
+            self.confirming.close()
         outcomes: Sequence[Outcome] = [closed() for _ in left]
         if self._spooling is not None:
             outcomes = self._spooling.keep([(sending.outgoing, None) for sending in left]) if keep else outcomes
@@ -191,7 +196,8 @@ class Engine:
     def _end(self, sending: Sending, outcome: Outcome) -> None:
         """Every request ends here, once."""
         attempts = sending.attempts
-        sending.outgoing.done(Ended(sending.outgoing, outcome, attempts.count, attempts.brokers))
+        ended = Ended(sending.outgoing, outcome, attempts.count, attempts.brokers, sending.confirmed)
+        sending.outgoing.done(ended)
 
     def _attempt_all(self, sending: Sending) -> Outcome:
         spooling = self._spooling if sending.outgoing.spoolable else None
@@ -224,6 +230,8 @@ class Engine:
         try:
             queue = self._choose(sending)
             attempt = self._begin(sending, queue, "async")
+            if self.confirming is not None:
+                sending.since = self.confirming.end(queue)
 
             def done(outcome: Outcome) -> None:
                 try:
@@ -232,7 +240,7 @@ class Engine:
                     logger.exception("the outcome of an attempt could not be reported")
                 self._landed(sending, number, queue, outcome)
 
-            self._sender.send_async(queue, sending.outgoing.request, self._share(sending), done)
+            self._sender.send_async(queue, sending.request, self._share(sending), done)
         except RocketMQError as e:
             self._landed(sending, number, None, e)
         except Exception as e:  # whatever it is, it must become an outcome
@@ -245,6 +253,10 @@ class Engine:
     def _landed(self, sending: Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
         if number != sending.attempts.count:  # a second outcome of one attempt
             return
+        if self.confirming is not None:
+            again = functools.partial(self._landed, sending, number)
+            if not self.confirming.knows(sending, queue, outcome, again):
+                return
         try:
             verdict = self._judge(sending, queue, outcome)
         except Exception as e:

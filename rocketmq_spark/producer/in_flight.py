@@ -31,7 +31,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
-from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt
 from rocketmq_spark.producer.destination import OrderedQueues
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing
@@ -236,13 +236,25 @@ def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """A request under way. ``refresh`` when the route is to be asked for before the next attempt."""
+    """A request under way. ``refresh`` when the route is to be asked for before the next attempt.
+
+    ``rest`` is what is left to send after ``confirmed`` messages of it were found stored; an attempt begins at ``since``, and
+    ``looked`` is the number of the last one whose end was looked up.
+    """
 
     outgoing: Outgoing
     deadline: Deadline
     attempts: Attempts
     refresh: bool = False
     finished: bool = False
+    rest: SendRequest | None = None
+    confirmed: int = 0
+    since: int = 0
+    looked: int = -1
+
+    @property
+    def request(self) -> SendRequest:
+        return self.rest or self.outgoing.request
 
 
 class Landing(NamedTuple):

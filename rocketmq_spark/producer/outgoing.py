@@ -68,13 +68,14 @@ Queues = Sequence[MessageQueue]
 class Ended(NamedTuple):
     """How one request ended: the result or the error, after so many attempts, and the brokers that were tried in turn.
 
-    An attempt that found no queue counts, and has no broker.
+    An attempt that found no queue counts, and has no broker. ``confirmed`` messages had no acknowledgement, and were found.
     """
 
     outgoing: Outgoing
     outcome: Outcome
     attempts: int = 0
     brokers: Sequence[str] = ()
+    confirmed: int = 0
 
 
 def nobody(ended: Ended) -> None:

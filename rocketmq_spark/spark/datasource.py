@@ -80,7 +80,8 @@ class RocketMQDataSource(DataSource):
                 "rocketmq topics cannot be overwritten",
                 remedy='Use outputMode("append"), or foreachBatch with foreach_batch_writer for other modes',
             )
-        return RocketMQStreamWriter(self._parsed.for_role("sink"), schema)
+        checkpoint = self.options.get("checkpointLocation") or self.options.get("checkpointlocation")
+        return RocketMQStreamWriter(self._parsed.for_role("sink"), schema, checkpoint)
 
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
         """The options of a source, checked as far as no broker is needed, and the columns to build."""

@@ -34,6 +34,20 @@ def low_latency_conf() -> dict[str, str]:
     }
 
 
+def exactly_once_conf() -> dict[str, str]:
+    """Settings that ``deliveryGuarantee`` exactly-once needs, for ``SparkSession.builder.config(map=...)``.
+
+    They must be there when the Spark context starts: a stage that Spark repeats by itself, and tasks that it cuts in another
+    way on a repeat, cannot be seen by a sink.
+    """
+    return {
+        "spark.stage.maxConsecutiveAttempts": "1",
+        "spark.stage.ignoreDecommissionFetchFailure": "false",
+        "spark.speculation": "false",
+        "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    }
+
+
 _PROBE = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in ('rocketmq_spark', 'pyarrow')))"
 _PATIENCE_S = 10.0
 _OF_WORKERS = ("pyspark.", "rocketmq_spark.daemon")

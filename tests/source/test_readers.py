@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from rocketmq_spark.errors import OffsetError
-from tests.reading import Run, batch_reader, bodies, feed, plan, positions, read, rows, stream_reader
+from tests.reading import Run, batch_reader, bodies, feed, plan, positions, ranges_of, read, rows, stream_reader
 
 SECRET = "s3cr3t-of-the-user"
 KEYS = {"accessKey": "k", "secretKey": SECRET}
@@ -167,3 +167,18 @@ def test_the_rows(rocketmq, topic):
     found = read(rocketmq, subscribe=topic)
     assert sorted(bodies(found)) == sorted(sent)
     assert [(row["tags"], row["keys"], row["properties"]) for row in found] == [("vip", ["a", "b"], [("x", "1")])] * 8
+
+
+def test_a_repeated_batch_has_the_same_tasks_when_queues_and_cores_have_changed(rocketmq, make_topic, monkeypatch):
+    """A sink that leaves out what is stored compares within tasks."""
+    topic = make_topic(queues=3)
+    feed(rocketmq, topic, 60)
+    given = {"subscribe": topic, "startingOffsets": "earliest", "numPartitions": 2, "minPartitions": 5}
+    first = Run(rocketmq, **given)
+    end = json.loads(first.latest())
+    begin = json.loads(first.offset)
+    planned = ranges_of(stream_reader(rocketmq, **given).partitions(begin, end))
+    rocketmq.admin.create_topic(topic, queues=8)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert len(planned) > 2
+    assert ranges_of(stream_reader(rocketmq, **given).partitions(begin, end)) == planned

@@ -23,7 +23,7 @@ from rocketmq_spark.columnar.encode.properties import keys_of
 from rocketmq_spark.wire.identifiers import month_of
 
 # Two bytes as the four characters of their upper-case hex, in one word.
-_HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
+HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
 _LOW = 1 << 16
 
 
@@ -33,6 +33,8 @@ class UniqueIds:
     A prefix that is the task's own, the upper half of a counter, milliseconds since the month began, the lower half.
     ``now_ms`` is asked once for every ``fill``.
     """
+
+    width = 32
 
     def __init__(self, prefix: bytes, now_ms: Callable[[], int], first: int = 0) -> None:
         if len(prefix) != 8:
@@ -50,7 +52,7 @@ class UniqueIds:
             count = min(len(target) - done, _LOW - low)
             rows = target[done : done + count]
             rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{moment:08X}".encode(), np.uint8)
-            rows[:, 28:] = _HEX[low : low + count].view(np.uint8).reshape(count, 4)
+            rows[:, 28:] = HEX[low : low + count].view(np.uint8).reshape(count, 4)
             self._next += count
             done += count
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,13 +22,16 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Flags, Ints, Pieces
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.content import ContentIds
 from rocketmq_spark.columnar.encode.properties import BadRows
 
 _HEAD_BYTES = 20
 _OVERHEAD = _HEAD_BYTES + 2
 _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
-_ID_BYTES = len(_ID_START) + 33
 SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
+
+
+Hashes = npt.NDArray[np.uint8]
 
 
 class Chunk(NamedTuple):
@@ -87,8 +91,13 @@ class Encoder:
 
     columns: Mapping[str, str]
     max_message_size: int
-    ids: UniqueIds
+    ids: UniqueIds | ContentIds
     alone_above: int = codes.MAX_BATCH_BYTES
+
+    @property
+    def id_bytes(self) -> int:
+        """What the id takes of a row's properties."""
+        return len(_ID_START) + self.ids.width + 1
 
     def __call__(self, batch: pa.RecordBatch, first_row: int = 0) -> Encoded:
         """The items of ``batch``. Raises ``MessageRefused`` naming bad rows, counted from ``first_row``."""
@@ -103,37 +112,42 @@ class Encoder:
         self._check_bodies(body, bad_rows)
         pieces = properties.of_batch(batch, self.columns, bad_rows)
         delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
-        self._check_lengths(arrow.lengths(body), pieces.lengths + _ID_BYTES, delayed, bad_rows)
+        self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
             flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
         return Checked(body, pieces, flags, delayed)
 
-    def join(self, checked: Checked) -> Encoded:
-        """The items of a batch without bad rows."""
+    def join(self, checked: Checked, hashes: Hashes | None = None) -> Encoded:
+        """The items of a batch without bad rows. Ids of content need the hash of each row."""
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
-        lengths = checked.pieces.lengths + _ID_BYTES
+        lengths = checked.pieces.lengths + self.id_bytes
         head = np.zeros((rows, 5), ">i4")
         head[:, 0] = body_lengths + lengths + _OVERHEAD
         if checked.flags is not None:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         start, pieces = checked.pieces.split()
-        middle = arrow.fixed(self._middle(lengths, start))
+        middle = arrow.fixed(self._middle(lengths, start, hashes))
         return Encoded(
             arrow.joined(arrow.fixed(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
         )
 
-    def _middle(self, lengths: Ints, after: bytes) -> Any:
+    def _middle(self, lengths: Ints, after: bytes, hashes: Hashes | None) -> Any:
         """Properties length, message id, and the constant that the other properties start with: all of one width."""
         start = 2 + len(_ID_START)
-        middle = np.empty((len(lengths), 2 + _ID_BYTES + len(after)), np.uint8)
+        end = start + self.ids.width
+        middle = np.empty((len(lengths), end + 1 + len(after)), np.uint8)
         middle[:, 0] = lengths >> 8
         middle[:, 1] = lengths & 0xFF
         middle[:, 2:start] = np.frombuffer(_ID_START, np.uint8)
-        self.ids.fill(middle[:, start : start + 32])
-        middle[:, start + 32 :] = np.frombuffer(b"\x02" + after, np.uint8)
+        if isinstance(self.ids, ContentIds):
+            assert hashes is not None, "ids of content are made of hashes"
+            self.ids.fill(middle[:, start:end], hashes)
+        else:
+            self.ids.fill(middle[:, start:end])
+        middle[:, end:] = np.frombuffer(b"\x02" + after, np.uint8)
         return middle
 
     def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:

@@ -13,6 +13,8 @@ when the batch is done. Spark keeps the last hundred (``spark.sql.streaming.minB
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +55,48 @@ class Folder:
         with self._named(), self._system.open_input_stream(self._path(path)) as stream:
             return str(stream.read(), "utf-8")
 
+    def read_bytes(self, path: str) -> bytes | None:
+        """The content of a file; None where there is none."""
+        try:
+            with self._named(), self._system.open_input_stream(self._path(path), compression=None) as stream:
+                return bytes(stream.read())
+        except OffsetError as e:
+            if isinstance(e.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Write a file that was not there, in one step and durably; False where it was there."""
+        with self._named():
+            if self._is_local:
+                return _create(Path(self._path(path)), content)
+            if self.read_bytes(path) is not None:
+                return False
+            self._put(path, content)
+            return True
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Write a file in one step and durably, whatever was there."""
+        with self._named():
+            if self._is_local:
+                target = Path(self._path(path))
+                _written(target, content).replace(target)
+                _sync(target.parent)
+            else:
+                self._put(path, content)
+
+    def _put(self, path: str, content: bytes) -> None:
+        whole = self._path(path)
+        self._system.create_dir(whole.rpartition("/")[0], recursive=True)
+        part = f"{whole.rpartition('/')[0]}/.{uuid.uuid4().hex}"
+        with self._system.open_output_stream(part, compression=None) as stream:
+            stream.write(content)
+        self._system.move(part, whole)
+
+    @property
+    def _is_local(self) -> bool:
+        return str(self._system.type_name) == "local"
+
     def copy(self, paths: Sequence[str], target: str) -> Folder:
         """The folder ``target``, a name beside this one's, with copies of these files."""
         system, root = self._system, self._root[: len(self._root.rstrip("/")) - len(_last(self._root))] + target
@@ -79,6 +123,52 @@ class Folder:
             raise OffsetError(
                 f"{self.name}: {' '.join(str(e).split())}", remedy="Look at the path and its rights"
             ) from e
+
+
+def _written(target: Path, content: bytes) -> Path:
+    """A file beside ``target``, on disk."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+    with part.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return part
+
+
+def _create(target: Path, content: bytes) -> bool:
+    part = _written(target, content)
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        return False
+    finally:
+        part.unlink()
+    _sync(target.parent)
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """The names in a folder are on disk, and its own name, too."""
+    for path in (folder, folder.parent):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+_SAME_SCHEMES = {"s3a://": "s3://", "s3n://": "s3://"}
+
+
+def checkpoint_folder(location: str) -> Folder:
+    """The folder of a ``checkpointLocation``, as Spark reads such a text."""
+    if location.startswith("file:"):
+        return folder("/" + location.removeprefix("file:").lstrip("/"))
+    for spark, ours in _SAME_SCHEMES.items():
+        if location.startswith(spark):
+            return folder(ours + location.removeprefix(spark))
+    return folder(location)
 
 
 def folder(name: str) -> Folder:

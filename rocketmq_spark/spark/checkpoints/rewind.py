@@ -19,6 +19,7 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import Folder, LoggedBatch, Read, merged
 
 
@@ -155,6 +156,7 @@ def carry_out(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     """
     name = folder.name.rstrip("/").rpartition("/")[2]
     backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
+    notes.raise_epoch(folder)
     folder.delete(planned.removed)
     return backup
 

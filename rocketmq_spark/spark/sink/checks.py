@@ -22,7 +22,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import Topics, owned
 from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem
-from rocketmq_spark.spark.sink import columns
+from rocketmq_spark.spark.sink import columns, guarantee
 from rocketmq_spark.spool.folders import problems as spool_problems
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
     """
     selector = options.queue_selector if "queue_selector" in options.given else None
     by_role, problems = columns.look(schema, options.topic, selector, options.message_id)
-    problems += _option_problems(options)
+    problems += _option_problems(options) + guarantee.problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
     if "priority" in by_role and options.transport != transport.GRPC:

@@ -7,22 +7,28 @@ a process of the server, so that what it keeps is not seen by the client; it log
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import pyarrow as pa
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark.base import process
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.spark.sink import checks
+from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
+from rocketmq_spark.spark.checkpoints.notes import batch_name
+from rocketmq_spark.spark.sink import checks, guarantee
+from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
 from rocketmq_spark.spark.sink.report import AtBroker, Written
-from rocketmq_spark.spark.sink.writers import write_task
+from rocketmq_spark.spark.sink.writers import warn_of_unmatched, write_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,16 +37,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_COUNTS = ("rows", "bytes", "batches", "retries", "spooled")
+_COUNTS = ("rows", "bytes", "batches", "retries", "spooled", "already_stored", "confirmed", "unmatched")
+_WRITES = "exactly-once writes of batches"
 _SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
 
 
-def write_rocketmq(df: DataFrame, name_server: str | None = None, **options: Unpack[SinkOptions]) -> Written:
+def write_rocketmq(
+    df: DataFrame,
+    name_server: str | None = None,
+    *,
+    checkpoint_location: str | None = None,
+    write_name: str | None = None,
+    **options: Unpack[SinkOptions],
+) -> Written:
     """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()`` it needs no ``mode("append")``.
 
     Args:
         df: Its columns are those of the sink (docs/options.md, "Columns of the sink").
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        checkpoint_location: Inside ``foreachBatch`` with ``delivery_guarantee`` exactly-once: that of the query.
+        write_name: Then the name of this write, where a batch is written to one topic more than once.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
@@ -52,33 +68,65 @@ def write_rocketmq(df: DataFrame, name_server: str | None = None, **options: Unp
         OptionError: An option or a column is unknown or has a wrong value or type. Nothing was sent.
         PySparkException: A task failed; ``explain(error)`` returns the line that says why. Rows of other tasks were sent.
     """
-    return _write(df, _options(name_server, options), "written", once=False)
+    parsed = _options(name_server, options)
+    if checkpoint_location is None:
+        return _write(df, parsed, "written", once=False)
+    batch = QueryBatch(checkpoint_location, _write_name(write_name, parsed))
+    return _write(df, parsed, "written", once=True, batch=batch)
 
 
 def _options(name_server: str | None, options: Mapping[str, object]) -> Options:
     return options_table.parse({"name_server": name_server, **options}, keywords=True).for_role("sink")
 
 
+class QueryBatch(NamedTuple):
+    """A micro-batch of a query, by default the last one, and the name of one write of it."""
+
+    checkpoint: str
+    write: str
+    number: int | None = None
+
+
+def _write_name(name: str | None, options: Options) -> str:
+    """By default another one for other topics."""
+    if name is None:
+        topics = " ".join(guarantee.topics(options))
+        return f"topics-{hashlib.blake2b(topics.encode(), digest_size=8).hexdigest()}"
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+        raise OptionError(f"argument 'write_name' is {name!r}; expected up to 64 letters, digits, '-' and '_'")
+    return name
+
+
 class ForeachBatchWriter:
     """Writes micro-batches of any output mode; ``last_report`` has the counts of the last one, ``total`` those of all."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, batch: QueryBatch | None = None) -> None:
         self._options = options
+        self._batch = batch
         self.last_report: Written | None = None
         self.total = Written()
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        self.last_report = _write(df, self._options, f"batch {batch_id}", once=True)
+        batch = None if self._batch is None else self._batch._replace(number=batch_id)
+        self.last_report = _write(df, self._options, f"batch {batch_id}", once=True, batch=batch)
         self.total += self.last_report
 
 
-def foreach_batch_writer(name_server: str | None = None, **options: Unpack[SinkOptions]) -> ForeachBatchWriter:
+def foreach_batch_writer(
+    name_server: str | None = None,
+    *,
+    checkpoint_location: str | None = None,
+    write_name: str | None = None,
+    **options: Unpack[SinkOptions],
+) -> ForeachBatchWriter:
     """Returns a function for ``writeStream.foreachBatch``. It works with output modes append, update and complete.
 
-    A micro-batch that Spark repeats is written again.
+    A micro-batch that Spark repeats is written again; with ``delivery_guarantee`` exactly-once only what is not stored.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        checkpoint_location: That of the query; for ``delivery_guarantee`` exactly-once, which needs it.
+        write_name: The name of this write, where a batch is written to one topic more than once.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
@@ -88,21 +136,56 @@ def foreach_batch_writer(name_server: str | None = None, **options: Unpack[SinkO
     Raises:
         OptionError: An option is unknown, has a wrong value or does not belong to a sink. Lists all problems.
     """
-    return ForeachBatchWriter(_options(name_server, options))
+    parsed = _options(name_server, options)
+    if not guarantee.wanted(parsed):
+        return ForeachBatchWriter(parsed)
+    if checkpoint_location is None:
+        raise OptionError(
+            "argument 'checkpoint_location' is missing, and 'delivery_guarantee' is exactly-once: where the queues ended before "
+            "a batch is noted there",
+            remedy="Give the checkpointLocation of the query",
+        )
+    return ForeachBatchWriter(parsed, QueryBatch(checkpoint_location, _write_name(write_name, parsed)))
 
 
-def _write(df: DataFrame, options: Options, what: str, once: bool) -> Written:
+def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryBatch | None = None) -> Written:
     names = checks.check(options, df.schema)
     checks.check_brokers(options, names, once)
     _warn_of_speculation(df)
+    plan, run = None, ""
+    if guarantee.wanted(options):
+        plan, run = _planned(df, options, batch)
     # Not a lambda, whose own module Spark would have to send: workers import this one.
-    send = functools.partial(_send, options, names, checks.positions(options))
+    send = functools.partial(_send, options, names, checks.positions(options), plan)
     written = Written()
     for row in _map_in_arrow(df, send).collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
     logger.info("%s: %s", what, written)
+    warn_of_unmatched(written, what)
+    if plan is not None and plan.streaming:
+        process.kept(_WRITES)[plan.name.query, plan.name.write] = plan.name, run
     return written
+
+
+def _planned(df: DataFrame, options: Options, batch: QueryBatch | None) -> tuple[OncePlan, str]:
+    """The plan of a write, and the run of the query that it belongs to, as far as this process knows it."""
+    context = getattr(df.sparkSession, "_sc", None)  # Spark Connect has none
+    run = ""
+    if context is not None:
+        conf = context.getConf()
+        guarantee.check_settings(conf.get, batch is not None, "the Spark context")
+        run = context.getLocalProperty("spark.jobGroup.id") or ""
+    if batch is None:
+        return plan_job(options), run
+    name = batch_name(checkpoint_folder(batch.checkpoint), batch.write, batch.number)
+    if process.kept(_WRITES).get((name.query, name.write)) == (name, run):
+        raise OptionError(
+            f"batch {name.number} is written to {', '.join(guarantee.topics(options))} a second time, and both writes have the "
+            f"name {name.write!r}: after a crash between them the second one would look stored",
+            remedy="Give each write of the batch a write_name of its own",
+        )
+    return plan_batch(options, batch.checkpoint, batch.write, batch.number), run
 
 
 def _map_in_arrow(df: DataFrame, send: Callable[..., Any]) -> DataFrame:
@@ -122,9 +205,10 @@ def _send(
     options: Options,
     names: dict[str, str],
     positions: dict[str, tuple[MessageQueue, ...]],
+    once: OncePlan | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    done = write_task(options, names, positions, batches)
+    done = write_task(options, names, positions, batches, once)
     values: dict[str, Any] = {name: [getattr(done, name)] for name in _COUNTS}
     brokers = json.dumps({name: asdict(part) for name, part in done.brokers.items()})
     arrays = [pa.array(values[name], pa.int64()) for name in _COUNTS]

@@ -34,7 +34,9 @@ class Written(WriterCommitMessage):
     """What was acknowledged: rows, bytes of bodies and properties on the wire, batches, repeated attempts; by broker.
 
     ``batches`` counts requests: batches, and rows that travelled alone. ``spooled`` rows are not among ``rows``: they are
-    in the spool of their worker.
+    in the spool of their worker. With ``deliveryGuarantee`` exactly-once ``confirmed`` of the rows had no acknowledgement and
+    were found stored; ``already_stored`` rows, not among ``rows``, were stored by an earlier attempt; ``unmatched`` messages of
+    such attempts match no row of this one.
     """
 
     rows: int = 0
@@ -43,6 +45,14 @@ class Written(WriterCommitMessage):
     retries: int = 0
     brokers: Mapping[str, AtBroker] = field(default_factory=dict)
     spooled: int = 0
+    already_stored: int = 0
+    confirmed: int = 0
+    unmatched: int = 0
+
+    @property
+    def sent(self) -> int:
+        """Rows that were acknowledged."""
+        return self.rows - self.confirmed
 
     def __add__(self, other: Written) -> Written:
         nothing = AtBroker()
@@ -54,12 +64,21 @@ class Written(WriterCommitMessage):
             self.retries + other.retries,
             {name: self.brokers.get(name, nothing) + other.brokers.get(name, nothing) for name in names},
             self.spooled + other.spooled,
+            self.already_stored + other.already_stored,
+            self.confirmed + other.confirmed,
+            self.unmatched + other.unmatched,
         )
 
     def __str__(self) -> str:
         text = f"{self.rows} rows in {self.batches} batches, {self.bytes} bytes, {self.retries} retries"
         if self.spooled:
             text += f", and {self.spooled} rows spooled"
+        for count, what in (
+            (self.already_stored, "stored before and not sent"),
+            (self.confirmed, "of them confirmed without an acknowledgement"),
+            (self.unmatched, "stored before that match no row"),
+        ):
+            text += f", {count} {what}" if count else ""
         parts = [
             f"{name} {part.rows} rows in {part.batches} batches"
             + (f" and {part.failures} failed attempts" if part.failures else "")
@@ -93,6 +112,8 @@ class Tally:
 
     def __init__(self) -> None:
         self._rows = self._bytes = self._batches = self._retries = self._spooled = 0
+        self._already_stored = self._confirmed = 0
+        self.unmatched = 0
         self._brokers: dict[str, list[int]] = {}
 
     def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
@@ -112,9 +133,18 @@ class Tally:
         """Rows that the spool has."""
         self._spooled += rows
 
+    def already_stored(self, rows: int) -> None:
+        """Rows that are left out."""
+        self._already_stored += rows
+
+    def confirmed(self, rows: int) -> None:
+        """Rows, acknowledged ones otherwise, that a look has found."""
+        self._confirmed += rows
+
     def written(self) -> Written:
         brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
-        return Written(self._rows, self._bytes, self._batches, self._retries, brokers, self._spooled)
+        counts = self._rows, self._bytes, self._batches, self._retries
+        return Written(*counts, brokers, self._spooled, self._already_stored, self._confirmed, self.unmatched)
 
     def _at(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

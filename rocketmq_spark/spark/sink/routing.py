@@ -232,6 +232,7 @@ class Router:
 
     def __init__(self, options: Options, columns: Mapping[str, str], queues: Callable[[str, bool], Queues]) -> None:
         self._topic = options.topic
+        self._allowed = frozenset(options.allowed_topics)
         self._column = columns.get("topic")
         self._selector = row_selector(options, columns)
         self._ask = queues
@@ -261,6 +262,9 @@ class Router:
                 check_topic(name)
             except MessageRefused as e:
                 bad_rows.rows(rows.numbers(), f"topic {name!r}: {e.message}")
+                continue
+            if self._allowed and name not in self._allowed:
+                bad_rows.rows(rows.numbers(), f"topic {name!r} is not among option 'allowedTopics'")
             else:
                 parts.append(rows)
         return parts

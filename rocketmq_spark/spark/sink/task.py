@@ -28,7 +28,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.batch import About, Rows, UniqueIds
-from rocketmq_spark.columnar.encode.encoder import Chunk, Encoded, Encoder
+from rocketmq_spark.columnar.encode.encoder import Checked, Chunk, Encoded, Encoder
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
@@ -36,6 +36,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.destination import Destination
 from rocketmq_spark.producer.encoding import Prepared
 from rocketmq_spark.producer.engine import Engine
@@ -45,6 +46,7 @@ from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.spark.sink import checks, routing
+from rocketmq_spark.spark.sink.once import TaskOnce
 from rocketmq_spark.spark.sink.report import Tally, Written, told
 from rocketmq_spark.spark.sink.routing import RoutingPlan, RowRange
 from rocketmq_spark.wire.messages import decode_batch
@@ -111,6 +113,8 @@ ROUTE_S = 30.0
 
 # When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
 LAST_RESORT_S = 60.0
+# A batch that may be stored is looked up, in steps that each may take that long.
+LOOKS = 4
 
 
 def _faults(options: Options) -> FaultTable:
@@ -129,20 +133,24 @@ class TaskWriter:
         names: Mapping[str, str],
         partition: int | None = None,
         positions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+        once: TaskOnce | None = None,
     ) -> None:
         self._options = options
         self._names = dict(names)
         self._partition = partition
-        self._sender = session.sender(options)
+        self._once = once
+        self._sender = session.sender(options) if once is None else once.sender(session.sender(options))
         self._settings = checks.settings(options)
         if self._settings.environment is not None:
             owned(self._sender, self._settings.environment).update(positions)
         self._spool = session.worker_spool(options, self._settings)
         self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
+        if once is not None:
+            self._engine.confirming = Confirming(once.stored, self._engine.timer)
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
-        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms)
+        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._whole = BatchTopicPlan(options, self._names, self._sender, self._engine.timer.wall_ms)
         self._router = routing.Router(options, self._names, self._queues)
@@ -164,6 +172,8 @@ class TaskWriter:
                 self._row += len(batch)
             while self._expected:
                 self._settle()
+            if self._once is not None:
+                self._tally.unmatched = self._once.unmatched
             return self._tally.written()
         except RocketMQError as e:
             while not self._outcomes.empty():
@@ -183,17 +193,18 @@ class TaskWriter:
             self._fresh = Deadline.after(ROUTE_S)
             for topic in self._topics_seen:  # it may be on other brokers by now
                 self._check_timers(topic)
-        faults = BadRows(self._row)
-        checked = self._encoder.check(batch, faults)
-        topics = self._router.topics(batch, faults, self._row)
-        if self._router.loops:
-            faults.raise_if_any(self._partition)
-        for rows in topics:
-            self._check_topic(rows.topic)
-        plan = self._router.plan(topics, faults)
-        faults.raise_if_any(self._partition)
+        checked, plan = self._checked(batch)
+        hashes = None
+        if self._once is not None:
+            if self._once.repeats:
+                batch, whole = self._once.unstored(batch, self._names), batch
+                self._tally.already_stored(len(whole) - len(batch))
+                if not len(batch):
+                    return
+                checked, plan = self._checked(batch)
+            hashes = self._once.hashes(batch, self._names)
         plan = self._whole.look(batch, plan)
-        encoded = self._encoder.join(checked)
+        encoded = self._encoder.join(checked, hashes)
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
@@ -205,6 +216,19 @@ class TaskWriter:
                 self._send(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
                 part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
             self._send(share, part, numbers)
+
+    def _checked(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
+        """The parts of all rows, and where they go. Raises for bad rows."""
+        faults = BadRows(self._row)
+        checked = self._encoder.check(batch, faults)
+        topics = self._router.topics(batch, faults, self._row)
+        if self._router.loops:
+            faults.raise_if_any(self._partition)
+        for rows in topics:
+            self._check_topic(rows.topic)
+        plan = self._router.plan(topics, faults)
+        faults.raise_if_any(self._partition)
+        return checked, plan
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics_seen:
@@ -267,7 +291,8 @@ class TaskWriter:
 
     def _outcome(self) -> tuple[int, Ended]:
         """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
-        patience = self._options.send_timeout + LAST_RESORT_S
+        looks = 1 if self._once is None else LOOKS
+        patience = looks * self._options.send_timeout + LAST_RESORT_S
         try:
             return self._outcomes.get(timeout=patience)
         except queues.Empty:
@@ -296,6 +321,8 @@ class TaskWriter:
         if outcome.queue is None or outcome.status is SendStatus.SPOOLED:
             self._tally.spooled(rows)
             return
+        if ended.confirmed:
+            self._tally.confirmed(ended.confirmed)
         failed = ended.brokers[:-1]
         self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -15,9 +16,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.base import process
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.spark.sink import checks
+from rocketmq_spark.spark.sink import checks, guarantee
+from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
 from rocketmq_spark.spark.sink.report import Written, total
 from rocketmq_spark.spark.sink.task import TaskWriter
 
@@ -27,22 +30,51 @@ _COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
 class _Writer:
-    """What batch and stream writers share."""
+    """What batch and stream writers share.
 
-    def __init__(self, options: Options, schema: StructType, stream: bool) -> None:
+    Spark pickles a writer that tasks are to use, and no other: with the first pickling the batch begins. The writer is pickled
+    twice, and the answer is the same.
+    """
+
+    def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
         self.options = options
         self.names = checks.check(options, schema, stream)
+        if stream and checkpoint is None and guarantee.wanted(options):
+            raise OptionError(
+                "option 'deliveryGuarantee' is exactly-once, and the sink is not told where the checkpoint is: Spark does not "
+                "show it spark.sql.streaming.checkpointLocation",
+                remedy="Give the writer .option('checkpointLocation', ...)",
+            )
         if not process.is_for(_COMMITS):  # what was sent must not fail there because brokers are away
             checks.check_brokers(options, self.names, once=stream)
         self.positions = checks.positions(options)
+        self.checkpoint = checkpoint
+        self.once: OncePlan | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.once is None and guarantee.wanted(self.options):
+            self.once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
+        return self.__dict__.copy()
 
     def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_task(self.options, self.names, self.positions, iterator)
+        return write_task(self.options, self.names, self.positions, iterator, self.once)
 
     def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
         written = total(messages)
         logger.info("%s: %s", what, written)
+        warn_of_unmatched(written, what)
         return written
+
+
+def warn_of_unmatched(written: Written, what: str) -> None:
+    """Once for a batch."""
+    if written.unmatched:
+        logger.warning(
+            "%s: %d messages that an earlier attempt stored match no row of the repeat. It made other rows, or cut them into "
+            "other tasks; they stay in the topic",
+            what,
+            written.unmatched,
+        )
 
 
 def write_task(
@@ -50,19 +82,25 @@ def write_task(
     names: dict[str, str],
     positions: dict[str, tuple[MessageQueue, ...]],
     iterator: Iterator[pa.RecordBatch],
+    once: OncePlan | None = None,
 ) -> Written:
     """Send the rows of the task that calls this. A later attempt says that rows may be in the topic twice.
 
     Spark tells no writer whether ``spark.speculation`` is on, but a second attempt beside a running one is numbered like
-    one after a failure, and both have the same consequence.
+    one after a failure, and both have the same consequence. With ``once`` a later attempt looks what is stored.
     """
     task = TaskContext.get()
     partition = task.partitionId() if task is not None else None
-    if task is not None and task.attemptNumber() > 0:
+    attempt = task.attemptNumber() if task is not None else 0
+    if once is not None:
+        check_task(once)
+        mine = TaskOnce(options, once, partition or 0, attempt)
+        return TaskWriter(options, names, partition, positions, mine).write(iterator)
+    if attempt > 0:
         logger.warning(
             "attempt %d of partition %s sends its rows again (a failure, or spark.speculation): rows of other attempts "
             "stay in the topic; option 'messageId' lets readers drop them",
-            task.attemptNumber(),
+            attempt,
             partition,
         )
     return TaskWriter(options, names, partition, positions).write(iterator)
@@ -88,8 +126,8 @@ class RocketMQWriter(DataSourceArrowWriter):
 class RocketMQStreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a stream in append mode."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        self._writer = _Writer(options, schema, stream=True)
+    def __init__(self, options: Options, schema: StructType, checkpoint: str | None = None) -> None:
+        self._writer = _Writer(options, schema, True, checkpoint)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._writer.write_batches(iterator)

@@ -229,7 +229,8 @@ class Stream:
             ranges = self._settled(*same)
         self._open(known)
         ranges = self._settled(*decisions.readable(ranges, view))
-        planned = planner.tasks(self._options, view.bounds, ranges)
+        # By what is logged alone, so that a batch that is repeated has the same tasks, whatever queues and brokers came or went.
+        planned = planner.tasks(self._options, end.positions, ranges)
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
         return tasks.partitions(self._catalog.routes, planned, others)
 

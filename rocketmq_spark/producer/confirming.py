@@ -1,0 +1,247 @@
+"""How a send ended, as a table: stored, refused before the store, or nobody knows. What nobody knows is looked up.
+
+A driver in so far as looks run on a thread for each broker: one look serves all that became uncertain there meanwhile.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol
+
+from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    ClosedError,
+    LocalProtocolError,
+    MessageRefused,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+    SendFailed,
+    UnprovedError,
+)
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.producer.attempts import OutOfTime
+from rocketmq_spark.producer.in_flight import Sending
+from rocketmq_spark.producer.outgoing import Outcome
+from rocketmq_spark.wire.messages import decode_batch, encode_item
+from rocketmq_spark.wire.properties import decode_properties
+
+logger = logging.getLogger(__name__)
+
+
+class StoredIds(Protocol):
+    """Finds out which messages are stored, for a producer that does not repeat what may be stored."""
+
+    def end(self, queue: MessageQueue) -> int:
+        """Where a queue ended before anything was sent. Never asks."""
+
+    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
+        """Which of ``ids`` are stored behind offsets of queues of one broker, when what is not there will not come any more.
+
+        Raises ``RocketMQError`` where that cannot be proved in time.
+        """
+
+    def stop(self) -> None:
+        """Have ``among`` end soon, from another thread."""
+
+
+class EndKind(enum.Enum):
+    """What is known of a request that ended."""
+
+    STORED = "stored"
+    REFUSED = "refused before the store"
+    AMBIGUOUS = "may be stored"
+
+
+# Nothing left this process.
+_OURS = (LocalProtocolError, MessageRefused, OptionError, ClosedError, OutOfTime, RouteNotFound, BrokerNotFound)
+# Codes that a broker gives before it stores anything, whatever it says with them.
+_BEFORE = frozenset(
+    {
+        Response.REQUEST_CODE_NOT_SUPPORTED,
+        Response.MESSAGE_ILLEGAL,
+        Response.SERVICE_NOT_AVAILABLE,
+        Response.NO_PERMISSION,
+        Response.TOPIC_NOT_EXIST,
+        Response.INVALID_PARAMETER,
+        Response.FLOW_CONTROL,
+        Response.GO_AWAY,
+    }
+)
+# Codes that are given on several paths: the words of those that lie before the store.
+_WORDS: Mapping[int, tuple[str, ...]] = {
+    Response.SYSTEM_BUSY: (
+        "[TIMEOUT_CLEAN_QUEUE]",
+        "[PCBUSY_CLEAN_QUEUE]",
+        "[REJECTREQUEST]",
+        "[OVERLOAD]",
+    ),
+    Response.SYSTEM_ERROR: (
+        "[PC_SYNCHRONIZED]",
+        "broker unable to service",
+        "create mapped file failed",
+        "the in-sync replicas",
+        "in-sync replicas",
+    ),
+}
+
+
+def end_of(outcome: SendResult | RocketMQError, chosen: bool = True) -> EndKind:
+    """What is known after one attempt; ``chosen`` is whether it had a queue, without which nothing was sent."""
+    if isinstance(outcome, SendResult):
+        return EndKind.STORED
+    if not chosen or outcome.unsent or isinstance(outcome, _OURS):
+        return EndKind.REFUSED
+    code = outcome.broker_code
+    if code in _BEFORE or (outcome.remark or "").startswith(_WORDS.get(code or 0, ("\0",))):
+        return EndKind.REFUSED
+    return EndKind.AMBIGUOUS
+
+
+class Confirmed(NamedTuple):
+    """What a look found of a request: how many of its messages are stored, and a request of the others, if there are any."""
+
+    stored: int
+    rest: SendRequest | None
+
+
+class Doubt(NamedTuple):
+    """A request that may be stored in ``queue``, behind the offset ``since``."""
+
+    request: SendRequest
+    queue: MessageQueue
+    since: int
+    deadline: Deadline
+    done: Callable[[Confirmed | RocketMQError], None]
+
+
+class Confirming:
+    """The looks of an engine, and from where on they must look."""
+
+    def __init__(self, stored: StoredIds, timer: Timer) -> None:
+        self._stored = stored
+        self._timer = timer
+        self._threads: dict[str, Timer] = {}
+        self._lock = threading.Lock()
+        self._ends: dict[MessageQueue, int] = {}
+        self._waiting: dict[str, deque[Doubt]] = {}
+
+    def end(self, queue: MessageQueue) -> int:
+        """An offset before all that is sent to ``queue`` from now on."""
+        return self._ends.get(queue) or self._stored.end(queue)
+
+    def knows(
+        self,
+        sending: Sending,
+        queue: MessageQueue | None,
+        outcome: Outcome,
+        again: Callable[[MessageQueue | None, Outcome], None],
+    ) -> bool:
+        """Whether the end of an attempt is known. If not it is looked up, and ``again`` gets it, once, on any thread."""
+        if isinstance(outcome, SendResult):
+            self._landed(outcome)
+            return True
+        number = sending.attempts.count
+        if queue is None or sending.looked == number or end_of(outcome) is not EndKind.AMBIGUOUS:
+            return True
+
+        def done(found: Confirmed | RocketMQError) -> None:
+            sending.looked = number
+            if isinstance(found, RocketMQError):
+                again(queue, unproved(outcome, found))
+                return
+            sending.confirmed += found.stored
+            sending.rest = found.rest
+            again(queue, outcome if found.rest is not None else SendResult(SendStatus.SEND_OK, "", queue, None))
+
+        self._later(Doubt(sending.request, queue, sending.since, sending.deadline, done))
+        return False
+
+    def _landed(self, result: SendResult) -> None:
+        """What is sent later lies behind it."""
+        if result.queue is not None and result.queue_offset is not None:
+            with self._lock:
+                if result.queue_offset > self._ends.get(result.queue, -1):
+                    self._ends[result.queue] = result.queue_offset
+
+    def _later(self, doubt: Doubt) -> None:
+        name = doubt.queue.broker_name
+        with self._lock:
+            self._waiting.setdefault(name, deque()).append(doubt)
+            thread = self._threads.get(name)
+            if thread is None:
+                thread = self._threads[name] = self._timer.beside(f"confirm-{name}")
+        logger.info("what %s has stored of %d messages is looked up there", name, len(_items(doubt.request)))
+        thread.later(0, lambda: self._look(name))
+
+    def close(self) -> None:
+        self._stored.stop()
+        for thread in list(self._threads.values()):
+            thread.close(wait_s=0)
+
+    def _look(self, name: str) -> None:
+        with self._lock:
+            doubts = list(self._waiting.get(name, ()))
+            self._waiting[name] = deque()
+        if not doubts:  # an earlier look took them
+            return
+        since: dict[MessageQueue, int] = {}
+        for doubt in doubts:
+            since[doubt.queue] = min(doubt.since, since.get(doubt.queue, doubt.since))
+        ids = [each for doubt in doubts for each, _ in _items(doubt.request)]
+        deadline = Deadline(max(doubt.deadline.at for doubt in doubts))
+        found: set[str] | RocketMQError
+        try:
+            found = self._stored.among(since, frozenset(ids), deadline)
+        except RocketMQError as e:
+            found = e
+        except Exception as e:
+            logger.exception("what %s has could not be looked up", name)
+            found = SendFailed(f"looking up what is stored failed: {type(e).__name__}: {e}")
+        if not isinstance(found, RocketMQError):
+            logger.warning("%s has stored %d of %d messages whose end was not known", name, len(found), len(ids))
+        for doubt in doubts:
+            doubt.done(found if isinstance(found, RocketMQError) else without(doubt.request, found))
+
+
+def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
+    """The error of a send whose end could not be found out: ``cause`` is why."""
+    failed = UnprovedError(
+        f"a batch may be stored, and its broker did not say whether it is: {error.message}; {cause.message}",
+        error.addr,
+        error.broker_code,
+        error.topic,
+        error.queue,
+        error.remark,
+        cause.remedy,
+    )
+    failed.__cause__ = error
+    return failed
+
+
+def without(request: SendRequest, stored: set[str]) -> Confirmed:
+    """The request without the messages that are stored."""
+    items = _items(request)
+    rest = [(each, item) for each, item in items if each not in stored]
+    count = len(items) - len(rest)
+    if not rest:
+        return Confirmed(count, None)
+    if not count:
+        return Confirmed(0, request)
+    return Confirmed(count, request._replace(body=b"".join(item for _, item in rest)))
+
+
+def _items(request: SendRequest) -> list[tuple[str, bytes]]:
+    """The id of each message, and of a batch its item."""
+    if not request.batch:
+        return [(decode_properties(request.properties)[Property.UNIQ_KEY], b"")]
+    return [
+        (decode_properties(item.properties)[Property.UNIQ_KEY], encode_item(item.body, item.properties, item.flag))
+        for item in decode_batch(request.body)
+    ]

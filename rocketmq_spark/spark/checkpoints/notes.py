@@ -1,0 +1,170 @@
+"""The note of a batch: where the queues of a sink ended before any row of the batch was sent.
+
+It lies at ``rocketmq/<batch>/<write name>`` in the query's checkpoint, and is there before a task may send. Who finds one
+that he did not make knows that rows of the batch may be stored, and since where. It is no fence between two drivers.
+
+Beside the notes is the epoch, which a rewind raises: rows that are to be sent again then have other ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocketmq_spark.columnar.encode.content import BatchName
+from rocketmq_spark.errors import OffsetError, OptionError
+from rocketmq_spark.spark.checkpoints.entries import Folder
+from rocketmq_spark.stored.ends import QueueEnds
+
+ROOM = "rocketmq"
+VERSION = 1
+_EPOCH = f"{ROOM}/epoch"
+_OFFSETS_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNote:
+    """What a batch is, and where the queues ended before it."""
+
+    name: BatchName
+    ends: QueueEnds
+
+    def to_bytes(self) -> bytes:
+        name = self.name
+        value = {
+            "v": VERSION,
+            "query": name.query,
+            "epoch": name.epoch,
+            "batch": name.number,
+            "offsets": name.offsets.hex(),
+            "write": name.write,
+            **self.ends.to_json(),
+        }
+        return json.dumps(value).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> BatchNote | None:
+        """None for a torn note, which was never handed out. Raises ``OptionError`` for one of a later version."""
+        try:
+            value = json.loads(content)
+            version = int(value["v"])
+            if version <= VERSION:
+                name = BatchName(
+                    value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
+                )
+                return cls(name, QueueEnds.from_json(value))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+        raise OptionError(
+            f"the note of the unfinished batch is of version {version}, and this rocketmq-spark knows {VERSION}",
+            remedy="Start the query with the version of rocketmq-spark that began the batch",
+        )
+
+
+class Begun(NamedTuple):
+    """A note, and whether it was there before: then the batch may have been begun."""
+
+    note: BatchNote
+    before: bool
+
+
+def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchName:
+    """What the batch ``number`` of a query is, by default the last one that Spark has planned.
+
+    Raises ``OptionError`` for a folder that is no checkpoint.
+    """
+    metadata = folder.read_bytes("metadata")
+    try:
+        query = str(json.loads(metadata or b"")["id"])
+    except (ValueError, KeyError, TypeError):
+        raise OptionError(
+            f"{folder.name} is no checkpoint of a query: its file 'metadata' has no id",
+            remedy="Give the writer's checkpointLocation, as Spark has it",
+        ) from None
+    if number is None:
+        numbers = [int(name) for path in folder.files("offsets") if (name := path.rpartition("/")[2]).isdecimal()]
+        if not numbers:
+            raise OptionError(
+                f"{folder.name} has no planned batch: there is nothing in its folder 'offsets'",
+                remedy="Switch asynchronous progress tracking off (asyncProgressTrackingEnabled)",
+            )
+        number = max(numbers)
+    offsets = folder.read_bytes(f"offsets/{number}")
+    if offsets is None:
+        raise OptionError(
+            f"{folder.name} has no planned batch {number}",
+            remedy="Give the checkpointLocation of the query that calls, and switch asynchronous progress tracking off",
+        )
+    digest = hashlib.blake2b(offsets, digest_size=_OFFSETS_BYTES).digest()
+    return BatchName(query, epoch(folder), number, digest, write)
+
+
+def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds]) -> Begun:
+    """The note of a batch: the one that is there if it is of this batch, or a new one with ``ends``, durable when this returns.
+
+    One with another epoch or other offsets is of a batch that an operator took back.
+    """
+    path = f"{ROOM}/{name.number}/{name.write}"
+    content = folder.read_bytes(path)
+    there = BatchNote.from_bytes(content) if content is not None else None
+    if there is not None and there.name == name:
+        return Begun(there, True)
+    made = BatchNote(name, ends())
+    if content is not None:
+        folder.replace(path, made.to_bytes())
+        return Begun(made, False)
+    if folder.create(path, made.to_bytes()):
+        _forget(folder)
+        return Begun(made, False)
+    content = folder.read_bytes(path)
+    there = BatchNote.from_bytes(content) if content is not None else None
+    if there is None or there.name != name:
+        raise OffsetError(
+            f"{folder.name}/{path} was written by another process meanwhile",
+            remedy="Run one query with this checkpoint at a time",
+        )
+    return Begun(there, True)
+
+
+def others(folder: Folder, name: BatchName) -> list[BatchNote]:
+    """Notes of other writes of the same batch."""
+    found = []
+    for path in folder.files(f"{ROOM}/{name.number}"):
+        write = path.rpartition("/")[2]
+        if write == name.write or write.startswith("."):
+            continue
+        content = folder.read_bytes(path)
+        note = BatchNote.from_bytes(content) if content is not None else None
+        if note is not None and note.name == name._replace(write=note.name.write):
+            found.append(note)
+    return found
+
+
+def epoch(folder: Folder) -> int:
+    """How often a query was taken back."""
+    content = folder.read_bytes(_EPOCH)
+    try:
+        return int(content) if content is not None else 0
+    except ValueError:
+        raise OffsetError(f"{folder.name}/{_EPOCH} is no number", remedy="Look at it, and restore it") from None
+
+
+def raise_epoch(folder: Folder) -> None:
+    """From now on rows have other ids, so that those that were sent before are sent again."""
+    if folder.exists(ROOM):
+        folder.replace(_EPOCH, b"%d" % (epoch(folder) + 1))
+
+
+def _forget(folder: Folder) -> None:
+    """Remove notes of batches that Spark's log does not know any more."""
+    kept = {name for path in folder.files("offsets") if (name := path.rpartition("/")[2]).isdecimal()}
+    old = [path for path in folder.files(ROOM, recursive=True) if _is_old(path.split("/"), kept)]
+    if old:
+        folder.delete(old)
+
+
+def _is_old(parts: list[str], kept: set[str]) -> bool:
+    return len(parts) == 3 and parts[1].isdecimal() and parts[1] not in kept

@@ -1,0 +1,99 @@
+"""What ``deliveryGuarantee`` exactly-once cannot be combined with, each with its reason, and the settings that it needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.spark.sink.columns import DELAYS
+from rocketmq_spark.spark.tuning import exactly_once_conf
+
+EXACTLY_ONCE = "exactly-once"
+MIN_SETTLE_S = 4.0
+ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
+# Settings whose default is what is needed.
+_DEFAULTS = {"spark.speculation": "false"}
+
+
+def wanted(options: Options) -> bool:
+    return options.delivery_guarantee == EXACTLY_ONCE
+
+
+# What is refused together with exactly-once: when, and why.
+_REFUSED: tuple[tuple[Callable[[Options], bool], str], ...] = (
+    (
+        lambda o: o.transport == transport.GRPC,
+        "'transport' is 'grpc': a Proxy does not say where queues end, nor where a message is stored",
+    ),
+    (
+        lambda o: o.on_send_failure == "spool",
+        "'onSendFailure' is 'spool': a spooled row is sent later, when nobody looks whether it is stored",
+    ),
+    (
+        lambda o: o.require_store_ok == "ok",
+        "'requireStoreOk' is 'ok': a batch that is stored and not flushed would be stored once more",
+    ),
+)
+
+
+def problems(options: Options, columns: Collection[str]) -> list[str]:
+    """What is wrong with the options of a sink whose DataFrame has these columns, by their names in lower case."""
+    found = []
+    if options.allowed_topics and options.topic is not None:
+        found.append(f"option 'allowedTopics' means nothing with option 'topic', which is {options.topic!r}")
+    if not wanted(options):
+        if "exactly_once_settle" in options.given:
+            found.append("option 'exactlyOnceSettle' means nothing without 'deliveryGuarantee' exactly-once")
+        return found
+    found += [f"option 'deliveryGuarantee' is exactly-once, but {why}" for refused, why in _REFUSED if refused(options)]
+    delays = sorted(set(columns) & set(DELAYS))
+    if delays:
+        found.append(
+            f"option 'deliveryGuarantee' is exactly-once, but column {delays[0]!r} delays rows: a delayed row is not in its "
+            "topic before it is due, so that nobody can see whether it is stored"
+        )
+    if options.topic is None and not options.allowed_topics:
+        found.append(
+            "option 'deliveryGuarantee' is exactly-once, and rows name their topics: option 'allowedTopics' must list all of "
+            "them, so that it can be noted where they end before anything is sent"
+        )
+    if options.exactly_once_settle < MIN_SETTLE_S:
+        found.append(
+            f"option 'exactlyOnceSettle' is {options.exactly_once_settle:g} s; expected {MIN_SETTLE_S:g} s at least, for which "
+            "a task that Spark has cancelled may still send"
+        )
+    return found
+
+
+def topics(options: Options) -> list[str]:
+    """All topics that rows may go to."""
+    return [options.topic] if options.topic is not None else sorted(set(options.allowed_topics))
+
+
+def check_settings(get: Callable[[str], str | None], streaming: bool, where: str) -> None:
+    """Raises ``OptionError`` where Spark's settings allow what the sink cannot see: a stage that is run again, or tasks that are
+    cut in another way. ``get`` gives a setting, or None where it is not set.
+    """
+    wrong = [
+        f"{name}={value} (it is {get(name) or 'not set'})"
+        for name, value in exactly_once_conf().items()
+        if (get(name) or _DEFAULTS.get(name)) != value and (streaming or name != ADAPTIVE)
+    ]
+    if wrong:
+        raise OptionError(
+            f"option 'deliveryGuarantee' is exactly-once, but {where} lacks {', '.join(wrong)}",
+            remedy="Start the Spark context with exactly_once_conf(): SparkSession.builder.config(map=exactly_once_conf()). "
+            "Set later, they change nothing",
+        )
+
+
+def check_batch(get: Callable[[str], str | None], query: str, number: int, told: Mapping[str, str]) -> None:
+    """Raises ``OptionError`` where a task runs in another query or batch than that of its note. ``told`` names the properties."""
+    for name, noted in ((told["query"], query), (told["batch"], str(number))):
+        value = get(name)
+        if value is not None and value != noted:
+            raise OptionError(
+                f"the note in the checkpoint says {noted}, and Spark says that {name} is {value}",
+                remedy="Give the sink the checkpointLocation of its own query, and run one query with a checkpoint at a time",
+            )

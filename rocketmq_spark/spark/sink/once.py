@@ -1,0 +1,323 @@
+"""Each row of a batch once: what the planner notes and finds, and what a task does with it.
+
+The planner notes where the queues end, or finds that note and looks what is stored since. A task gives its rows ids of
+content, leaves out what is stored, and looks for itself when it is not the first attempt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Clock, Deadline, Timer
+from rocketmq_spark.columnar.encode.content import (
+    PARTITION_BYTES,
+    ROW_BYTES,
+    BatchName,
+    ContentIds,
+    RowHash,
+    StoredRows,
+)
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
+from rocketmq_spark.errors import BrokerNotFound, ClosedError, MessageRefused, OptionError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.spark.checkpoints import notes
+from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
+from rocketmq_spark.spark.sink import guarantee
+from rocketmq_spark.stored.ends import QueueEnds, ends_now
+from rocketmq_spark.stored.ids import compared, ids_of, with_scope
+from rocketmq_spark.stored.look import Look, LookTools
+
+logger = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+# More ids do not travel with the plan: tasks read them again.
+MAX_IDS = 1_000_000
+SINK = "sink"
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_PULL_BATCH = 1024
+_CHECKED = "topics checked for exactly-once"
+
+
+@dataclass(frozen=True, slots=True)
+class OncePlan:
+    """What the tasks of a batch must know. ``begun`` is whether an earlier run may have sent some of its rows.
+
+    Then ``found`` has the hashes of what is stored, by partition; or ``until`` says how far tasks must read.
+    """
+
+    name: BatchName
+    ends: QueueEnds
+    begun: bool = False
+    streaming: bool = True
+    found: Mapping[int, bytes] | None = None
+    until: Mapping[MessageQueue, int] | None = None
+
+
+def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int | None = None) -> OncePlan:
+    """Begin a micro-batch: by default the last one that Spark has planned."""
+    folder = checkpoint_folder(checkpoint)
+    name = notes.batch_name(folder, write, number)
+    made = notes.begin(folder, name, lambda: _noted(options))
+    ends = made.note.ends
+    topics = guarantee.topics(options)
+    if ends.topics != topics:
+        raise OptionError(
+            f"batch {name.number} was begun for the topics {', '.join(ends.topics)}, and the query now writes to "
+            f"{', '.join(topics)}: the note is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
+            remedy="Finish the batch with the old options, or take the query back with: rocketmq-spark checkpoint rewind",
+        )
+    if not made.before:
+        return OncePlan(name, ends)
+    found, until = _found(options, name, ends)
+    return OncePlan(name, ends, True, True, found, None if found is not None else until)
+
+
+def plan_job(options: Options) -> OncePlan:
+    """Begin a batch write, whose tasks Spark may repeat."""
+    return OncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), _noted(options), streaming=False)
+
+
+def _noted(options: Options) -> QueueEnds:
+    topics = guarantee.topics(options)
+    ends = ends_now(
+        session.routes(options),
+        session.offsets(options),
+        topics,
+        Deadline.after(options.send_timeout),
+        options.request_timeout,
+    )
+    process.once(_CHECKED, (options.cluster, options.namespace, tuple(topics)), lambda: _check(options, ends))
+    return ends
+
+
+def _check(options: Options, ends: QueueEnds) -> bool:
+    """That topics are of a kind whose messages can be found again, and that this user may read them."""
+    offsets, deadline = session.offsets(options), Deadline.after(options.send_timeout)
+    for (topic, broker), queue in {(queue.topic, queue.broker_name): queue for queue in ends.queues}.items():
+        if offsets.is_proxy(topic, broker, deadline):
+            raise OptionError(
+                "option 'deliveryGuarantee' is exactly-once, but option 'nameServer' names a Proxy, which does not say what "
+                "brokers have stored",
+                remedy="Name the name server of the brokers",
+            )
+        if session.pulls(options).compacted(queue):
+            raise OptionError(
+                f"option 'deliveryGuarantee' is exactly-once, but {topic!r} is a compaction topic, which forgets messages",
+                topic=topic,
+            )
+        offsets.sample(options.group, queue, ends.queues[queue], deadline)
+    return True
+
+
+def tools(options: Options, timeout_s: float | None = None) -> LookTools:
+    reads = dataclasses.replace(
+        options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
+    )
+    return LookTools(
+        session.routes(options),
+        session.offsets(options),
+        ids_of(lambda: session.puller(reads)),
+        options.send_timeout if timeout_s is None else timeout_s,
+        options.exactly_once_settle,
+        options.request_timeout,
+    )
+
+
+class _Hashes:
+    """What is compared of the ids that begin with ``scope``; no more than ``limit`` of them."""
+
+    def __init__(self, scope: bytes, limit: int | None = None) -> None:
+        self._scope = scope
+        self._limit = limit
+        self._parts: list[Bytes] = []
+        self.count = 0
+
+    def __call__(self, ids: pa.Array) -> None:
+        mine = with_scope(ids, self._scope)
+        if not len(mine):
+            return
+        self.count += len(mine)
+        if self._limit is not None and self.count > self._limit:
+            self._parts.clear()
+        else:
+            self._parts.append(compared(mine, len(self._scope)))
+
+    def rows(self) -> Bytes | None:
+        """All of them; None where they were too many."""
+        if self._limit is not None and self.count > self._limit:
+            return None
+        return np.concatenate([np.empty((0, _width(self._scope)), np.uint8), *self._parts])
+
+
+def _width(scope: bytes) -> int:
+    return 7 + PARTITION_BYTES + ROW_BYTES - len(scope)
+
+
+def _found(
+    options: Options, name: BatchName, ends: QueueEnds
+) -> tuple[dict[int, bytes] | None, dict[MessageQueue, int]]:
+    """What is stored of a batch, by partition, and how far that was looked for."""
+    hashes = _Hashes(name.digest(), MAX_IDS)
+    until = Look(tools(options), ends).run(hashes)
+    logger.warning(
+        "batch %d was begun before: %d of its rows are stored already, and will not be sent again",
+        name.number,
+        hashes.count,
+    )
+    rows = hashes.rows()
+    if rows is None:
+        return None, until
+    numbers = rows[:, 0].astype(np.int64) << 16 | rows[:, 1].astype(np.int64) << 8 | rows[:, 2]
+    found = {int(number): rows[numbers == number, PARTITION_BYTES:].tobytes() for number in np.unique(numbers).tolist()}
+    return found, until
+
+
+class TaskOnce:
+    """One attempt of a task of a plan."""
+
+    def __init__(self, options: Options, plan: OncePlan, partition: int = 0, attempt: int = 0) -> None:
+        scope = plan.name.scope(partition)
+        self.plan = plan
+        self._topic = options.topic
+        self._hash = RowHash(plan.name.query.encode())
+        self._rows = _stored_rows(options, plan, partition, attempt)
+        self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
+        self.stored = SinkStoredIds(options, plan.ends)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether rows may be stored already."""
+        return self._rows is not None
+
+    @property
+    def unmatched(self) -> int:
+        """Stored messages of this task that no row has matched so far."""
+        return self._rows.left if self._rows is not None else 0
+
+    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str]) -> Bytes:
+        return self._hash(batch, columns, self._topic)
+
+    def unstored(self, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordBatch:
+        """The rows of ``batch`` that are to be sent."""
+        if self._rows is None:
+            return batch
+        missing = self._rows.missing(self.hashes(batch, columns))
+        if MESSAGE_ID in columns and self._rows.exceeded:
+            raise MessageRefused(
+                f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored: which of "
+                "them cannot be told",
+                remedy="Option 'messageId' must name a column that identifies a row",
+            )
+        return batch if missing.all() else batch.filter(pa.array(missing))
+
+    def sender(self, sender: Sender) -> Sender:
+        """One that knows the queues of the note only."""
+        return cast(Sender, NotedSender(sender, self.plan.ends.queues))
+
+
+def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int) -> StoredRows | None:
+    if attempt:
+        hashes = _Hashes(plan.name.scope(partition))
+        Look(tools(options), plan.ends).run(hashes)
+        logger.warning(
+            "attempt %d of partition %d: %d of its rows are stored already", attempt, partition, hashes.count
+        )
+        return StoredRows(cast(Bytes, hashes.rows()))
+    if not plan.begun:
+        return None
+    if plan.found is not None:
+        return StoredRows(np.frombuffer(plan.found.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
+    assert plan.until is not None
+    hashes = _Hashes(plan.name.scope(partition))
+    for ids in tools(options).read(plan.ends.ranges(plan.until)):
+        hashes(ids)
+    return StoredRows(cast(Bytes, hashes.rows()))
+
+
+def check_task(plan: OncePlan) -> None:
+    """That Spark runs this task as the plan needs it."""
+    context = TaskContext.get()
+    if context is None:
+        return
+    get = context.getLocalProperty
+    guarantee.check_settings(get, plan.streaming, "the Spark context of this task")
+    if plan.streaming:
+        guarantee.check_batch(get, plan.name.query, plan.name.number, {"query": _QUERY, "batch": _BATCH})
+    elif get(_QUERY) is not None:
+        raise OptionError(
+            "df.write with 'deliveryGuarantee' exactly-once cannot see, inside a streaming query, that a batch is repeated",
+            remedy="Write with foreach_batch_writer(..., checkpoint_location=...)",
+        )
+
+
+class NotedSender:
+    """A sender whose topics have the queues that were noted; what joined a route since is used from the next batch on."""
+
+    def __init__(self, sender: Sender, noted: Collection[MessageQueue]) -> None:
+        self._sender = sender
+        self._noted = frozenset(noted)
+        self._known: dict[str, tuple[Sequence[MessageQueue], tuple[MessageQueue, ...]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sender, name)
+
+    def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        found = self._sender.publish_queues(topic, deadline, refresh)
+        known = self._known.get(topic)
+        if known is None or known[0] is not found:
+            known = self._known[topic] = found, tuple(queue for queue in found if queue in self._noted)
+        if not known[1]:
+            raise BrokerNotFound(
+                "none of the queues that the topic had when the batch was begun takes messages now",
+                topic=topic,
+                remedy="Start the brokers that the topic had then",
+            )
+        return known[1]
+
+
+class SinkStoredIds:
+    """Implements ``producer.confirming.StoredIds`` for one task."""
+
+    def __init__(self, options: Options, ends: QueueEnds) -> None:
+        self._options = options
+        self._ends = ends
+        self._stopped = threading.Event()
+
+    def end(self, queue: MessageQueue) -> int:
+        return self._ends.queues[queue]
+
+    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
+        (name,) = {queue.broker_name for queue in since}
+        wanted, found = pa.array(sorted(ids), pa.string()), set[str]()
+
+        def take(stored: pa.Array) -> None:
+            found.update(stored.filter(pc.is_in(stored, wanted)).to_pylist())
+
+        asked = dataclasses.replace(
+            tools(self._options, max(1.0, deadline.remaining())), clock=Clock(sleep=self._sleep)
+        )
+        Look(asked, self._ends.of_broker(name, since)).run(take)
+        return found
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise ClosedError("the task ended")

@@ -1,0 +1,178 @@
+"""The look: which ids are stored behind noted ends, with the waits after which what is not there will not come.
+
+What a broker acknowledged may not be in its index yet, and what an earlier attempt sent may still be on its way. So: read
+the end of the log, wait until the index has reached it, then ask for the ends of the queues; look; let the settle time pass
+while every broker answers; look at what came since.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.errors import CallTimeout, RocketMQError, UnprovedError
+from rocketmq_spark.model import LogState, MessageQueue, OffsetRange
+from rocketmq_spark.ports import OffsetReader, RouteReader
+from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
+
+logger = logging.getLogger(__name__)
+
+# A broker that was silent for longer may have stood still, with requests in its sockets.
+GAP_S = 2.0
+_POLL_S, _QUESTION_S = 0.5, 1.0
+
+ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class LookTools:
+    """What a look asks, and how long it waits: for a broker that does not answer, and for requests on their way."""
+
+    routes: RouteReader
+    offsets: OffsetReader
+    read: ReadIds
+    timeout_s: float
+    settle_s: float
+    question_s: float = 3.0
+    clock: Clock = field(default_factory=Clock)
+
+
+class Look:
+    """One look from ``since`` on."""
+
+    def __init__(self, tools: LookTools, since: QueueEnds) -> None:
+        self._tools = tools
+        self._since = since
+        self._names = sorted(since.masters)
+        self._clock = tools.clock
+        self._heard: dict[str, float] = {}
+        self._steady: dict[str, float] = {}
+        self._late: dict[str, bool] = {}
+
+    def run(self, take: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
+        """Give the ids of all messages behind the ends to ``take``, and return how far that was.
+
+        Raises ``UnprovedError`` for what cannot be proved, and the error of a broker that was waited for in vain.
+        """
+        began = self._clock.now()
+        first = self._ends()
+        self._take(self._since.ranges(first), take)
+        self._settle(began)
+        last = self._ends()
+        self._take(QueueEnds(first, {}, {}).ranges(last), take)
+        return last
+
+    def _take(self, ranges: Sequence[OffsetRange], take: Callable[[pa.Array], None]) -> None:
+        if ranges:
+            for ids in self._tools.read(ranges):
+                take(ids)
+
+    def _ends(self) -> dict[MessageQueue, int]:
+        """The ends of all queues, when all that the logs have now is in them."""
+        marks: dict[str, int] = {}
+        return self._patiently(lambda: self._try_ends(marks))
+
+    def _try_ends(self, marks: dict[str, int]) -> dict[MessageQueue, int] | None:
+        self._check_masters()
+        deadline = Deadline.after(self._tools.question_s)
+        for name, state in self._states(deadline).items():
+            if isinstance(state, RocketMQError):
+                raise state
+            self._since.check_log(name, state)
+            mark = marks.setdefault(name, state.max_offset)
+            behind = state.behind > 0 if self._confirms_late(name, deadline) else state.indexed < mark
+            if behind:
+                return None
+        bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.question_s))
+        self._since.check_bounds(bounds)
+        return {queue: bounds[queue].max_offset for queue in self._since.queues}
+
+    def _check_masters(self) -> None:
+        """By the routes as they are now, or as they were while no name server answers."""
+        for topic in self._since.topics:
+            try:
+                self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.question_s))
+            except RocketMQError as e:
+                if not e.retriable:
+                    raise
+                logger.info("the route of %s is not fresh: %s", topic, e)
+        for name, noted in self._since.masters.items():
+            address = self._tools.routes.address(name)
+            if address != noted:
+                raise UnprovedError(
+                    f"the master of broker {name} is {address}, and was {noted} when the batch was begun: another copy may "
+                    "lack what that one stored",
+                    remedy=f"Bring the master back, {AT_LEAST_ONCE}",
+                )
+
+    def _confirms_late(self, name: str, deadline: Deadline) -> bool:
+        if name not in self._late:
+            self._late[name] = self._tools.offsets.confirms_late(name, deadline)
+        return self._late[name]
+
+    def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
+        states = self._tools.offsets.log_states(self._names, deadline)
+        now = self._clock.now()
+        for name, state in states.items():
+            if isinstance(state, RocketMQError):
+                continue
+            if now - self._heard.get(name, -GAP_S) > GAP_S or name not in self._steady:
+                self._steady[name] = now
+            self._heard[name] = now
+        return states
+
+    def _settle(self, began: float) -> None:
+        """Until every broker has answered all the time, and has no send in its queue that is older than the look."""
+        waited_since = self._clock.now()
+        while True:
+            states = self._states(Deadline.after(min(_QUESTION_S, self._tools.question_s)))
+            now = self._clock.now()
+            unsettled = [name for name in self._names if not self._is_settled(name, states[name], now, began)]
+            if not unsettled:
+                return
+            name = unsettled[0]
+            if now - max(waited_since, self._heard.get(name, waited_since)) > self._tools.timeout_s:
+                raise CallTimeout(
+                    f"broker {name} does not answer, so that what is stored there cannot be proved",
+                    remedy=f"Start broker {name}, {AT_LEAST_ONCE}",
+                )
+            self._clock.sleep(_POLL_S)
+
+    def _is_settled(self, name: str, state: LogState | RocketMQError, now: float, began: float) -> bool:
+        if isinstance(state, RocketMQError):
+            if not state.retriable:
+                raise state
+            return False
+        return now - self._steady[name] >= self._tools.settle_s and state.head_wait_ms < 1000 * (now - began)
+
+    def _patiently(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
+        """The answer, once there is one; the first error when the time is over."""
+        until, first = self._clock.now() + self._tools.timeout_s, None
+        for pause in self._clock.pauses():
+            error: RocketMQError | None = None
+            try:
+                found = ask()
+                if found is not None:
+                    return found
+            except RocketMQError as e:
+                if not (e.retriable or isinstance(e, UnprovedError)):
+                    raise
+                error = e
+                if first is None:
+                    logger.warning("a look at what is stored waits: %s", e)
+            first = error or first
+            if self._clock.now() >= until:
+                raise self._in_vain(error)
+            self._clock.sleep(pause)
+        raise AssertionError("pauses have no end")
+
+    def _in_vain(self, error: RocketMQError | None) -> RocketMQError:
+        if error is None:
+            error = CallTimeout("a broker did not index in time what it has stored")
+        if error.remedy is None:
+            error.remedy = f"Start the brokers {', '.join(self._names)}, {AT_LEAST_ONCE}"
+        return error

@@ -1,0 +1,205 @@
+"""Ids of content: equal rows have equal ones in whatever order they come, and nothing else has."""
+
+from __future__ import annotations
+
+import collections
+import random
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.content import BatchName, ContentIds, RowHash, StoredRows
+from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.wire.identifiers import UniqKey, UniqKeys
+from rocketmq_spark.wire.messages import decode_batch
+from rocketmq_spark.wire.properties import decode_properties
+
+NOVEMBER = datetime(2026, 11, 30, 23, 59, 59)
+NAME = BatchName("query", 0, 7, b"offsets", "sink")
+KEY = b"query"
+
+SCHEMA = {
+    "topic": pa.string(),
+    "body": pa.binary(),
+    "tags": pa.string(),
+    "keys": pa.list_(pa.string()),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "shardingKey": pa.string(),
+    "flag": pa.int32(),
+    "queueId": pa.int32(),
+    "brokerName": pa.string(),
+}
+COLUMNS = {name.lower(): name for name in SCHEMA}
+_texts = st.none() | st.sampled_from(["", "a", "b", "ab", "x" * 9])
+_rows = st.fixed_dictionaries(
+    {
+        "topic": st.sampled_from(["t", "u"]),
+        "body": st.binary(max_size=40) | st.binary(min_size=2040, max_size=2060),
+        "tags": _texts,
+        "keys": st.none() | st.lists(st.sampled_from(["k", "l"]), max_size=2),
+        "properties": st.none() | st.dictionaries(st.sampled_from("abc"), st.none() | st.sampled_from("xyz")),
+        "shardingKey": _texts,
+        "flag": st.none() | st.integers(-2, 2),
+        "queueId": st.integers(0, 3),
+        "brokerName": _texts,
+    }
+)
+
+
+def frame(rows):
+    columns = {
+        name: pa.array([list(row[name].items()) if isinstance(row[name], dict) else row[name] for row in rows], kind)
+        for name, kind in SCHEMA.items()
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def hashes(rows, columns=COLUMNS, topic=None, key=KEY):
+    return [bytes(row) for row in RowHash(key)(frame(rows), columns, topic)]
+
+
+def content(row):
+    """What is stored of a row: what is empty is as good as none, and a map has no order."""
+    entries = row["properties"] or {}
+    kept = frozenset((name, value) for name, value in entries.items() if value is not None)
+    keys = " ".join(row["keys"] or ())
+    return (
+        row["topic"], row["body"], row["tags"] or "", keys, kept, row["shardingKey"] or "", row["flag"] or 0,
+        row["queueId"], row["brokerName"] or "",
+    )  # fmt: skip
+
+
+@given(st.lists(_rows, min_size=1, max_size=12), st.randoms())
+def test_hashes_are_equal_where_the_content_is_in_any_order_of_rows_and_entries(rows, rng):
+    found = hashes(rows)
+    by_content = collections.defaultdict(set)
+    for row, made in zip(rows, found, strict=True):
+        by_content[content(row)].add(made)
+    assert all(len(made) == 1 for made in by_content.values())
+    assert len(set().union(*by_content.values())) == len(by_content)
+    order = rng.sample(range(len(rows)), len(rows))
+    shuffled = []
+    for i in order:
+        entries = list((rows[i]["properties"] or {}).items())
+        rng.shuffle(entries)
+        shuffled.append({**rows[i], "properties": dict(entries) or rows[i]["properties"]})
+    assert hashes(shuffled) == [found[i] for i in order]
+    alone = [hashes([row])[0] for row in rows]
+    assert alone == found
+
+
+@given(st.lists(_rows, min_size=1, max_size=4))
+def test_a_slice_hashes_like_a_copy(rows):
+    batch = frame([*rows, *rows])
+    half = RowHash(KEY)(batch.slice(len(rows)), COLUMNS, None)
+    assert [bytes(row) for row in half] == hashes(rows)
+
+
+def test_columns_of_another_order_are_the_same_row_and_values_in_other_columns_are_not():
+    row = dict.fromkeys(SCHEMA) | {"topic": "t", "body": b"b", "tags": "x", "queueId": 1}
+    (first,) = hashes([row])
+    turned = dict(reversed(COLUMNS.items()))
+    assert hashes([row], turned) == [first]
+    others = [row | {"tags": "b", "body": b"x"}, row | {"tags": None, "shardingKey": "x"}, row | {"topic": "b"}]
+    assert len({first, *hashes(others)}) == 4
+    assert hashes([row], key=b"other") != [first]
+
+
+def test_many_different_rows_have_different_hashes():
+    count = 300_000
+    batch = pa.RecordBatch.from_pydict({"body": pa.array([str(i).encode() for i in range(count)])})
+    made = RowHash(KEY)(batch, {"body": "body"}, "t")
+    first, second = made[:, :6], made[:, 6:]
+    for half, width in ((made, 12), (first, 6), (second, 6)):
+        assert len(np.unique(np.ascontiguousarray(half).view(f"V{width}"))) == count
+    bits = np.unpackbits(made[:10_000], axis=1).mean(axis=0)
+    assert ((bits > 0.45) & (bits < 0.55)).all(), "every bit is as often 0 as 1"
+
+
+def test_with_row_ids_these_are_the_content():
+    ids = pa.array([1, 2, 1], pa.int64())
+    batch = pa.RecordBatch.from_pydict({"body": pa.array([b"a", b"a", b"c"]), "id": ids})
+    first, second, third = RowHash(KEY)(batch, {"body": "body", "messageid": "id"}, "t").tolist()
+    assert first == third != second
+
+
+def test_query_epoch_batch_offsets_write_and_partition_separate():
+    others = [
+        NAME._replace(query="other"), NAME._replace(epoch=1), NAME._replace(number=8), NAME._replace(offsets=b"offset"),
+        NAME._replace(write="s2"), NAME._replace(offsets=b"offsetss", write="ink"),
+    ]  # fmt: skip
+    scopes = {name.scope(0) for name in (NAME, *others)} | {NAME.scope(1)}
+    assert len(scopes) == len(others) + 2
+    assert all(len(scope) == 10 for scope in scopes)
+    assert NAME.scope(0)[:7] == NAME.scope(1)[:7]
+    with pytest.raises(ValueError, match="16777216"):
+        NAME.scope(1 << 24)
+
+
+def texts(ids, made):
+    rows = np.empty((len(made), 56), np.uint8)
+    ids.fill(rows, made)
+    return [bytes(row).decode() for row in rows]
+
+
+def at(moment=NOVEMBER):
+    return lambda: round(moment.timestamp() * 1000)
+
+
+def test_java_reads_the_time_and_no_id_recurs_where_the_counter_wraps():
+    made = np.frombuffer(random.Random(1).randbytes(12) * 140_000, np.uint8).reshape(-1, 12)
+    ids = ContentIds(NAME.scope(3), at())
+    found = texts(ids, made) + texts(ids, made[:10])
+    assert len(set(found)) == len(found)
+    java = UniqKey.parse(UniqKeys(random.Random(0)).next(at()())).month_ms
+    parsed = [UniqKey.parse(text) for text in (found[0], found[65_535], found[65_536], found[-1])]
+    assert [(key.month_ms - java, key.counter) for key in parsed] == [(0, 0), (0, 65_535), (1, 0), (2, 8_937)]
+    compared = {text[:44] for text in found}
+    assert compared == {(NAME.scope(3) + made[0].tobytes()).hex().upper()}
+
+
+def test_the_time_of_an_id_follows_the_clock_also_when_the_month_turns():
+    made = np.zeros((1, 12), np.uint8)
+    moments = [NOVEMBER, NOVEMBER, datetime(2026, 12, 1, 0, 0, 1)]
+    ids = ContentIds(NAME.scope(0), lambda: at(moments[0])())
+    while moments:
+        java = UniqKey.parse(UniqKeys(random.Random(0)).next(at(moments[0])()))
+        assert UniqKey.parse(texts(ids, made)[0]).month_ms == java.month_ms
+        del moments[0]
+
+
+def test_the_encoder_writes_them():
+    rows = [dict.fromkeys(SCHEMA) | {"topic": "t", "body": b"%d" % i, "queueId": 0} for i in range(3)]
+    encoder = Encoder({"body": "body"}, 100, ContentIds(NAME.scope(1), at()))
+    plain = Encoder({"body": "body"}, 100, UniqueIds(b"12345678", at()))
+    batch = frame(rows)
+    bad = plain(batch)  # of another width
+    made = RowHash(KEY)(batch, {"body": "body"}, "t")
+    encoded = encoder.join(encoder.check(batch, BadRows()), made)
+    assert len(bad) == len(encoded) == 3
+    (chunk,) = encoded.chunks(1 << 20)
+    items = decode_batch(chunk.body)
+    assert [bytes(item.body) for item in items] == [b"0", b"1", b"2"]
+    ids = [decode_properties(item.properties)["UNIQ_KEY"] for item in items]
+    assert [text[:44] for text in ids] == [(NAME.scope(1) + row.tobytes()).hex().upper() for row in made]
+
+
+@given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=4))
+def test_stored_rows_are_counted_over_the_batches(stored, batches):
+    def made(numbers):
+        return np.array([list(n.to_bytes(12, "little")) for n in numbers], np.uint8).reshape(-1, 12)
+
+    rows, left = StoredRows(made(stored)), collections.Counter(stored)
+    for batch in batches:
+        expected = []
+        for number in batch:
+            expected.append(not left[number])
+            left[number] -= left[number] > 0
+        assert rows.missing(made(batch)).tolist() == expected
+    assert rows.left == left.total()

@@ -1,0 +1,143 @@
+"""Sinks with exactly-once while drivers, workers and brokers are killed: by row key none is missing, and none there twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import Message
+from tests.fix_spark import Script
+from tests.helpers import awaited, killed
+from tests.kill.pipes import MESSAGES, QUEUES, Pipe, Pipes, Swallowing, awaited_in, made
+from tests.reading import names, post
+from tests.scale import soak
+from tests.witness import java_read
+
+SELECTORS = ("roundRobin", "hash", "column")
+SHAPES = ("map", "shuffled", "repartition", "foreach")
+Make = Callable[..., str]
+FROZEN_S = 6.0
+
+
+def fed(mq: LocalBroker, make_topic: Make) -> tuple[str, list[str]]:
+    source = make_topic(queues=QUEUES)
+    keys = names(MESSAGES, "row")
+    post(mq, [Message(source, key.encode()) for key in keys])
+    return source, keys
+
+
+@pytest.fixture
+def pipes(
+    rocketmq: LocalBroker, make_topic: Make, start_script: Callable[..., Script], tmp_path: Path
+) -> Callable[..., tuple[Pipes, list[str]]]:
+    def make(*given: Pipe) -> tuple[Pipes, list[str]]:
+        source, keys = fed(rocketmq, make_topic)
+        return Pipes(rocketmq, start_script, tmp_path, source, made(make_topic, *given)), keys
+
+    return make
+
+
+def cases(kind: str, shapes: Sequence[str]) -> list[list[Pipe]]:
+    return [[Pipe(shape, kind, selector) for selector in SELECTORS] for shape in shapes]
+
+
+ALL = [*cases("ordinary", SHAPES), *cases("batch", SHAPES)]
+
+
+def label(given: Sequence[Pipe]) -> str:
+    return f"{given[0].shape}, {given[0].kind}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "given", [pytest.param(case, id=label(case), marks=() if case is ALL[0] else soak) for case in ALL]
+)
+def test_a_driver_killed_in_the_midst_of_a_batch_and_workers_that_die(
+    rocketmq: LocalBroker, pipes: Callable[..., tuple[Pipes, list[str]]], given: list[Pipe]
+) -> None:
+    """With at-least-once the same run repeats rows: so the test can see repeats."""
+    running, keys = pipes(*given, Pipe(given[0].shape, given[0].kind, guarantee="at-least-once"))
+    running.hold.touch()
+    script = running.begin()
+    running.wait(script, running.sending, "rows of every query")
+    running.kill(script)
+    running.hold.unlink()
+    for pipe in running.pipes:
+        running.dies(pipe)
+    running.finish(running.begin())
+    repeats = running.check(keys)
+    assert repeats[running.pipes[-1].name] > 0
+    assert running.found > 0
+    first = running.pipes[0]
+    seen = [record.body.decode().split(",")[0] for record in java_read(rocketmq.name_server, first.topic, bodies=True)]
+    assert len(seen) == len(set(seen)), "RocketMQ's own client sees the same"
+    assert set(seen) <= set(keys)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "given", [pytest.param(case, id=label(case), marks=() if case is ALL[4] else soak) for case in ALL]
+)
+def test_lost_acknowledgements_and_a_driver_that_dies_before_the_entry_in_the_log_of_commits(
+    rocketmq: LocalBroker, pipes: Callable[..., tuple[Pipes, list[str]]], given: list[Pipe]
+) -> None:
+    running, keys = pipes(*given)
+    address = rocketmq.address(rocketmq.brokers[0])
+    with Swallowing(address, 40) as proxy:
+        running.address_map = {address: proxy.address}
+        running.finish(running.begin())
+        assert proxy.swallowed > 0
+        assert running.found > 0
+        before = running.found
+        running.uncommit()
+        running.finish(running.begin())
+        assert running.found - before > 0
+        running.check(keys)
+
+
+@pytest.mark.timeout(900)
+def test_brokers_that_die_and_freeze_and_one_that_is_away_over_the_restart(
+    pair: LocalBroker, start_script: Callable[..., Script], tmp_path: Path
+) -> None:
+    """A batch write, whose tasks Spark repeats, comes last; its worker dies."""
+
+    def make_topic(queues: int, attributes: object = None) -> str:
+        (topic,) = names(1, "pipe")
+        pair.create_topic(topic, queues=queues)
+        return topic
+
+    source, keys = fed(pair, make_topic)
+    given = made(make_topic, Pipe("shuffled"), Pipe("foreach"), Pipe("job"))
+    running = Pipes(pair, start_script, tmp_path, source, given)
+    running.hold.touch()
+    job = running.pipes.pop()
+    script = running.begin()
+    running.wait(script, running.sending, "rows of every query")
+    running.kill(script)
+    running.hold.unlink()
+    killed(pair, "broker-b")
+    script = running.begin()
+    awaited_in(script, "a look at what is stored waits")
+    pair.restart("broker-b")
+    counts = {pipe.name: running.sent(pipe) for pipe in running.pipes}
+    running.wait(script, lambda: any(running.sent(p) > counts[p.name] for p in running.pipes), "more rows")
+    pid = pair.pid("broker-a")
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    killed(pair, "broker-b")
+    thaw_at = time.monotonic() + FROZEN_S
+    pair.restart("broker-b")
+    awaited(lambda: time.monotonic() >= thaw_at)
+    os.kill(pid, signal.SIGCONT)
+    running.finish(script)
+    running.dies(job)
+    running.pipes.append(job)
+    running.finish(running.begin())  # the streams read what was on the broker that was away when the run before began
+    running.check(keys)
+    assert running.found > 0

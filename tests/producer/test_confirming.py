@@ -1,0 +1,230 @@
+"""What may be stored is looked up before it is sent again: as a table, and against brokers that do as they like."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.errors import (
+    BrokerError,
+    BrokerNotFound,
+    CallTimeout,
+    ClosedError,
+    ConnectionLost,
+    LocalProtocolError,
+    MessageRefused,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+    UnprovedError,
+    error_for,
+)
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, without
+from rocketmq_spark.producer.engine import Engine
+from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.messages import decode_batch, encode_item
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
+from tests.producer.scripted import Bench, ManualTimer, Outcome
+from tests.queues import q, qs
+
+STORED, REFUSED, AMBIGUOUS = EndKind.STORED, EndKind.REFUSED, EndKind.AMBIGUOUS
+
+
+def answer(code: int, remark: str = "") -> RocketMQError:
+    return error_for(code)("refused", "a:1", code, remark=remark or None)
+
+
+def unsent(error: RocketMQError) -> RocketMQError:
+    error.unsent = True
+    return error
+
+
+@pytest.mark.parametrize(
+    ("outcome", "end"),
+    [
+        *((SendResult(status, "", q("a:0"), 7), STORED) for status in SendStatus if status != "SPOOLED"),
+        (CallTimeout("no answer"), AMBIGUOUS),
+        (unsent(CallTimeout("not connected in time")), REFUSED),
+        (ConnectionLost("reset"), AMBIGUOUS),
+        (unsent(ConnectionLost("refused")), REFUSED),
+        (RemoteProtocolError("garbage"), AMBIGUOUS),
+        (LocalProtocolError("cannot be sent"), REFUSED),
+        (MessageRefused("too large"), REFUSED),
+        (ClosedError("closed"), REFUSED),
+        (BrokerNotFound("no address"), REFUSED),
+        (RouteNotFound("no route"), REFUSED),
+        (answer(Response.SYSTEM_ERROR), AMBIGUOUS),
+        (answer(Response.SYSTEM_ERROR, "UNKNOWN_ERROR"), AMBIGUOUS),
+        (answer(Response.SYSTEM_ERROR, "java.lang.NullPointerException"), AMBIGUOUS),
+        (answer(Response.SYSTEM_ERROR, "[PC_SYNCHRONIZED]broker busy, start flow control for a while"), REFUSED),
+        (answer(Response.SYSTEM_ERROR, "create mapped file failed, server is busy or broken."), REFUSED),
+        (answer(Response.SYSTEM_ERROR, "in-sync replicas not enough"), REFUSED),
+        (answer(Response.SYSTEM_BUSY), AMBIGUOUS),
+        (answer(Response.SYSTEM_BUSY, "something new"), AMBIGUOUS),
+        (answer(Response.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while"), REFUSED),
+        (answer(Response.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while"), REFUSED),
+        (answer(Response.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while"), REFUSED),
+        (answer(Response.SERVICE_NOT_AVAILABLE), REFUSED),
+        (answer(Response.MESSAGE_ILLEGAL), REFUSED),
+        (answer(Response.NO_PERMISSION), REFUSED),
+        (answer(Response.TOPIC_NOT_EXIST), REFUSED),
+        (answer(Response.GO_AWAY), REFUSED),
+        (BrokerError("a code nobody knows", "a:1", 4711), AMBIGUOUS),
+    ],
+    ids=repr,
+)
+def test_every_end_is_definite_or_ambiguous(outcome: Outcome, end: EndKind) -> None:
+    assert end_of(outcome) is end
+
+
+def test_without_a_queue_nothing_was_sent() -> None:
+    assert end_of(CallTimeout("the name server says nothing"), chosen=False) is REFUSED
+
+
+def batch(*ids: str) -> SendRequest:
+    items = [encode_item(name.encode(), encode_properties({"UNIQ_KEY": name}), 0) for name in ids]
+    return SendRequest("g", b"".join(items), batch=True)
+
+
+def ids_of(request: SendRequest) -> list[str]:
+    if not request.batch:
+        return [decode_properties(request.properties)["UNIQ_KEY"]]
+    return [decode_properties(item.properties)["UNIQ_KEY"] for item in decode_batch(request.body)]
+
+
+def test_a_batch_that_was_cut_in_two_keeps_the_rest() -> None:
+    request = batch("x", "y", "z")
+    assert without(request, {"a"}) == (0, request)
+    stored, rest = without(request, {"x", "z"})
+    assert stored == 2
+    assert rest is not None
+    assert ids_of(rest) == ["y"]
+    assert without(request, {"x", "y", "z"}) == (3, None)
+    single = SendRequest("g", b"body", encode_properties({"UNIQ_KEY": "s"}))
+    assert without(single, {"s"}) == (1, None)
+    assert without(single, set()) == (0, single)
+
+
+class Broker:
+    """Stores what the script says, and answers what the script says: the two are independent."""
+
+    def __init__(self, script: Sequence[tuple[str, str]]) -> None:
+        self.script = list(script)
+        self.stored: Counter[str] = Counter()
+        self.places: list[tuple[MessageQueue, int, str]] = []
+        self.looks: list[dict[MessageQueue, int]] = []
+        self.fails = False
+        self.offsets: Counter[MessageQueue] = Counter()
+
+    def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        return qs("a:0-1 b:0-1")
+
+    def send_async(
+        self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Callable[[Outcome], None]
+    ) -> None:
+        what, says = self.script.pop(0) if self.script else ("all", "ok")
+        ids = ids_of(request)
+        ids = {"all": ids, "none": [], "some": ids[: len(ids) // 2]}[what]
+        if says == "refused":
+            done(answer(Response.SERVICE_NOT_AVAILABLE))
+            return
+        if says == "ok":
+            ids = ids_of(request)
+        first = self.offsets[queue]
+        for name in ids:
+            self.places.append((queue, self.offsets[queue], name))
+            self.stored[name] += 1
+            self.offsets[queue] += 1
+        ambiguous = {"timeout": CallTimeout("no answer"), "lost": ConnectionLost("reset"), "1": answer(1)}
+        done(SendResult(SendStatus.SEND_OK, "", queue, first) if says == "ok" else ambiguous[says])
+
+    def end(self, queue: MessageQueue) -> int:
+        return 0
+
+    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
+        self.looks.append(dict(since))
+        if self.fails:
+            raise UnprovedError("nobody knows", remedy="Look")
+        return {name for queue, at, name in self.places if queue in since and at >= since[queue] and name in ids}
+
+    def stop(self) -> None:
+        pass
+
+
+def run(bench: Bench, broker: Broker, requests: Sequence[SendRequest], pinned: Sequence[Any]) -> list[Ended]:
+    ended: list[Ended] = []
+    settings = ProducerSettings(
+        group="g", retries=None, pinned_retries=None, send_timeout_s=60.0, max_in_flight=None,
+        max_in_flight_per_broker=4, queues_stay_shut=True, heartbeat_s=0,
+    )  # fmt: skip
+    engine = Engine(broker, settings, ManualTimer(bench.time))  # type: ignore[arg-type]
+    engine.confirming = Confirming(broker, engine.timer)
+    for request, queue in zip(requests, pinned, strict=True):
+        engine.submit(Outgoing("T", request, 60.0, queue, ordered=queue is not None, done=ended.append))
+    bench.time.advance(120.0)
+    engine.close(Deadline.after(0))
+    return ended
+
+
+_scripts = st.lists(
+    st.tuples(st.sampled_from(["all", "some", "none"]), st.sampled_from(["ok", "refused", "timeout", "lost", "1"])),
+    max_size=12,
+)
+_queues = st.lists(st.sampled_from([None, q("a:0"), q("b:1")]), min_size=1, max_size=4)
+
+
+@given(_scripts, _queues, st.integers(1, 4), st.booleans())
+def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
+    script: list[tuple[str, str]], pinned: list[Any], size: int, fails: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        bench, broker = Bench(patched), Broker(script)
+        broker.fails = fails
+        names = itertools.count()
+        requests = [batch(*(f"m{next(names)}" for _ in range(size))) for _ in pinned]
+        ended = run(bench, broker, requests, pinned)
+    assert len(ended) == len(requests)
+    assert all(count == 1 for count in broker.stored.values())
+    for each in ended:
+        mine = [broker.stored[name] for name in ids_of(each.outgoing.request)]
+        if isinstance(each.outcome, SendResult):
+            assert all(mine), "acknowledged, and not stored"
+            assert 0 <= each.confirmed <= len(mine)
+        else:
+            assert fails or ("none", "1") in script or ("some", "1") in script  # which is doubted a few times only
+
+
+def test_a_look_begins_behind_what_was_acknowledged_before(bench: Bench) -> None:
+    broker = Broker([("all", "ok"), ("all", "ok"), ("all", "timeout")])
+    queue = q("a:0")
+    ended = run(bench, broker, [batch("x", "y"), batch("z"), batch("w")], [queue] * 3)
+    assert [each.confirmed for each in ended] == [0, 0, 1]
+    assert broker.looks == [{queue: 2}]
+
+
+def test_an_equal_row_of_an_earlier_attempt_confirms_nothing(bench: Bench) -> None:
+    """It differs in the last bytes of its id only, and all are compared."""
+    broker = Broker([("none", "timeout")])
+    broker.places = [(q("a:0"), 0, "row-1")]
+    broker.offsets[q("a:0")] = 1
+    run(bench, broker, [batch("row-2")], [q("a:0")])
+    assert broker.stored == {"row-2": 1}
+
+
+def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:
+    broker = Broker([("none", "timeout")])
+    broker.fails = True
+    (ended,) = run(bench, broker, [batch("x")], [None])
+    assert isinstance(ended.outcome, UnprovedError)
+    assert "may be stored, and its broker did not say" in ended.outcome.message
+    assert not broker.stored

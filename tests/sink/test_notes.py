@@ -1,0 +1,147 @@
+"""The note of a batch: made once, durable, read by whoever comes after, and gone with Spark's own logs."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from rocketmq_spark.errors import OffsetError, OptionError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.spark.checkpoints import entries, notes, rewind
+from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
+from rocketmq_spark.spark.checkpoints.notes import BatchNote
+from rocketmq_spark.stored.ends import QueueEnds
+
+ENDS = QueueEnds({MessageQueue("t", "a", 0): 7}, {"a": "a:1"}, {"a": 70})
+LATER = QueueEnds({MessageQueue("t", "a", 0): 9}, {"a": "a:1"}, {"a": 90})
+
+
+def checkpoint(path: Path, batches: int = 1) -> Path:
+    (path / "offsets").mkdir(parents=True)
+    (path / "metadata").write_text(json.dumps({"id": "query-1"}))
+    for number in range(batches):
+        (path / "offsets" / str(number)).write_text(f"v1\n{{}}\n{number}")
+    return path
+
+
+@pytest.fixture(params=["on this machine", "on another file system"])
+def folder(request: Any, tmp_path: Path) -> Folder:
+    path = checkpoint(tmp_path / "checkpoint")
+    if request.param == "on this machine":
+        return checkpoint_folder(str(path))
+    return Folder("other://checkpoint", SubTreeFileSystem(str(path), LocalFileSystem()), "")
+
+
+def test_a_batch_is_begun_once_and_its_note_stays(folder: Folder) -> None:
+    name = notes.batch_name(folder, "sink")
+    assert (name.query, name.epoch, name.number, name.write) == ("query-1", 0, 0, "sink")
+    first = notes.begin(folder, name, lambda: ENDS)
+    assert (first.before, first.note.ends) == (False, ENDS)
+    again = notes.begin(folder, notes.batch_name(folder, "sink"), lambda: pytest.fail("the note is there"))
+    assert (again.before, again.note) == (True, first.note)
+
+
+def test_a_note_with_other_offsets_or_of_another_epoch_is_of_another_batch(folder: Folder, tmp_path: Path) -> None:
+    notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+    (tmp_path / "checkpoint" / "offsets" / "0").write_text("planned anew")
+    name = notes.batch_name(folder, "sink")
+    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, LATER), False)
+    notes.raise_epoch(folder)
+    raised = notes.batch_name(folder, "sink")
+    assert raised.epoch == 1
+    assert notes.begin(folder, raised, lambda: ENDS) == (BatchNote(raised, ENDS), False)
+    assert notes.begin(folder, raised, lambda: LATER).before
+
+
+def test_a_torn_note_was_never_handed_out(folder: Folder, tmp_path: Path) -> None:
+    name = notes.batch_name(folder, "sink")
+    whole = BatchNote(name, ENDS).to_bytes()
+    path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
+    path.parent.mkdir(parents=True)
+    for cut in (0, 1, len(whole) // 2, len(whole) - 2):
+        path.write_bytes(whole[:cut])
+        assert not notes.begin(folder, name, lambda: LATER).before
+    assert notes.begin(folder, name, lambda: ENDS).note.ends == LATER
+
+
+def test_a_note_of_a_later_version_is_not_guessed_at(folder: Folder, tmp_path: Path) -> None:
+    name = notes.batch_name(folder, "sink")
+    path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(BatchNote(name, ENDS).to_bytes().replace(b'"v": 1', b'"v": 2'))
+    with pytest.raises(OptionError, match="version 2"):
+        notes.begin(folder, name, lambda: ENDS)
+
+
+def test_notes_go_with_sparks_log(folder: Folder, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    for number in range(4):
+        (path / "offsets" / str(number)).write_text(str(number))
+        notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+        notes.begin(folder, notes.batch_name(folder, "second"), lambda: ENDS)
+        (path / "offsets" / str(number - 2)).unlink(missing_ok=True)
+    kept = sorted(str(p.relative_to(path / "rocketmq")) for p in (path / "rocketmq").rglob("*") if p.is_file())
+    assert kept == ["1/second", "1/sink", "2/second", "2/sink", "3/second", "3/sink"]
+
+
+def test_the_other_writes_of_a_batch_are_known(folder: Folder) -> None:
+    name = notes.batch_name(folder, "one")
+    notes.begin(folder, name, lambda: ENDS)
+    assert notes.others(folder, name) == []
+    assert [note.name.write for note in notes.others(folder, name._replace(write="two"))] == ["one"]
+    assert notes.others(folder, name._replace(write="two", epoch=1)) == []
+
+
+def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
+    folder = checkpoint_folder(str(tmp_path))
+    with pytest.raises(OptionError, match="is no checkpoint of a query"):
+        notes.batch_name(folder, "sink")
+    checkpoint(tmp_path / "c", 0)
+    with pytest.raises(OptionError, match="nothing in its folder 'offsets'"):
+        notes.batch_name(checkpoint_folder(str(tmp_path / "c")), "sink")
+    with pytest.raises(OptionError, match="no planned batch 5"):
+        notes.batch_name(checkpoint_folder(str(tmp_path / "c")), "sink", 5)
+
+
+def test_a_folder_that_takes_no_files_is_an_error(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "c")
+    (tmp_path / "c" / "rocketmq").write_text("a file")
+    folder = checkpoint_folder(f"file:{tmp_path}/c")
+    with pytest.raises(OffsetError, match="Look at the path and its rights"):
+        notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+
+
+def test_only_one_of_two_creates_a_file(tmp_path: Path) -> None:
+    folder = checkpoint_folder(str(tmp_path))
+    assert folder.create("a/b", b"one")
+    assert not folder.create("a/b", b"two")
+    assert folder.read_bytes("a/b") == b"one"
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_a_rewind_raises_the_epoch(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "c", 2)
+    (path / "commits").mkdir()
+    for number in range(2):
+        line = json.dumps({"batchTimestampMs": 1})
+        (path / "offsets" / str(number)).write_text(f"v1\n{line}\n-")
+        (path / "commits" / str(number)).write_text("v1\n{}")
+    folder = entries.folder(str(path))
+    notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+    history = entries.history(folder)
+    planned = rewind.plan(folder, history, rewind.chosen(history, 0, None))
+    rewind.carry_out(folder, planned, datetime(2026, 11, 25, tzinfo=UTC))
+    assert notes.epoch(folder) == 1
+
+
+@pytest.mark.parametrize(
+    ("location", "name"),
+    [("file:/a/b", "/a/b"), ("file:///a/b", "/a/b"), ("/a", "/a")],
+)
+def test_checkpoints_are_called_as_spark_calls_them(location: str, name: str) -> None:
+    assert checkpoint_folder(location).name == name

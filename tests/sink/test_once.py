@@ -1,0 +1,366 @@
+"""Each row of a batch once, on a real broker: attempts that are repeated, answers that are lost, and what cannot be proved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, OptionError, RocketMQError, UnprovedError
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
+from rocketmq_spark.options import Options
+from rocketmq_spark.spark.checkpoints import notes
+from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
+from rocketmq_spark.spark.sink import checks, guarantee, once
+from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, plan_batch, plan_job
+from rocketmq_spark.spark.sink.report import Written
+from rocketmq_spark.spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
+from tests.helpers import indexed, stored
+from tests.live.producer.recording import RecordingSender
+from tests.live.writes import Make, bodies, frame, numbered, sink_options
+from tests.sink.test_notes import checkpoint
+
+KINDS = pytest.mark.parametrize("attributes", [None, {"queue.type": "BatchCQ"}], ids=["ordinary", "batch topic"])
+SETTLE_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarantee, "MIN_SETTLE_S", 0.1)
+
+
+class Losing(RecordingSender):
+    """Answers of some sends are lost, after the broker has done what it was asked."""
+
+    lose: Callable[[int], bool] = staticmethod(lambda number: False)
+    refuse: Callable[[int], bool] = staticmethod(lambda number: False)
+
+    def send_async(
+        self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Callable[[Any], None]
+    ) -> None:
+        number = len(self.sends)
+        if self.refuse(number):
+            self._note(queue, request)
+            done(CallTimeout("never arrived"))
+            return
+
+        def lost(outcome: SendResult | RocketMQError) -> None:
+            assert isinstance(outcome, SendResult)
+            done(CallTimeout("no answer") if self.lose(number) else outcome)
+
+        super().send_async(queue, request, deadline, lost)
+
+
+class Sink:
+    """Attempts of tasks as Spark would make them."""
+
+    def __init__(self, mq: LocalBroker, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mq = mq
+        self.path = checkpoint(path / "checkpoint")
+        self.monkeypatch = monkeypatch
+        self.lose: Callable[[int], bool] = lambda number: False
+        self.refuse: Callable[[int], bool] = lambda number: False
+        self.sender: Losing | None = None
+
+    def options(self, **given: object) -> Options:
+        chosen = {"deliveryGuarantee": "exactly-once", "exactlyOnceSettle": f"{SETTLE_S}s", **given}
+        return sink_options(self.mq.name_server, **chosen)
+
+    def plan(self, options: Options) -> OncePlan:
+        return plan_batch(options, str(self.path))
+
+    def attempt(
+        self, plan: OncePlan, options: Options, *batches: pa.RecordBatch, partition: int = 0, attempt: int = 0
+    ) -> Written:
+        client = session.client(options)
+        self.sender = Losing(client)
+        self.sender.lose, self.sender.refuse = self.lose, self.refuse  # type: ignore[method-assign]
+        recorded = dataclasses.replace(client, sender=self.sender)
+        with self.monkeypatch.context() as patched:
+            patched.setattr(session, "client", lambda options: recorded)
+            names = checks.check(options, from_arrow_schema(batches[0].schema))
+            mine = TaskOnce(options, pickle.loads(pickle.dumps(plan)), partition, attempt)
+            return TaskWriter(options, names, partition, checks.positions(options), mine).write(iter(batches))
+
+
+@pytest.fixture
+def sink(rocketmq: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    return Sink(rocketmq, tmp_path, monkeypatch)
+
+
+@KINDS
+def test_a_batch_that_was_begun_sends_what_is_not_stored(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink, attributes: Any
+) -> None:
+    topic = make_topic(queues=4, attributes=attributes)
+    options = sink.options(topic=topic, deliveryGuarantee="exactly-once", batchMaxBytes=2_000)
+    first = sink.plan(options)
+    assert not first.begun
+    done = sink.attempt(first, options, frame(body=numbered(300)))
+    assert (done.sent, done.already_stored, done.confirmed, done.unmatched) == (300, 0, 0, 0)
+    again = sink.plan(options)
+    assert again.begun
+    rows = numbered(500)
+    done = sink.attempt(again, options, frame(body=rows[250:]), frame(body=rows[:250][::-1]))
+    assert (done.sent, done.already_stored, done.confirmed, done.unmatched) == (200, 300, 0, 0)
+    found = stored(rocketmq, topic, 500)
+    assert sorted(bodies(found)) == rows
+    assert all(len(message.msg_id) == 56 for message in found)
+
+
+def test_equal_rows_are_counted(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    topic = make_topic(queues=2)
+    options = sink.options(topic=topic)
+    sink.attempt(sink.plan(options), options, frame(body=["x"] * 3 + ["y"]))
+    done = sink.attempt(sink.plan(options), options, frame(body=["x"] * 3), frame(body=["x"] * 2 + ["z"]))
+    assert (done.sent, done.already_stored, done.unmatched) == (3, 3, 1)
+    assert Counter(bodies(stored(rocketmq, topic, 7))) == {"x": 5, "y": 1, "z": 1}
+
+
+def test_another_partition_sends_rows_that_moved_to_it(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    topic = make_topic(queues=2)
+    options = sink.options(topic=topic)
+    sink.attempt(sink.plan(options), options, frame(body=["x"]), partition=0)
+    plan = sink.plan(options)
+    assert sink.attempt(plan, options, frame(body=["x"]), partition=1).sent == 1
+    assert sink.attempt(plan, options, frame(body=["x"]), partition=0).already_stored == 1
+
+
+def test_a_later_attempt_looks_by_itself(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    topic = make_topic(queues=4)
+    options = sink.options(topic=topic, batchMaxBytes=500)
+    plan = sink.plan(options)
+
+    def half() -> Iterator[pa.RecordBatch]:
+        yield frame(body=numbered(50))
+        raise ZeroDivisionError("the task fails")
+
+    names = checks.check(options, from_arrow_schema(frame(body=["x"]).schema))
+    with pytest.raises(ZeroDivisionError):
+        TaskWriter(options, names, 0, {}, TaskOnce(options, plan)).write(half())
+    done = sink.attempt(plan, options, frame(body=numbered(100)), attempt=1)
+    assert done.already_stored + done.sent == 100
+    assert done.already_stored > 0
+    assert sorted(bodies(stored(rocketmq, topic, 100))) == numbered(100)
+
+
+def test_topics_of_a_namespace_and_queues_of_an_environment(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink
+) -> None:
+    topic = make_topic(queues=4)
+    rocketmq.admin.create_topic(f"ns%{topic}", queues=4)
+    given = {"namespace": "ns", "environment": "2", "environments": "4", "batchMaxBytes": 200}
+    options = sink.options(topic=topic, **given)
+    sink.attempt(sink.plan(options), options, frame(body=numbered(50)))
+    assert sink.sender is not None
+    assert {queue.queue_id for _, queue, _ in sink.sender.sends} == {1}
+    done = sink.attempt(sink.plan(options), options, frame(body=numbered(60)))
+    assert (done.sent, done.already_stored) == (10, 50)
+    assert sorted(bodies(stored(rocketmq, f"ns%{topic}", 60))) == numbered(60)
+    assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 0
+
+
+def test_too_many_ids_are_read_again_by_the_tasks(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "MAX_IDS", 10)
+    topic = make_topic(queues=4)
+    options = sink.options(topic=topic)
+    plan = sink.plan(options)
+    for partition in range(2):
+        sink.attempt(plan, options, frame(body=numbered(10, 10 * partition)), partition=partition)
+    again = sink.plan(options)
+    assert again.found is None
+    assert sink.attempt(again, options, frame(body=numbered(12)), partition=0).already_stored == 10
+    assert sorted(bodies(stored(rocketmq, topic, 22))) == sorted([*numbered(20), "000010", "000011"])
+
+
+@KINDS
+@pytest.mark.parametrize("selector", ["roundRobin", "hash", "column"])
+def test_lost_acknowledgements_are_confirmed_at_the_broker(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink, attributes: Any, selector: str
+) -> None:
+    topic = make_topic(queues=4, attributes=attributes)
+    options = sink.options(topic=topic, batchMaxBytes=2_000, queueSelector=selector)
+    sink.lose = lambda number: number % 5 == 1
+    rows = numbered(400)
+    more = {
+        "hash": {"shardingKey": [f"k{i % 7}" for i in range(400)]},
+        "column": {"queueId": [i % 4 for i in range(400)]},
+    }
+    done = sink.attempt(sink.plan(options), options, frame(body=rows, **more.get(selector, {})))
+    assert done.rows == 400
+    assert done.confirmed > 0
+    assert sorted(bodies(stored(rocketmq, topic, 400))) == rows
+
+
+def test_what_never_arrived_is_sent_again_after_a_look(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    topic = make_topic(queues=4)
+    options = sink.options(topic=topic, batchMaxBytes=500)
+    sink.refuse = lambda number: number in (0, 2)
+    done = sink.attempt(sink.plan(options), options, frame(body=numbered(100)))
+    assert (done.sent, done.confirmed) == (100, 0)
+    assert sorted(bodies(stored(rocketmq, topic, 100))) == numbered(100)
+
+
+def test_an_equal_row_of_an_earlier_batch_part_confirms_nothing(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink
+) -> None:
+    topic = make_topic(queues=1)
+    options = sink.options(topic=topic)
+    plan = sink.plan(options)
+    sink.attempt(plan, options, frame(body=["x"]))
+    sink.refuse = lambda number: number == 0
+    done = sink.attempt(sink.plan(options), options, frame(body=["x", "x"]))
+    assert (done.sent, done.already_stored, done.confirmed) == (1, 1, 0)
+    assert bodies(stored(rocketmq, topic, 2)) == ["x", "x"]
+
+
+def test_the_settle_time_is_waited_for(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    options = sink.options(topic=make_topic(queues=1))
+    sink.plan(options)
+    slow = sink_options(
+        rocketmq.name_server, deliveryGuarantee="exactly-once", topic=options.topic, exactlyOnceSettle="2s"
+    )
+    began = time.monotonic()
+    sink.plan(slow)
+    assert time.monotonic() - began >= 2.0
+
+
+def test_queues_that_joined_since_are_used_from_the_next_batch_on(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink
+) -> None:
+    topic = make_topic(queues=1)
+    options = sink.options(topic=topic, batchMaxBytes=200)
+    plan = sink.plan(options)
+    rocketmq.admin.create_topic(topic, queues=4)
+    sink.attempt(plan, options, frame(body=numbered(100)))
+    assert sink.sender is not None
+    assert {queue.queue_id for _, queue, _ in sink.sender.sends} == {0}
+    with pytest.raises(MessageRefused, match="has no queue 3 that takes messages"):
+        sink.attempt(plan, options, frame(body=["x"], queueId=[3]))
+
+
+def test_allowed_topics_are_all_that_rows_may_name(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    one, two, other = (make_topic(queues=2) for _ in range(3))
+    options = sink.options(allowedTopics=f"{one},{two}")
+    plan = sink.plan(options)
+    with pytest.raises(MessageRefused, match=rf"row 1: topic '{other}' is not among option 'allowedTopics'"):
+        sink.attempt(plan, options, frame(body=["a", "b"], topic=[one, other]))
+    sink.attempt(plan, options, frame(body=["a", "b"], topic=[one, two]))
+    done = sink.attempt(sink.plan(options), options, frame(body=["a", "a"], topic=[one, two]))
+    assert (done.sent, done.already_stored, done.unmatched) == (1, 1, 1)
+    with pytest.raises(OptionError, match="was begun for the topics"):
+        sink.plan(sink.options(topic=one))
+
+
+def test_row_ids_are_the_content(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    topic = make_topic(queues=2)
+    options = sink.options(topic=topic, messageId="id")
+    sink.attempt(sink.plan(options), options, frame(body=["a", "b"], id=["1", "2"]))
+    plan = sink.plan(options)
+    done = sink.attempt(plan, options, frame(body=["a in a new version", "c"], id=["1", "3"]))
+    assert (done.sent, done.already_stored, done.unmatched) == (1, 1, 1)
+    with pytest.raises(MessageRefused, match="have the same id in column 'id'"):
+        sink.attempt(plan, options, frame(body=["a", "c"], id=["1", "1"]))
+
+
+def test_what_retention_deleted_cannot_be_proved(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(queues=1)
+    options = sink.options(topic=topic, sendTimeout="2s")
+    sink.attempt(sink.plan(options), options, frame(body=["x"]))
+    indexed(rocketmq)
+    rocketmq.admin.delete_topic(topic)
+    rocketmq.admin.create_topic(topic, queues=1)
+    path = sink.path / notes.ROOM / "0" / "sink"
+    noted = json.loads(path.read_text())
+    for ends in noted["topics"][topic].values():
+        ends["0"] = 5
+    path.write_text(json.dumps(noted))
+    with pytest.raises(UnprovedError, match="ends at offset 0 now, and ended at 5 before"):
+        sink.plan(options)
+
+
+def test_rights_are_checked_at_the_start(make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = sink.options(topic=make_topic(queues=1))
+
+    def denied(*given: object) -> None:
+        raise AccessDenied("no")
+
+    monkeypatch.setattr("rocketmq_spark.client.broker.Brokers.sample", denied)
+    with pytest.raises(AccessDenied):
+        sink.plan(options)
+    assert not (sink.path / notes.ROOM).exists(), "nothing was begun"
+
+
+def test_the_note_is_made_by_the_first_pickling_and_its_answer_stays(make_topic: Make, sink: Sink) -> None:
+    options = sink.options(topic=make_topic(queues=1))
+    schema = from_arrow_schema(frame(body=["x"]).schema)
+    unused = RocketMQStreamWriter(options, schema, str(sink.path))
+    assert not (sink.path / notes.ROOM).exists()
+    first = RocketMQStreamWriter(options, schema, str(sink.path))
+    plans = [pickle.loads(pickle.dumps(first))._writer.once for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert not plans[0].begun
+    assert pickle.loads(pickle.dumps(unused))._writer.once.begun, "it comes after a batch that was begun"
+
+
+def test_each_batch_write_is_another_job(make_topic: Make, sink: Sink) -> None:
+    options = sink.options(topic=make_topic(queues=1))
+    assert plan_job(options).name != plan_job(options).name
+    writer = RocketMQWriter(options, from_arrow_schema(frame(body=["x"]).schema))
+    plans = [pickle.loads(pickle.dumps(writer))._writer.once for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert not plans[0].streaming
+
+
+def test_a_rewound_batch_is_sent_again(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    topic = make_topic(queues=1)
+    options = sink.options(topic=topic)
+    sink.attempt(sink.plan(options), options, frame(body=["x"]))
+    notes.raise_epoch(checkpoint_folder(str(sink.path)))
+    assert sink.attempt(sink.plan(options), options, frame(body=["x"])).sent == 1
+    assert bodies(stored(rocketmq, topic, 2)) == ["x", "x"]
+
+
+@pytest.mark.parametrize(
+    ("given", "columns", "why"),
+    [
+        ({"transport": "grpc", "proxyEndpoint": "x:1"}, {}, "'transport' is 'grpc'"),
+        ({"onSendFailure": "spool", "spoolDir": "/tmp/s"}, {}, "a spooled row is sent later"),
+        ({"requireStoreOk": "ok"}, {}, "would be stored once more"),
+        ({}, {"delayLevel": [1]}, "column 'delaylevel' delays rows"),
+        ({"topic": None}, {"topic": ["t"]}, "option 'allowedTopics' must list all of them"),
+        ({"allowedTopics": "t"}, {}, "means nothing with option 'topic'"),
+        ({"exactlyOnceSettle": "50ms"}, {}, "expected 0.1 s at least"),
+        ({"deliveryGuarantee": "at-least-once", "exactlyOnceSettle": "9s"}, {}, "without 'deliveryGuarantee' exactly-once"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_combined_is_refused_with_its_reason(
+    given: dict[str, Any], columns: dict[str, Any], why: str
+) -> None:
+    chosen = {"topic": "t", "deliveryGuarantee": "exactly-once", **given}
+    options = sink_options("x:1", **{name: value for name, value in chosen.items() if value is not None})
+    with pytest.raises(OptionError, match=why):
+        checks.check(options, from_arrow_schema(frame(body=["x"], **columns).schema))
+
+
+def test_a_stream_must_say_where_its_checkpoint_is() -> None:
+    options = sink_options("x:1", topic="t", deliveryGuarantee="exactly-once")
+    with pytest.raises(OptionError, match=r"Give the writer .option\('checkpointLocation', ...\)"):
+        RocketMQStreamWriter(options, from_arrow_schema(frame(body=["x"]).schema))

@@ -1,0 +1,256 @@
+"""A look at scripted scripted, whose time the test moves: nothing is "not stored" before the waits are over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerNotFound,
+    CallTimeout,
+    ConnectionLost,
+    RocketMQError,
+    UnprovedError,
+)
+from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.stored.look import Look, LookTools
+
+A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
+TIMEOUT_S, SETTLE_S = 30.0, 10.0
+
+
+class Brokers:
+    """Two scripted with a queue each; ``log`` bytes stand for messages, of ten bytes each."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.queues: dict[MessageQueue, list[str]] = {A: ["a0", "a1"], B: ["b0"]}
+        self.unindexed: dict[str, int] = {}
+        self.masters = {"a": "a:1", "b": "b:1"}
+        self.states: dict[str, Callable[[], LogState | RocketMQError]] = {}
+        self.head_wait_ms = 0
+        self.low: dict[MessageQueue, int] = {}
+        self.asked: list[tuple[str, float]] = []
+        self.events: dict[float, Callable[[], None]] = {}
+        self.late = False
+        self.name_server_away = False
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, self.sleep, lambda: itertools.repeat(0.5))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for at in sorted(self.events):
+            if at <= self.now:
+                self.events.pop(at)()
+
+    def get(self, topic: str, max_age_s: float, deadline: Deadline) -> None:
+        if self.name_server_away:
+            raise ConnectionLost("no name server")
+        self.asked.append(("route", self.now))
+
+    def address(self, name: str, read_from: str = "master") -> str:
+        if name not in self.masters:
+            raise BrokerNotFound(f"no {name}")
+        return self.masters[name]
+
+    def log_states(self, names: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
+        self.asked.append(("state", self.now))
+        return {name: self.states.get(name, lambda name=name: self.state(name))() for name in names}  # type: ignore[misc]
+
+    def state(self, name: str) -> LogState:
+        size = 10 * sum(len(ids) for queue, ids in self.queues.items() if queue.broker_name == name)
+        return LogState(size, 10 * self.unindexed.get(name, 0), self.head_wait_ms)
+
+    def confirms_late(self, name: str, deadline: Deadline) -> bool:
+        return self.late
+
+    def bounds(self, queues: Any, deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
+        self.asked.append(("ends", self.now))
+        return {
+            queue: QueueBounds(self.low.get(queue, 0), len(ids) - self.unindexed.get(queue.broker_name, 0), 0)
+            for queue, ids in self.queues.items()
+        }
+
+    def read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
+        for part in ranges:
+            yield pa.array(self.queues[part.queue][part.start : part.end])
+
+    def noted(self) -> QueueEnds:
+        ends = {queue: len(ids) for queue, ids in self.queues.items()}
+        return QueueEnds(ends, dict(self.masters), {"a": 20, "b": 10})
+
+    def look(self, since: QueueEnds) -> list[str]:
+        found: list[str] = []
+        tools = LookTools(self, self, self.read, TIMEOUT_S, SETTLE_S, clock=self.clock())  # type: ignore[arg-type]
+        self.until = Look(tools, since).run(lambda ids: found.extend(ids.to_pylist()))
+        return found
+
+
+@pytest.fixture
+def scripted() -> Brokers:
+    return Brokers()
+
+
+def test_what_came_behind_the_noted_ends_is_found_and_nothing_before(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2", "a3"]
+    scripted.queues[B] += ["b1"]
+    assert scripted.look(since) == ["a2", "a3", "b1"]
+    assert scripted.until == {A: 4, B: 2}
+
+
+def test_what_comes_within_the_settle_time_is_found_once(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2"]
+    scripted.events[100.0 + SETTLE_S - 0.1] = lambda: scripted.queues[A].append("late")
+    assert scripted.look(since) == ["a2", "late"]
+    assert scripted.now >= 100.0 + SETTLE_S
+
+
+def test_ends_are_asked_for_when_the_index_has_reached_the_log(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2"]
+    scripted.unindexed["a"] = 1
+    scripted.events[104.0] = lambda: scripted.unindexed.clear()
+    assert scripted.look(since) == ["a2"]
+    assert min(at for what, at in scripted.asked if what == "ends") >= 104.0
+
+
+def test_a_busy_broker_is_indexed_to_where_its_log_was(scripted: Brokers) -> None:
+    """It is never without anything to index."""
+    since = scripted.noted()
+    scripted.queues[A] += ["a2", "a3"]
+    scripted.unindexed["a"] = 2
+
+    def grow() -> None:
+        scripted.queues[A].append("x")
+        scripted.queues[A].append("x")
+        scripted.events[scripted.now + 0.5] = grow
+
+    scripted.events[100.5] = grow
+    assert scripted.look(since)[:2] == ["a2", "a3"]
+
+
+def test_where_copies_must_confirm_the_index_has_nothing_left(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.late = True
+    scripted.queues[A] += ["a2", "a3"]
+    scripted.unindexed["a"] = 1
+    scripted.events[103.0] = lambda: scripted.unindexed.clear()
+    assert scripted.look(since) == ["a2", "a3"]
+
+
+def test_a_broker_that_stood_still_begins_its_settle_time_anew(scripted: Brokers) -> None:
+    since = scripted.noted()
+
+    def freeze() -> None:
+        scripted.states["a"] = lambda: CallTimeout("frozen")
+
+    def thaw() -> None:
+        scripted.states.clear()
+        scripted.queues[A].append("from its sockets")
+
+    scripted.events |= {104.0: freeze, 108.0: thaw}
+    assert scripted.look(since) == ["from its sockets"]
+    assert scripted.now >= 108.0 + SETTLE_S
+
+
+def test_a_send_that_waits_in_the_broker_since_before_the_look_is_waited_for(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.head_wait_ms = 30_000
+
+    def stored() -> None:
+        scripted.head_wait_ms = 0
+        scripted.queues[B].append("waited")
+
+    scripted.events[120.0] = stored
+    assert scripted.look(since) == ["waited"]
+
+
+def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(scripted: Brokers) -> None:
+    since = scripted.noted()
+    master = scripted.masters.pop("b")
+    scripted.events[110.0] = lambda: scripted.masters.update(b=master)
+    assert scripted.look(since) == []
+    scripted.masters.pop("b")
+    with pytest.raises(BrokerNotFound, match="Start the brokers a, b, or run this batch once with option"):
+        scripted.look(since)
+
+
+def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.events[104.0] = lambda: scripted.states.update(a=lambda: CallTimeout("gone"))
+    with pytest.raises(CallTimeout, match="broker a does not answer"):
+        scripted.look(since)
+    assert scripted.now >= 104.0 + TIMEOUT_S
+
+
+def test_without_a_name_server_brokers_are_where_they_were(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2"]
+    scripted.name_server_away = True
+    assert scripted.look(since) == ["a2"]
+
+
+def shorter(scripted: Brokers) -> None:
+    scripted.queues[A].pop()
+
+
+def another_master(scripted: Brokers) -> None:
+    scripted.masters["a"] = "slave:1"
+
+
+def expired(scripted: Brokers) -> None:
+    scripted.queues[A] += ["a2", "a3", "a4"]
+    scripted.low[A] = 3
+
+
+def queue_gone(scripted: Brokers) -> None:
+    del scripted.queues[B]
+    scripted.states["b"] = lambda: LogState(10, 0, 0)
+
+
+def end_went_back(scripted: Brokers) -> None:
+    scripted.states["a"] = lambda: LogState(20, 0, 0)
+    scripted.queues[A].pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (shorter, "commit log of broker a ends at 10, but it ended at 20"),
+        (another_master, "the master of broker a is slave:1, and was a:1"),
+        (expired, "retention deleted offsets 2 to 3"),
+        (queue_gone, "does not report it any more"),
+        (end_went_back, "it ends at offset 1 now, and ended at 2 before"),
+    ],
+)
+def test_nothing_is_inferred_from_what_cannot_be_proved(
+    scripted: Brokers, change: Callable[[Brokers], None], why: str
+) -> None:
+    since = scripted.noted()
+    change(scripted)
+    with pytest.raises(UnprovedError, match=why):
+        scripted.look(since)
+    assert scripted.now >= 100.0 + TIMEOUT_S, "it might have been passing"
+
+
+def test_access_denied_is_not_waited_for(scripted: Brokers) -> None:
+    scripted.states["a"] = lambda: AccessDenied("no")
+    with pytest.raises(AccessDenied):
+        scripted.look(scripted.noted())
+    assert scripted.now == 100.0
+
+
+def test_ends_as_json() -> None:
+    ends = Brokers().noted()
+    assert QueueEnds.from_json(ends.to_json()) == ends
+    assert ends.of_topics(["u"]) == QueueEnds({}, {}, {})
