@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
-from rocketmq_spark.base.clock import Deadline, Timer
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import (
     BrokerNotFound,
     ClosedError,

@@ -22,7 +22,8 @@ from pyspark import TaskContext
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
-from rocketmq_spark.base.clock import Clock, Deadline, Timer
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.content import (
     PARTITION_BYTES,
     ROW_BYTES,
