@@ -296,8 +296,8 @@ class GroupMember(Protocol):
     ) -> Callable[[Deadline], None]:
         """Belong to the group: every heartbeat carries ``membership``, ``asked`` gets what brokers ask.
 
-        Raises ``LocalProtocolError`` when the group has a member in this process. Gives what leaves again, which tells
-        brokers; failures of single brokers are logged.
+        Raises ``LocalProtocolError`` when the group has a member in this process. Returns a function that leaves
+        the group and unregisters it; failures of single brokers are logged.
         """
 
     def heartbeat(self, deadline: Deadline) -> None:

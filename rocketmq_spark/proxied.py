@@ -1,6 +1,6 @@
 """Options to what speaks gRPC with a Proxy, cached per process: the part of ``session`` for ``transport=grpc``.
 
-gRPC is imported when the first client is made, in the process that uses it, so that nobody needs it who does not ask for it.
+gRPC is imported when the first client is made, in the process that uses it, so that only users of gRPC need it.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def pytest_runtest_makereport(
 
 def _sections(item: pytest.Item) -> list[tuple[str, str]]:
     """The end of the log of each running broker that the test was given, under whatever name."""
-    # A LocalBroker can only be there when somebody has imported its module.
+    # A LocalBroker can only exist if its module was imported.
     module = sys.modules.get("rocketmq_spark.localbroker.cluster")
     fixtures = getattr(item, "funcargs", None)
     if module is None or not isinstance(fixtures, dict):

@@ -480,6 +480,13 @@ def test_nothing_is_left_undone():
     assert not [f"{path}: {match[0]}" for path in files if (match := words.search(path.read_text("utf-8")))]
 
 
+def test_the_code_speaks_plain_english():
+    """Words that hide who acts. ``tell`` is the name of a method."""
+    words = re.compile(r"\b(told|tells|mend|mended|whence|whoever|nobody|somebody)\b", re.IGNORECASE)
+    files = [*(module.path for module in modules()), ROOT / "README.md"]
+    assert not [f"{path}: {match[0]}" for path in files if (match := words.search(path.read_text("utf-8")))]
+
+
 def test_public_names_can_be_imported():
     package = importlib.import_module("rocketmq_spark")
     assert len(package.__all__) <= 30

@@ -42,8 +42,8 @@ AGAIN_S = 5.0
 
 
 class RotatingCredentials:
-    """Credentials that are fetched again when they are a minute old: they may be temporary. Those of before go on where nobody
-    gives new ones, as when a file is being written: servers say themselves when keys do not hold any more.
+    """Credentials that are fetched again when they are a minute old: they may be temporary. The old ones stay in use while
+    new ones cannot be read, as when a file is being written: servers reject keys that are no longer valid.
     """
 
     def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:

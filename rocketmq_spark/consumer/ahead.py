@@ -44,7 +44,7 @@ MAX_RANGES = 1024
 class Bounds:
     """Messages of a pull, and of one queue the offsets and the bytes that may wait to be consumed.
 
-    A read that finds no room for ``patience_s`` ends; who takes messages tells of room, and it is looked at every ``recheck_s``.
+    A read that finds no room for ``patience_s`` ends; taking messages notifies of room, and it is looked at every ``recheck_s``.
     """
 
     count: int
@@ -96,7 +96,7 @@ class ReadPace(enum.Enum):
 def far_behind(
     places: Mapping[MessageQueue, ReadAheadQueue], now: float, bounds: Bounds, plain: Callable[[MessageQueue], bool]
 ) -> dict[str, list[Stretch]]:
-    """By broker, the queues to be read ahead, of those that nobody asks for. Only ``plain`` ones: of a filtered queue the
+    """By broker, the queues to be read ahead, of those without a pull. Only ``plain`` ones: of a filtered queue the
     broker itself looks through hundreds of offsets for an answer, and where the next one begins cannot be known."""
     found: dict[str, list[Stretch]] = {}
     if bounds.half < MIN_HALF * bounds.count:
@@ -161,7 +161,7 @@ class Run(Protocol):
         """What comes; it ends early, and is not ``whole`` then, before what is not plain messages."""
 
     def stop(self) -> None:
-        """End soon, whoever waits for a broker now."""
+        """End soon, also while a read waits for a broker."""
 
 
 class Queues(Protocol):
@@ -174,7 +174,7 @@ class Queues(Protocol):
         """These queues are read ahead from now on."""
 
     def bring(self, ask: Ask, part: FetchedPart) -> bool:
-        """Take what was read; False when nobody wants it any more."""
+        """Take what was read; False if it is obsolete."""
 
     def brought(self, ask: Ask, part: FetchedPart) -> None:
         """The same, once the condition is let go: for what takes long."""

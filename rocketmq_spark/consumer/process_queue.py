@@ -1,9 +1,9 @@
 """What was pulled of one queue and is not finished: Java's ``ProcessQueue``.
 
-Messages lie by queue offset. Removing finished ones tells the offset up to which everything is finished, which is what may be
+Messages lie by queue offset. Removing finished ones returns the offset up to which everything is finished, which is what may be
 committed. An orderly consumer takes messages from the front and then commits them or puts them back.
 
-Pure: the caller holds its lock, tells the time, and acts on what is returned. Offsets of a queue mostly come in order, so
+Pure: the caller holds its lock, passes the time, and acts on what is returned. Offsets of a queue mostly come in order, so
 that the sorted ones are a deque that loses removed offsets only when they reach one of its ends.
 """
 
@@ -110,7 +110,7 @@ class ProcessQueue:
         self.put_back([message for offset, message in self._taken.items() if offset not in self._dead])
 
     def put_back(self, messages: Sequence[ReceivedMessage], alone: bool = False) -> None:
-        """Those of the taken ones wait again, as they are told here: their count of attempts may have grown.
+        """Those of the taken ones wait again, as they are given here: their count of attempts may have grown.
 
         ``alone``: each is taken without others from now on, so that others do not fail with it.
         """

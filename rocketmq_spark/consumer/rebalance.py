@@ -147,7 +147,7 @@ def clustering_share(
 ) -> QueueShare:
     """This member's part by the strategy.
 
-    An empty list of members is ignored as none is: a broker that has just started knows nobody yet.
+    An empty list of members is ignored as none is: a broker that has just started knows no member yet.
     """
     if queues is None or not members:
         return KEPT

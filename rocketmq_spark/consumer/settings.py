@@ -32,7 +32,7 @@ OnWire = Callable[[str], str]  # a topic or group as brokers know it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerSettings:
-    """What a consumer is told once. ``max_tries`` None: 16 repetitions of a failed message, endless ones where ``ordered``.
+    """Settings of one push consumer. ``max_tries`` None: 16 repetitions of a failed message, endless ones where ``ordered``.
 
     ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic instead of each queue. ``offsets_folder`` is
     where a broadcasting member keeps its offsets, under ``wire_group``: groups of one name in two namespaces are two.
@@ -176,7 +176,7 @@ _MAX_PULL_BATCH = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PullConsumerSettings:
-    """What a pull consumer is told once.
+    """Settings of one pull consumer.
 
     Java asks for 10 messages a pull; 32 is what a broker gives at most unless it is configured otherwise.
     """
@@ -230,10 +230,10 @@ MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PopSettings:
-    """What a consumer is told once; times in seconds.
+    """Settings of one consumer over gRPC; times in seconds.
 
     ``threads`` call the listener, and as many messages may wait for them before no more are asked for. A listener that has a
-    message for longer than ``consume_timeout_s`` keeps it from nobody any more.
+    message for longer than ``consume_timeout_s`` does not keep it from others any more.
     """
 
     group: str

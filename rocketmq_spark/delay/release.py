@@ -50,7 +50,7 @@ class Progress(NamedTuple):
 
     def then(self, later: Progress) -> Progress:
         """What is true after both. Envelopes that come late put ``done_ms`` back: then what was said before says more, unless
-        all that it spoke of is done. A moment that a clock told which was ahead would be kept for as long as it was.
+        all that it spoke of is done. A moment of a clock that was ahead would be kept for as long as it was.
         """
         oldest = max(self.oldest, later.oldest)
         newer = later.stored >= self.stored and (later.done_ms >= self.done_ms or oldest >= self.stored)
@@ -59,7 +59,7 @@ class Progress(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a node wrote down of a queue: all from ``begin`` to before ``stored`` is in its store, or done; and what it told.
+    """What a node wrote down of a queue: all from ``begin`` to before ``stored`` is in its store, or done; and what it committed.
 
     ``newest_ms`` is the latest store time of what it read: what a broker stored later than that lies at ``stored`` or behind.
     0 where nothing was read.
@@ -67,11 +67,11 @@ class Seen(NamedTuple):
 
     begin: int
     stored: int
-    told: Progress
+    committed: Progress
     newest_ms: int = 0
 
     def encode(self) -> bytes:
-        return _SEEN.pack(self.begin, self.stored, *self.told, self.newest_ms)
+        return _SEEN.pack(self.begin, self.stored, *self.committed, self.newest_ms)
 
     def is_other(self, message: ReceivedMessage) -> bool:
         """Whether it lies where another one was read: the topic was made again."""
@@ -79,8 +79,8 @@ class Seen(NamedTuple):
 
     def cut(self, at: int) -> Seen:
         """What still holds when a broker's messages from ``at`` on are others than those that were read."""
-        begin, oldest = min(self.begin, at), min(self.told.oldest, at)
-        return Seen(begin, at, Progress(oldest, at, self.told.done_ms), self.newest_ms)
+        begin, oldest = min(self.begin, at), min(self.committed.oldest, at)
+        return Seen(begin, at, Progress(oldest, at, self.committed.done_ms), self.newest_ms)
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:
@@ -88,8 +88,8 @@ class Seen(NamedTuple):
         if not data or len(data) not in (_EARLIER.size, _SEEN.size):
             return None
         layout = _EARLIER if len(data) == _EARLIER.size else _SEEN
-        begin, stored, oldest, told, done_ms, *newest_ms = layout.unpack(data)
-        return cls(begin, stored, Progress(oldest, told, done_ms), *newest_ms)
+        begin, stored, oldest, committed, done_ms, *newest_ms = layout.unpack(data)
+        return cls(begin, stored, Progress(oldest, committed, done_ms), *newest_ms)
 
 
 def note_of(queue: MessageQueue) -> bytes:
@@ -108,16 +108,16 @@ def noted(notes: Mapping[bytes, bytes]) -> dict[MessageQueue, Seen]:
     return found
 
 
-def resumed(seen: Seen | None, told: Progress | None, first: int) -> Seen:
+def resumed(seen: Seen | None, committed: Progress | None, first: int) -> Seen:
     """Where a node begins with a queue that it gets: where it was, if it has all since the oldest that is not done; else there.
 
-    ``told`` is what the last node of the queue said, ``first`` the first offset that the broker keeps.
+    ``committed`` is what the last node of the queue said, ``first`` the first offset that the broker keeps.
     """
-    if told is None:
+    if committed is None:
         return seen or Seen(first, first, Progress(first, first, 0))
-    if seen is not None and seen.begin <= told.oldest <= seen.stored:
-        return seen._replace(told=told)
-    return Seen(told.oldest, told.oldest, told)
+    if seen is not None and seen.begin <= committed.oldest <= seen.stored:
+        return seen._replace(committed=committed)
+    return Seen(committed.oldest, committed.oldest, committed)
 
 
 # Where bodies go that are no envelopes: they must neither stop the others nor get lost.
@@ -167,7 +167,7 @@ class Original(NamedTuple):
 def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
     """What of an envelope is delivered. Raises ``DecodeError`` for what no producer could have sent.
 
-    Whoever may write envelopes would else have the node write where it is not meant to: ``topics`` are patterns, as of a
+    Otherwise a writer of envelopes could have the node write to other topics: ``topics`` are patterns, as of a
     shell, of where it may; system topics, retries and dead letters of groups are never among them.
     """
     problem = topic_problem(opened.topic)

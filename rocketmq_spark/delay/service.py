@@ -1,11 +1,11 @@
 """A node of the delay service: a member of a group that shares the queues of ``dmq_inner_topic``.
 
 An envelope is durable in the node's store before the node goes on to read; its original is sent when it is due, and forgotten
-when a broker took it. The inner topic stays the truth: what is told to brokers (``progress``) lets another node go on with a
+when a broker took it. The inner topic stays the truth: what is committed to brokers (``progress``) lets another node go on with a
 queue, or this one with an empty disk. A node holds the records of its own queues; of those that it loses it keeps only what
 the topic does not have any more.
 
-A driver: one thread, that of ``run``, reads, stores and tells; sending is the spool's.
+A driver: one thread, that of ``run``, reads, stores and commits; sending is the spool's.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)
 
-# As many messages are stored by one write, and as often positions are told.
+# As many messages are stored by one write, and as often positions are committed.
 PAGE, TELL_S, POLL_S = 2000, 0.5, 0.2
-# After brokers could not be told.
+# After a commit failed.
 AGAIN_S = 5.0
 # So long the last node of a queue has to hear that it is another's now, and to say how far it came.
 HAND_OVER_S = 2.0
@@ -97,7 +97,7 @@ class DelayService:
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
         self._gained: dict[MessageQueue, Deadline | None] = {}
-        # To be left, or begun again; with what is known of them, None where that may not be told.
+        # To be left, or begun again; with what is known of them, None where that may not be committed.
         self._going: dict[MessageQueue, Seen | None] = {}
         self._brokers = Answering(AGAIN_S)
         self._damages = store.damages
@@ -172,7 +172,7 @@ class DelayService:
                 self._spool.redelivery.close(deadline)
             self._tell(self._seen)
         except RocketMQError as e:
-            logger.warning("the last positions are not told: %s", e)
+            logger.warning("the last positions are not committed: %s", e)
         finally:
             self._seen.clear()
             self._reader.close()
@@ -201,17 +201,17 @@ class DelayService:
     def _give_up(self, queue: MessageQueue) -> None:
         """Another node has it."""
         seen = self._going[queue]
-        if seen is not None and self._told(queue) == seen.told:
-            # Who has told more since has it for longer than we know.
+        if seen is not None and self._committed(queue) == seen.committed:
+            # A node that committed more since has had the queue for longer.
             self._tell({queue: seen})
         self._leave(queue)
         del self._going[queue]
 
     def _begin(self, queue: MessageQueue) -> None:
         """One that another node had is left to it for a moment. Raises what questions raise."""
-        told, seen = self._told(queue), noted(self._store.notes()).get(queue)
-        # Somebody else had it, or told brokers more.
-        others = told is not None and (seen is None or seen.told != told)
+        committed, seen = self._committed(queue), noted(self._store.notes()).get(queue)
+        # Another node had it, or committed more.
+        others = committed is not None and (seen is None or seen.committed != committed)
         if others:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
             if not patience.expired:
@@ -220,11 +220,11 @@ class DelayService:
         first = bounds.min_offset
         if seen is not None and (at := self._other_from(queue, seen)) is not None:
             self._store.forget([], waiting.space_of(queue))
-            seen = None if others else seen.cut(at)  # what others told is of the messages that are there now
-            told = told if seen is None else seen.told
-        elif told is not None and others:
-            self._forget(queue, told.done)
-        found = resumed(seen, told, first)
+            seen = None if others else seen.cut(at)  # what others committed is of the messages that are there now
+            committed = committed if seen is None else seen.committed
+        elif committed is not None and others:
+            self._forget(queue, committed.done)
+        found = resumed(seen, committed, first)
         if found.stored < first:
             logger.warning(
                 "%s begins at %d, and envelopes from %d on are not done: what is not in %s is lost; the topic's retention "
@@ -238,7 +238,7 @@ class DelayService:
         self._seen[queue] = found
         if found.stored < bounds.max_offset:
             self._unread[queue], self._catching_up = bounds.max_offset, Deadline.after(CATCH_UP_S)
-        logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.told.oldest)
+        logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.committed.oldest)
 
     def _is_behind(self) -> bool:
         """Whether a queue is not read yet as far as it went when it was begun."""
@@ -307,7 +307,7 @@ class DelayService:
             found = waiting.arrival(queue, offset, message.body, now_ms)
             if found.cancels is not None:
                 cancels.append(found.cancels)
-            elif found.record is not None and not of_queue.told.done(offset, found.due_ms):
+            elif found.record is not None and not of_queue.committed.done(offset, found.due_ms):
                 records.append((found.record, found.due_ms))
                 self._retention.note(queue.broker_name, found.due_ms - message.store_timestamp)
         changed = {queue: each for queue, each in seen.items() if each != self._seen[queue]}
@@ -324,13 +324,13 @@ class DelayService:
 
     # --- positions
 
-    def _told(self, queue: MessageQueue) -> Progress | None:
+    def _committed(self, queue: MessageQueue) -> Progress | None:
         deadline = Deadline.after(REQUEST_S)
         oldest, stored, done_ms = (self._member.committed(g, queue, deadline, False) for g in self._names.all)
         return None if oldest is None else Progress(oldest, stored if stored is not None else oldest, done_ms or 0)
 
     def _tell(self, known: dict[MessageQueue, Seen]) -> bool:
-        """Say how far queues are, and whether all of it could be told. What could not is told the next time: brokers know less
+        """Commit how far queues are; returns whether all commits succeeded. The rest is committed next time: brokers know less
         then, and never too much.
         """
         first = self._store.places(IDENTITY)
@@ -341,18 +341,18 @@ class DelayService:
         for queue, seen in known.items():
             places = self._store.places(waiting.space_of(queue))
             oldest = min(seen.stored, waiting.offset_and_due(places[0])[0]) if places else seen.stored
-            now = seen.told.then(Progress(oldest, seen.stored, done_ms))
+            now = seen.committed.then(Progress(oldest, seen.stored, done_ms))
             nothing_new = (
-                now.oldest == now.stored == seen.told.oldest == seen.told.stored
-            )  # all is done: since when, nobody asks
-            if now != seen.told and not nothing_new:
+                now.oldest == now.stored == seen.committed.oldest == seen.committed.stored
+            )  # all is done: since when does not matter
+            if now != seen.committed and not nothing_new:
                 news[queue] = now
         # What a damaged store lost is not done: the next turn reads it.
         if not news or self._damages != self._store.damages:
             return True
         all_told = self._commit(news)
         for queue, now in news.items():
-            known[queue] = known[queue]._replace(told=now)
+            known[queue] = known[queue]._replace(committed=now)
         if news:
             self._store.add([], {note_of(queue): known[queue].encode() for queue in news})
         return all_told
@@ -360,7 +360,7 @@ class DelayService:
     def _commit(self, news: dict[MessageQueue, Progress]) -> bool:
         """Drops of ``news`` what brokers did not take; whether they took all.
 
-        The moment first: it may go back, and with the old one a broker that is not told more would know too much.
+        The moment first: it may go back, and with the old one a broker that gets no more commits would have too much.
         """
         count = len(news)
         for number, group in reversed(list(enumerate(self._names.all))):
@@ -375,6 +375,8 @@ class DelayService:
                 error = next(iter(errors.values()))
                 # Once when it begins.
                 level = logging.WARNING if self._told_all else logging.INFO
-                logger.log(level, "how far %d queues are cannot be told as group %s now: %s", len(errors), group, error)
+                logger.log(
+                    level, "how far %d queues are cannot be committed as group %s now: %s", len(errors), group, error
+                )
         self._told_all = len(news) == count
         return self._told_all

@@ -45,9 +45,9 @@ def present(topic: str = INNER_TOPIC, **options: object) -> Iterator[None]:
     """In its block brokers know a member of a group (option ``group``) that subscribes to ``topic``; it reads nothing."""
     parsed = options_table.parse({"group": GROUP, **options}).for_role("pull consumer")
     member = session.member(parsed)
-    told = Membership({topic: NO_FILTER}, {topic: time.time_ns() // 1_000_000}, "CONSUME_ACTIVELY")
-    member.queues(topic, Deadline.after(_REQUEST_S))  # whose brokers are the ones to be told
-    leave = member.join(parsed.group, lambda: told, _say_nothing, _HEARTBEAT_S)
+    membership = Membership({topic: NO_FILTER}, {topic: time.time_ns() // 1_000_000}, "CONSUME_ACTIVELY")
+    member.queues(topic, Deadline.after(_REQUEST_S))  # whose brokers are the ones to join
+    leave = member.join(parsed.group, lambda: membership, _say_nothing, _HEARTBEAT_S)
     try:
         member.heartbeat(Deadline.after(_REQUEST_S))
         yield

@@ -224,14 +224,14 @@ class ProxyMember:
         and returns the endpoints that answer and refuse it.
         """
         refusing = []
-        told: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:
-                self._proxy.at(address).ask_async(rpc, request, deadline, lambda a, at=address: told.put((at, a)))  # type: ignore[misc]
+                self._proxy.at(address).ask_async(rpc, request, deadline, lambda a, at=address: answers.put((at, a)))  # type: ignore[misc]
             except RocketMQError as e:
-                told.put((address, e))
+                answers.put((address, e))
         for _ in self._proxy.addresses:
-            address, answer = told.get()
+            address, answer = answers.get()
             try:
                 if isinstance(answer, RocketMQError):
                     raise answer

@@ -74,7 +74,7 @@ class BatchEntry(NamedTuple):
 class MessageBatch:
     """Messages that leave together, at ``due_ms`` at the latest.
 
-    ``owner`` is the producer that started the batch and sends it, whoever adds to it.
+    ``owner`` is the producer that started the batch and sends it, also when others add to it.
     """
 
     key: Key

@@ -189,7 +189,7 @@ class Attempts:
 
 
 def _no_name_server(queue: MessageQueue | None, outcome: SendResult | RocketMQError) -> bool:
-    """Whether the attempt ended before there was a queue, because nobody told the route."""
+    """Whether the attempt ended before there was a queue, because the route was unknown."""
     return (
         queue is None
         and isinstance(outcome, RocketMQError)

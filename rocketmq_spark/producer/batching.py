@@ -3,7 +3,7 @@
 Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. A driver: it owns
 the lock round the accumulator.
 Java polls with two guard threads; here the timer calls when the oldest batch is due, and a synchronous
-sender that waits longer than the batch may take sends it itself, so that nobody depends on the timer's thread. Java's
+sender that waits longer than the batch may take sends it itself, so that no sender depends on the timer's thread. Java's
 accumulator dies with the first of the producers that share it; this one lives until the last has left, and all that
 waits is sent when one leaves.
 """
@@ -104,7 +104,7 @@ class Batcher:
     def wait(self, batch: MessageBatch, result: Future[SendResult], seconds: float) -> bool:
         """Whether ``result`` is there within ``seconds`` after its batch was due.
 
-        A synchronous sender sends the batch itself then, when nobody else has.
+        A synchronous sender sends the batch itself then, if no other thread has.
         """
         if not self._timer.wait(result, max(0, batch.due_ms - self._timer.now_ms()) / 1000):
             self.flush()
@@ -175,7 +175,7 @@ class Batcher:
 
 
 class AccumulatorMember:
-    """What one producer adds to an accumulator. ``owner`` sends the batches that it starts, whoever adds to them."""
+    """What one producer adds to an accumulator. ``owner`` sends the batches that it starts, also when others add to them."""
 
     def __init__(self, batcher: Batcher, owner: BatchOwner, pending: Pending, send_timeout_s: float) -> None:
         self.batcher = batcher

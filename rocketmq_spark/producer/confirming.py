@@ -1,4 +1,4 @@
-"""How a send ended, as a table: stored, refused before the store, or nobody knows. What nobody knows is looked up.
+"""How a send ended, as a table: stored, refused before the store, or unknown. What is unknown is looked up.
 
 A driver in so far as looks run on a thread for each broker: one look serves all that became uncertain there meanwhile.
 """

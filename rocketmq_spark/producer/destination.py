@@ -144,7 +144,7 @@ class QueueChoice:
         """A broker's address comes with a route."""
         if refresh:
             self._topics.queues(topic, deadline, refresh=True)
-        elif self._topics.any_topic() is None:  # nobody asked for an address so far, perhaps
+        elif self._topics.any_topic() is None:  # perhaps there was no question for an address so far
             with contextlib.suppress(RouteNotFound):
                 self._topics.queues(topic, deadline)
 
@@ -237,7 +237,7 @@ class Destinations:
         if queue is None:
             return
         encoding.check_queue(topic, queue)
-        if self._topics.any_topic() is None:  # nobody asked for an address so far, perhaps
+        if self._topics.any_topic() is None:  # perhaps there was no question for an address so far
             try:
                 self.queues(topic, deadline)
             except RouteNotFound:

@@ -207,7 +207,7 @@ def batch_item(prepared: Prepared) -> bytes:
 def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:
     """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message want more: ``told``.
+    Topics that store a batch as one message want more: ``described``.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
@@ -233,7 +233,7 @@ def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: Produc
                          settings, now_ms)  # fmt: skip
 
 
-def told(request: SendRequest, prepared: Sequence[Prepared]) -> SendRequest:
+def described(request: SendRequest, prepared: Sequence[Prepared]) -> SendRequest:
     """The batch with what it says of its messages to a topic that stores it as one: the tag of all, and their keys.
 
     Java's explicit batches say neither, so that no filter lets them through.

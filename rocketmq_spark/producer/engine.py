@@ -56,7 +56,7 @@ class _Attempt(NamedTuple):
 class Engine:
     """Sends what it is handed, and knows what is under way. ``close`` ends its timer too.
 
-    Without ``faults`` it has a fault table of its own. ``in_flight`` tells how much was submitted and has no outcome yet.
+    Without ``faults`` it has a fault table of its own. ``in_flight`` counts what was submitted and has no outcome yet.
     What fails for passing reasons, and what is left at the close, goes to the ``spool`` if there is one, and counts as sent.
     What one ``pump`` sends, it sends in the context ``together``. With ``confirming``, which who owns the engine may set, nothing
     that was submitted is sent again while it may be stored: that is looked up first.
@@ -101,10 +101,10 @@ class Engine:
         return outcome
 
     def submit(self, outgoing: Outgoing) -> None:
-        """Send without waiting for the answer, which ``done`` is told; when the engine is closed, that it is.
+        """Send without waiting for the answer, which ``done`` receives; a closed engine is an error.
 
         Waits while there is no room, and raises ``SendFailed`` when there is none in time, or no thread for what comes
-        after the answer. What interrupts that is raised, and ``done`` is told.
+        after the answer. What interrupts that is raised, and ``done`` is called.
         """
         try:
             self._under_way.wait_for_room(outgoing)
@@ -167,7 +167,7 @@ class Engine:
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait until everything under way has its answer; what has none by then is failed and returned.
 
-        With a spool that is where it goes, unless it is not to be kept because somebody sends it again anyway. A call of
+        With a spool that is where it goes, unless it is not to be kept because the caller sends it again anyway. A call of
         the timer is waited for ``wait_s`` seconds.
         """
         self.idle(deadline)
@@ -236,7 +236,7 @@ class Engine:
             def done(outcome: Outcome) -> None:
                 try:
                     self._report(attempt, outcome)
-                except Exception:  # the request must not be stranded because nobody could be told
+                except Exception:  # the request must not be stranded because the caller could not be notified
                     logger.exception("the outcome of an attempt could not be reported")
                 self._landed(sending, number, queue, outcome)
 

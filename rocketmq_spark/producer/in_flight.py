@@ -145,7 +145,7 @@ class Promise(Future[SendResult]):
         return super().result(timeout)
 
     def keep(self, outcome: Outcome) -> bool:
-        """Take the outcome, with the lock; False when somebody may wait for it, who must be told."""
+        """Take the outcome, with the lock; False if a waiter must be notified."""
         if self._awaited:
             return False
         if isinstance(outcome, RocketMQError):
@@ -156,7 +156,7 @@ class Promise(Future[SendResult]):
         return True
 
     def tell(self, outcome: Outcome) -> None:
-        """The same, and those who wait are told, without the lock."""
+        """The same, and notify waiters, without the lock."""
         if isinstance(outcome, RocketMQError):
             self.set_exception(outcome)
         else:

@@ -1,7 +1,7 @@
 """What the timers of brokers do not serve: longer than they take, switched off, or older than 5.0 (option ``longDelay``).
 
-Such a message goes as an envelope to ``dmq_inner_topic``, whence a service sends it when it is due, or it is refused. A driver
-in so far as it asks brokers what they do, and whether anybody takes envelopes; both are asked seldom.
+Such a message goes as an envelope to ``dmq_inner_topic``, and a service sends it when it is due, or it is refused. A driver
+in so far as it asks brokers what they do, and whether a consumer takes envelopes; both are asked seldom.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Timers:
         """By broker, 0 for none. A broker that is silent is left out, and asked again after a while."""
         due = [name for name in brokers if name not in self._known or self._known[name][1].expired]
         if due:
-            told = self._sender.timers(topic, sorted(due), deadline)
+            timers = self._sender.timers(topic, sorted(due), deadline)
             for name in due:
-                if name not in told:
+                if name not in timers:
                     logger.info("broker %s does not say what its timers do", name)
                 # One without is asked again each time: it is refused, and may have been updated.
-                rest_s = SILENT_S if name not in told else TIMERS_S if told[name] else 0.0
-                self._known[name] = told.get(name), Deadline.after(rest_s)
+                rest_s = SILENT_S if name not in timers else TIMERS_S if timers[name] else 0.0
+                self._known[name] = timers.get(name), Deadline.after(rest_s)
         found = {name: self._known[name][0] for name in brokers}
         return {name: longest for name, longest in found.items() if longest is not None}
 
@@ -112,7 +112,7 @@ class LongDelays:
         return due_ms if due_ms - now_ms > served else None
 
     def enveloped(self, prepared: Prepared, due_ms: int, queue: MessageQueue | None, deadline: Deadline) -> Prepared:
-        """The message as the body of another one. Raises ``MessageRefused`` when nobody takes envelopes."""
+        """The message as the body of another one. Raises ``MessageRefused`` if no consumer takes envelopes."""
         self._check(deadline)
         message = prepared.message
         body = envelope(message, prepared.properties, due_ms, self._wall_ms(), queue)

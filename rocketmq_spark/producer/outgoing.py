@@ -2,7 +2,7 @@
 
 From the broker's one answer to each message's own result (``ProduceAccumulator.splitSendResults``).
 
-What a caller hands to the engine, and what it is told in the end.
+What a caller hands to the engine, and what it receives in the end.
 
 Tuples, because there is one for every message that travels alone: a frozen dataclass takes eight times as long to make.
 """
@@ -35,7 +35,7 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
 def split(result: SendResult, count: int) -> list[SendResult]:
     """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
 
-    A Proxy tells no offset ids, and of no queue.
+    A Proxy reports neither offset ids nor queues.
 
     Raises ``SendFailed`` when the ids do not fit: the batch is stored, but which message is where is unknown.
     """
@@ -78,8 +78,8 @@ class Ended(NamedTuple):
     confirmed: int = 0
 
 
-def nobody(ended: Ended) -> None:
-    """For callers who need not be told."""
+def ignore(ended: Ended) -> None:
+    """For callers that ignore the outcome."""
 
 
 class Outgoing(NamedTuple):
@@ -99,7 +99,7 @@ class Outgoing(NamedTuple):
     queue: MessageQueue | None = None
     ordered: bool = False
     candidates: Callable[[Queues], Queues] | None = None
-    done: Callable[[Ended], None] = nobody
+    done: Callable[[Ended], None] = ignore
     message: Message | None = None
     msg_ids: Sequence[str] = ()
     selection: tuple[str, Any] | None = None

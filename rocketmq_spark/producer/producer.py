@@ -31,7 +31,7 @@ from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.housekeeping import Housekeeping
 from rocketmq_spark.producer.in_flight import Callback, Pending
 from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, with_handle
-from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, nobody, with_ids
+from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, ignore, with_ids
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.queues.selection import Select
@@ -231,14 +231,18 @@ class BaseProducer(Closing):
         self._destinations.check(topic, queue, deadline)
         if any(message.tags or message.keys for message in messages):
             soon = deadline.within(self.settings.send_timeout_s * _ASKING)
-            request = encoding.told(request, prepared) if self._sender.keeps_batches(topic, soon) else request
+            request = encoding.described(request, prepared) if self._sender.keeps_batches(topic, soon) else request
         outgoing = Outgoing(topic, request, deadline, queue, msg_ids=ids[:-1])
         return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Send what waits for company, and say whether everything under way was answered within ``timeout_s`` seconds.
+        """Send what waits in batches, and wait until everything under way is answered. Failures are in the futures, not raised.
 
-        The send timeout by default. It does not raise: what failed is in the futures.
+        Args:
+            timeout_s: Seconds to wait; the send timeout by default.
+
+        Returns:
+            Whether everything was answered.
         """
         deadline = self._deadline(timeout_s)
         if self._membership is not None:
@@ -250,7 +254,7 @@ class BaseProducer(Closing):
 
         Returns its id. Raises ``MessageRefused`` for the handle of another topic, ``BrokerError`` when it is too late. With
         ``longDelay=dmq`` too late is ``MessageRefused``, and so shortly before the message is due it may come all the same; a
-        queue of the inner topic that could not be told is an error, for a send that was repeated may have left a copy there.
+        queue of the inner topic that could not be determined is an error, because a repeated send may have left a copy there.
         """
         self._owner.check(self._closing.locked())
         deadline = self._deadline(None)
@@ -364,7 +368,7 @@ class BaseProducer(Closing):
         return prepared, place, deadline
 
     def _outgoing(
-        self, prepared: Prepared, place: Destination, deadline: Deadline, done: Callable[[Ended], None] = nobody
+        self, prepared: Prepared, place: Destination, deadline: Deadline, done: Callable[[Ended], None] = ignore
     ) -> Outgoing:
         message, selection = prepared.message, place.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())
@@ -382,7 +386,7 @@ class BaseProducer(Closing):
 
 
 def _told(result: SendResult, prepared: Prepared) -> SendResult:
-    """What the caller of a send is told of its one message."""
+    """The outcome of one message for the caller of a send."""
     return with_handle(with_ids(result, (prepared.msg_id,)), prepared)
 
 

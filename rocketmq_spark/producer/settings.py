@@ -88,7 +88,7 @@ _TEMPLATE_GROUPS = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProducerSettings:
-    """What a producer is told once. Where a value is wrong its option is named, if there is one.
+    """Settings of one producer. Where a value is wrong its option is named, if there is one.
 
     ``retries`` and ``pinned_retries`` None repeat for as long as the send timeout allows; ``attempt_timeout_s`` then
     bounds one attempt. ``batch_*`` None leave an accumulator that is shared as it is. ``heartbeat_s`` and

@@ -51,7 +51,7 @@ _MAX_CHOICE = 60_000
 def passing(error: RocketMQError, sender: Sender) -> bool:
     """Whether the same send may succeed later: time-out, lost connection, busy, no name server, no master.
 
-    A topic without a route is missing while masters live. That is asked, and not known while nobody answers.
+    A topic without a route is missing while masters live. That is asked, and unknown without an answer.
     """
     error = cause_of(error)
     if not isinstance(error, RouteNotFound):

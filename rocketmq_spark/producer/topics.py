@@ -47,7 +47,7 @@ class Topics:
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """The queues to publish to, those of the producer's environment if it has one; raises ``RouteNotFound``.
 
-        With ``refresh`` the route is asked again; when that fails the known one is used, and for a moment nobody asks
+        With ``refresh`` the route is asked again; when that fails the known one is used, and for a moment there is no question
         again: many requests want to know at once.
         """
         known = self._known.get(topic)

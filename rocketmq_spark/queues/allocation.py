@@ -113,7 +113,18 @@ def allocate(
     consumers: Sequence[str],
     **config: Any,
 ) -> Queues:
-    """The queues of ``consumer``; a consumer that is not among ``consumers`` gets none. Lists come in any order."""
+    """Return the queues of one consumer.
+
+    Args:
+        strategy: The name of a strategy (``averagely``, ``averagelyByCircle``, ``consistentHash``, …) or a callable.
+        consumer: The client id of the consumer.
+        queues: All queues of the topic, in any order.
+        consumers: The client ids of the group, in any order.
+        config: Settings of the strategy, such as ``partitionRooms`` (docs/options.md, ``allocationConfig``).
+
+    Returns:
+        The share of ``consumer``; none if it is not among ``consumers``.
+    """
     return _planned(strategy, [consumer], queues, consumers, config)[consumer]
 
 

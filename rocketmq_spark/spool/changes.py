@@ -2,7 +2,7 @@
 
 One write of a store, before it is made: what it puts and deletes, and the totals after it. Pure.
 
-Additions of several threads as one write. Whoever gets the lock writes for all who wait for it.
+Additions of several threads as one write. The thread that gets the lock writes for all that wait.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class GroupCommit:
             with self._lock:
                 if not ticket.done:
                     waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                    # Ctrl-C may have hit whoever took it from there, before it wrote.
+                    # Ctrl-C may have hit the thread that took it from there, before it wrote.
                     self._write_all(waiting if ticket in waiting else [*waiting, ticket])
         if ticket.error is not None:
             raise ticket.error

@@ -166,8 +166,8 @@ class Database:
                 )
             path = self.path
             if damaged := damaged_headers(path):
-                name, told = next(iter(damaged.items()))
-                self.damage = f"{told.problem} of {name}"
+                name, headers = next(iter(damaged.items()))
+                self.damage = f"{headers.problem} of {name}"
                 # Tables that a manifest does not name any more would be left out without a word.
                 if not read_only or any(each.lost for name, each in damaged.items() if not name.endswith(LOG)):
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
@@ -239,7 +239,7 @@ class Database:
 
 
 class _Closed:
-    """Stands where a database was: RocksDB's lock is free when nobody has it any more."""
+    """Stands where a database was: RocksDB's lock is free when no process has it any more."""
 
     def __getattr__(self, name: str) -> Any:
         raise ClosedError("the spool is closed")

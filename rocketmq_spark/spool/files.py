@@ -4,7 +4,7 @@ RocksDB's log files and manifests: the headers of their records, looked at befor
 
 RocksDB believes a record's type and length before it looks at the checksum. One flipped byte there lets it wait for ever,
 with Python's lock in its hand, or end a file early without a word. The checksum covers the type and the payload, so that
-it tells which type and which length were written.
+it shows which type and which length were written.
 
 A file is a sequence of blocks, and a record of it a header and its payload within one block. Source: RocksDB's
 ``db/log_format.h`` and ``log_reader.cc``.
@@ -30,24 +30,24 @@ _TYPES = (1, 2, 3, 4)
 
 
 class Headers(NamedTuple):
-    """``mended`` are headers as they were written, by their places; ``lost`` are ranges where no record is found any more.
+    """``repaired`` are headers as they were written, by their places; ``lost`` are ranges where no record is found any more.
 
     A last record of which only the beginning was written is neither in a log: a kill leaves it.
     """
 
-    mended: dict[int, bytes]
+    repaired: dict[int, bytes]
     lost: list[tuple[int, int]]
 
     @property
     def problem(self) -> str | None:
         """What is wrong, None for nothing."""
-        places = sorted([*self.mended, *(start for start, _ in self.lost)])
+        places = sorted([*self.repaired, *(start for start, _ in self.lost)])
         return f"the header of a record at byte {places[0]} was damaged" if places else None
 
     def applied(self, data: bytes) -> bytes:
         """The file as it was; what is lost is blank, which RocksDB steps over."""
         found = bytearray(data)
-        for at, header in self.mended.items():
+        for at, header in self.repaired.items():
             found[at : at + len(header)] = header
         for start, end in self.lost:
             found[start:end] = bytes(end - start)
@@ -56,7 +56,7 @@ class Headers(NamedTuple):
 
 def headers(data: bytes, may_be_torn: bool = True) -> Headers:
     """What is wrong with the headers of a file. Where it may not be torn, what is there of a last record is lost."""
-    mended: dict[int, bytes] = {}
+    repaired: dict[int, bytes] = {}
     lost: list[tuple[int, int]] = []
     at, size = 0, len(data)
     seen: list[int] = []  # records of this block
@@ -78,7 +78,7 @@ def headers(data: bytes, may_be_torn: bool = True) -> Headers:
         first = next((each for each in seen if not _fits(data, each, *_told(data, each))), at)
         if first + _HEADER.size <= limit and (found := _written(data, first, limit)) is not None:
             kind, end = found
-            mended[first] = data[first : first + 4] + struct.pack("<HB", end - first - _HEADER.size, kind)
+            repaired[first] = data[first : first + 4] + struct.pack("<HB", end - first - _HEADER.size, kind)
             seen[:] = [each for each in seen if each < first]
             at = end
         elif first == at and size < end <= block_end + 1 and kind in (0, *_TYPES):
@@ -87,7 +87,7 @@ def headers(data: bytes, may_be_torn: bool = True) -> Headers:
         else:
             lost.append((first, limit))
             at = block_end
-    return Headers(mended, lost)
+    return Headers(repaired, lost)
 
 
 def _told(data: bytes, at: int) -> tuple[int, int]:
@@ -143,7 +143,7 @@ _TABLE = tuple(map(_remainder, range(256)))
 LOG = ".log"
 # RocksDB writes a table from its log when it opens, and tables from tables while it goes on.
 RESERVE_BYTES = 64 << 20
-# Of a view: RocksDB writes its own, and nobody else's lock is taken.
+# Of a view: RocksDB writes its own, and no other lock is taken.
 _OWN = ("LOCK", "LOG")
 # Grows whenever the memtable is another one.
 _VERSION = "rocksdb.current-super-version-number"
@@ -158,8 +158,8 @@ def damaged_headers(path: Path) -> dict[str, Headers]:
     found = {}
     for file in filter(None, (*sorted(path.glob(f"*{LOG}")), manifest(path))):
         with contextlib.suppress(FileNotFoundError):  # a living process goes on meanwhile
-            if (told := headers(file.read_bytes(), file.suffix == LOG)).problem:
-                found[file.name] = told
+            if (found_headers := headers(file.read_bytes(), file.suffix == LOG)).problem:
+                found[file.name] = found_headers
     return found
 
 

@@ -104,7 +104,7 @@ def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
             continue
         try:
             return make(path)
-        except SpoolError as e:  # somebody was quicker, or it is in trouble
+        except SpoolError as e:  # another process was quicker, or the folder is in trouble
             logger.warning("the spool in %s is left alone: %s", path, e)
     return make(folder / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
@@ -126,7 +126,7 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
                 for count in _move(store, into, max(0, store.totals.last_ms - now_ms)):
                     moved += count
                 if store.totals.all_bytes == 0 and path != folder and not any(path.glob(f"{DAMAGED}-*")):
-                    # While it is locked: nobody begins to write there meanwhile.
+                    # While it is locked: no process begins to write there meanwhile.
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 store.close()

@@ -21,7 +21,7 @@ from typing import NamedTuple
 RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
 MARK, NOTE = b"i", b"n"
 TOTALS = b"m"
-# Twice, at both ends: without it nobody knows where records may be sent.
+# Twice, at both ends: without it the destination of records is unknown.
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")

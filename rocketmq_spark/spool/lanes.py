@@ -48,7 +48,7 @@ class Behind(NamedTuple):
 
 class Runs:
     """Which records of a lane go as one: those that ``joins`` lets, but for those of a run that was refused for good. They go
-    one by one, so that the one which nobody takes is found.
+    one by one, so that the one which no broker takes is found.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A damaged store: what can be read is kept, the rest is named. Also what tools ask of all records.
 
-A driver over a ``Database`` that nobody else uses meanwhile. The records are what counts: when they are due, their order
+A driver over a ``Database`` that no other process uses meanwhile. The records are what counts: when they are due, their order
 and the totals are made again from them.
 """
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _NAMED = 20
 
 
-def mend(db: Database, salvaged: Salvaged | None = None) -> None:
+def repair(db: Database, salvaged: Salvaged | None = None) -> None:
     """Make a store whole again that lost bytes; ``salvaged`` says what of it was moved there.
 
     A record without a due time is due when it was at first, now where it does not say. Due times and places in lanes
@@ -100,7 +100,7 @@ def pending_now(db: Database, sequences: Collection[int]) -> dict[int, Due | Non
 
 
 def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None) -> None:
-    """Write down again whose records these are. Where that is lost and not ``known`` they are nobody's."""
+    """Write down again whose records these are. Where that is lost and not ``known`` they have no owner."""
     if not all(map(db.get, OWNER)):
         held = known or SpoolOwner.stored(db.get)
         owner = LOST_OWNER if salvaged and held == SpoolOwner() else held
@@ -112,7 +112,7 @@ def _say(db: Database, kept: int, missing: int, lost: Sequence[int], salvaged: S
     if salvaged is not None and not salvaged.counted:
         how_many = f"at least {missing}" if missing else "an unknown number, perhaps none,"
     logger.error(
-        "the spool in %s was mended: %d records are there, %s are lost%s%s",
+        "the spool in %s was repaired: %d records are there, %s are lost%s%s",
         db.path,
         kept,
         how_many,

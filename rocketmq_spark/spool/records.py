@@ -1,7 +1,7 @@
 """What the store's values look like: versioned binary envelopes. Pure; ``DecodeError`` says what cannot be read.
 
 A ``Record`` is what was stored and never changes; it carries a checksum of its own, so that one that was damaged is found
-and named. A ``RecordState`` is how it fared. ``Totals`` are counted in every write, so that nobody counts at a start.
+and named. A ``RecordState`` is how it fared. ``Totals`` are counted in every write, so that a start need not count.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _is_same_environment(one: str, other: str) -> bool:
     return one == other or (bool(one and other) and (one.startswith(f"{other}, ") or other.startswith(f"{one}, ")))
 
 
-# The owner of records whose owner stood in a block that cannot be read: nobody, until somebody assigns them.
+# The owner of records whose owner stood in a block that cannot be read: none, until a command assigns them.
 LOST_OWNER = SpoolOwner(purpose="an owner that a damaged block named")
 
 

@@ -47,8 +47,8 @@ class Redelivery:
     """Hands out the records of a store by their kind, at most ``max_out`` at once, each with those of its lane that join it.
 
     A handler may be called on its thread only, and calls back once, on any thread. An exception counts as a failure. A
-    record that nobody handles goes to the dead. Of several that failed together the first is tried alone, and then each of
-    the others: one that nobody takes must not be the end of its neighbours.
+    record without a handler goes to the dead. Of several that failed together the first is tried alone, and then each of
+    the others: one that no broker takes must not be the end of its neighbours.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Redelivery:
             self._out[work.due.sequence] = work
         handler = self._handlers.get(work.record.kind)
         if handler is None:
-            self._end(work, Handled(f"nobody handles records of kind {work.record.kind!r}", final=True))
+            self._end(work, Handled(f"no handler for records of kind {work.record.kind!r}", final=True))
             return
         try:
             handler([work.record, *(other.record for other in work.behind)], functools.partial(self._end, work))

@@ -37,7 +37,7 @@ class Salvaged(NamedTuple):
 
 
 def salvage(path: Path) -> Salvaged:
-    """Make a database of what can be read. Nobody has it open. Raises ``SpoolError`` where its folder is in use."""
+    """Make a database of what can be read. It must not be open. Raises ``SpoolError`` where its folder is in use."""
     with _held(path):
         new = Database(path / _NEW)
         try:

@@ -36,7 +36,7 @@ class SteadyClock:
     """Milliseconds since 1970 that go on evenly whatever is done to the machine's clock, and never go back.
 
     They begin at the machine's time, or at ``not_before_ms``, the latest moment that an earlier process wrote down: after
-    a clock was put back what is due keeps its distance. A clock that is put forward while nobody runs makes records due,
+    a clock was put back what is due keeps its distance. A clock that is put forward while no process runs makes records due,
     as time does.
     """
 
@@ -71,7 +71,7 @@ class UnreachableTargets:
         return bool(self._silent) or self._assumed_ms is not None
 
     def assume(self, now_ms: int) -> None:
-        """Any target may have failed before: nobody has asked yet."""
+        """Any target may have failed before: there was no question yet."""
         self._assumed_ms = now_ms
 
     def failed(self, target: str, now_ms: int) -> None:

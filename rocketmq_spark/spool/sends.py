@@ -64,7 +64,7 @@ def send_of(record: Record) -> SpooledSend:
         queue = MessageQueue(head["topic"], *head["queue"]) if "queue" in head else None
         request = SendRequest(body=data[at:], **head["request"])
         selector = head.get("selector")
-        if selector is not None and not is_built_in(selector):  # whoever may write the file would have it executed
+        if selector is not None and not is_built_in(selector):  # a writer of the file could have code executed
             raise DecodeError(
                 f"selector {selector!r} is none of RocketMQ's, and code that a file names is not executed"
             )

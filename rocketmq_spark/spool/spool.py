@@ -133,7 +133,7 @@ class SendSpool:
         self.store = store
         self._resender = resender
         try:
-            timer.begin()  # now, where there is somebody to be told that there can be no more threads
+            timer.begin()  # now, where a caller can receive the error that there are no more threads
         except RuntimeError:
             store.close()
             raise

@@ -115,7 +115,7 @@ class Store:
             return [place for place, _ in itertools.islice(self._marks.all(space, start), limit)]
 
     def forget(self, marks: Sequence[tuple[bytes, bytes]], space: bytes | None = None) -> int:
-        """Drop records by one of their marks, unless somebody has them; how many. They have no lane.
+        """Drop records by one of their marks, unless they are leased; how many. They have no lane.
 
         Of a whole ``space`` only the marks go: its records stay, and are found by their others.
         """
@@ -140,7 +140,7 @@ class Store:
             return len(gone)
 
     def take(self, now_ms: int, limit: int, max_bytes: int = 1 << 62, joins: Joins | None = None) -> list[Work]:
-        """The first records that are due and that nobody has, at most ``limit``, and until they have ``max_bytes``; with what
+        """The first records that are due and not leased, at most ``limit``, and until they have ``max_bytes``; with what
         ``joins`` lets go with each.
 
         Each is to be settled. One that cannot be read goes to the dead with the reason, as it is.
@@ -226,7 +226,7 @@ class Store:
             return goes_on
 
     def next_due_ms(self) -> int | None:
-        """When the first record is due that nobody has."""
+        """When the first record is due that is not leased."""
         with self._ready:
             for key, _ in self._db.scan(self._floor.key, behind(PENDING)):
                 due = Due.parse(key)
@@ -286,7 +286,7 @@ class Store:
         try:
             if salvaged or (db.get(TOTALS) is None and next(db.scan(RECORD, behind(RECORD)), None) is not None):
                 self.damages += 1
-                mending.mend(db, salvaged)
+                mending.repair(db, salvaged)
                 mending.name_owner(db, self._owner, salvaged)
                 self._moved = mending.pending_now(db, self._leased)
             data, known = db.get(TOTALS), self.totals.next_sequence  # no number of what is out is given twice

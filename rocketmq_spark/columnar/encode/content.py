@@ -139,7 +139,7 @@ class RowHash:
 
     def _map(self, role: str, column: Any) -> Lanes:
         column = arrow.plain(column)
-        if column.null_count:  # a null map may own entries that nobody sees
+        if column.null_count:  # a null map may own entries that are not visible
             column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
         ends = arrow.offsets(column).astype(np.int64)
         low, high = int(ends[0]), int(ends[-1])

@@ -1,12 +1,12 @@
-"""Messages that a Proxy has lent to a consumer: which they are, and what the Proxy is told of them.
+"""Messages that a Proxy has lent to a consumer: which they are, and how they are settled.
 
 Messages that a Proxy has lent to a consumer with a listener, and what became of those before them. One lock guards it.
 
 Nothing is asked of anybody here: who acts holds the lock for a decision, and lets go of it for the deed.
 
-What a Proxy is told of the messages in hand: that they are done, that they come again later, or that more time is needed.
+Settles messages in hand at the Proxy: done, again later, or more time.
 
-What cannot be told is no loss: the message is handed out again when its time is over.
+A failure to settle is no loss: the Proxy hands the message out again when its time is over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class InvisibleMessage:
-    """A message that is nobody else's until ``until_ms``, which is put off as long as it is ours.
+    """A message that is invisible to others until ``until_ms``, which is extended while the message is in hand.
 
     ``since_ms`` is when it came, or when the listener got it; ``caller`` is the thread whose listener has it. One question
     about it is asked at a time, under ``asking``: each makes the receipt void that the others would bring along.
@@ -67,7 +67,7 @@ class InHand:
         return lent
 
     def begin(self, lent: InvisibleMessage, now_ms: int) -> bool:
-        """The listener of this thread gets it, unless its time is over: then it is somebody else's, and gone from here."""
+        """The listener of this thread gets it, unless its time is over: another consumer may have it then."""
         with self._lock:
             if now_ms >= lent.until_ms:
                 self._forget(lent)
@@ -151,7 +151,7 @@ class Settling:
         self._renewing: set[Hashable] = set()  # ways on which a thread asks for more time: an endpoint and a broker
 
     def close(self) -> None:
-        """What becomes of messages from now on, nobody is told."""
+        """Later acknowledgements fail locally; the broker redelivers the messages."""
         self._closed = True
 
     def done(self, lent: InvisibleMessage) -> bool:
@@ -160,8 +160,8 @@ class Settling:
 
     def dead(self, lent: InvisibleMessage) -> bool:
         """It goes to the dead letters; whether the Proxy knows."""
-        told = self._settle(lent, self._port.forward_to_dlq, "given up")
-        return told and self._log_dead(lent)
+        settled = self._settle(lent, self._port.forward_to_dlq, "given up")
+        return settled and self._log_dead(lent)
 
     def later(self, lent: InvisibleMessage, pause_s: float, last: bool = False) -> bool:
         """It is handed out again after so long, or is a dead letter then if this was its ``last`` attempt; whether the Proxy
@@ -171,8 +171,8 @@ class Settling:
         def change(message: PoppedMessage, deadline: Deadline) -> None:
             self._port.change_invisible(message, pause_s, deadline)
 
-        told = self._settle(lent, change, "sent back", True)
-        return told and (not last or self._log_dead(lent))
+        settled = self._settle(lent, change, "sent back", True)
+        return settled and (not last or self._log_dead(lent))
 
     def _log_dead(self, lent: InvisibleMessage) -> bool:
         message, topic = lent.message, dlq_topic(self._settings.group)
@@ -182,7 +182,7 @@ class Settling:
 
     def renew(self) -> None:
         """More time for what is in hand, but for what a listener has had for too long. A broker that hangs, or an endpoint,
-        keeps nobody else's from being put off.
+        does not keep others from being extended.
         """
         now_ms = self._timer.now_ms()
         due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
@@ -227,7 +227,7 @@ class Settling:
         what: str,
         sent_back: bool = False,
     ) -> bool:
-        told = True
+        settled = True
         with lent.asking:
             lent.settled = True
             try:
@@ -235,10 +235,10 @@ class Settling:
                     raise ClosedError("the consumer was stopped")
                 verb(lent.message, self._soon())
             except RocketMQError as e:
-                told = False
+                settled = False
                 logger.warning("message %s could not be %s, it comes again: %s", lent.message.msg_id, what, e)
-        self._in_hand.end(lent, sent_back and told)
-        return told
+        self._in_hand.end(lent, sent_back and settled)
+        return settled
 
     def _soon(self) -> Deadline:
         return Deadline.after(self._settings.request_timeout_s)

@@ -143,7 +143,7 @@ class InOrder:
                 return
 
     def _consume(self, lent: InvisibleMessage) -> float | None:
-        """None: it is settled. Otherwise the pause before it comes again; less than 0: nobody knows that it is settled."""
+        """None: it is settled. Otherwise the pause before it comes again; less than 0: it could not be settled."""
         message, context = lent.message, OrderedContext(lent.message.queue)
         outcome = attempt(self._listener, (message,), context)
         verdict = ordered(outcome, context, self._suspend_ms)
@@ -155,8 +155,8 @@ class InOrder:
             message.delivery_attempt += 1
             self._in_hand.waits(lent, self._timer.now_ms())
             return verdict.pause_ms / 1000
-        told = self._settling.done(lent) if done else self._settling.dead(lent)
-        return None if told else -1.0
+        settled = self._settling.done(lent) if done else self._settling.dead(lent)
+        return None if settled else -1.0
 
     def _pauses(self, key: Hashable) -> bool:
         with self._lock:

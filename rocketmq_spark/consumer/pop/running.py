@@ -2,7 +2,7 @@
 
 Asks a Proxy for messages: a thread for each broker of each topic, which waits there until some come or room is made here.
 
-A consumer of a Proxy's messages between its start and its stop: parts put together, and time told to them.
+A consumer of a Proxy's messages between its start and its stop: its parts and their timers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Popping:
         self._closed = threading.Event()
 
     def look(self, topics: Collection[str]) -> None:
-        """Begin to ask where nobody asks yet; who asks for what is not wanted any more ends by itself."""
+        """Start missing pollers; obsolete ones end by themselves."""
         wanted = {(topic, place) for topic in topics for place in range(self._places(topic))}
         with self._lock:
             self._wanted = wanted

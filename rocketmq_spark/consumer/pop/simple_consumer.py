@@ -48,9 +48,18 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Receive of ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
+        """Receive messages of ``topic`` from now on. May be called again to change the filter.
 
-        May be called again. Members of a group must want the same. Raises ``ConnectionLost`` and others when no Proxy answers.
+        Members of a group must want the same.
+
+        Args:
+            topic: The topic.
+            tags: One tag or several (``a || b``); all messages without it.
+            sql: An SQL92 expression. Not together with ``tags``.
+
+        Raises:
+            OptionError: The filter is wrong.
+            ConnectionLost: No endpoint of the Proxy answers.
         """
         self._owner.check(self._closed)
         if problem := topic_problem(topic):
@@ -61,7 +70,7 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Receive nothing of ``topic`` any more."""
+        """Receive no more messages of ``topic``."""
         self._owner.check(self._closed)
         wanted = {known: each for known, each in self._filters.items() if known != topic}
         self._member.subscribe(wanted, Deadline.after(_START_S))
@@ -71,14 +80,21 @@ class BaseSimpleConsumer(Closing):
     def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
     ) -> Sequence[PoppedMessage]:
-        """The next messages, at most ``max_messages`` (1 to 32); none when none came within ``wait``.
+        """Return the next messages. Brokers and topics are asked in turn.
 
-        Brokers and topics are asked in turn. While there is nothing a Proxy keeps each question for 5 s at least. Each message
-        is nobody else's for the time ``invisible`` (10s to 12h): ``ack`` it within that time, or it is handed out again.
-        Durations are such as ``"30s"``, or seconds.
+        Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
+        Without messages, a Proxy keeps each request for at least 5 s.
+
+        Args:
+            max_messages: At most so many, 1 to 32.
+            invisible: A duration from 10 s to 12 h: ``"30s"``, or seconds.
+            wait: How long to wait for a message: ``"10s"``, or seconds.
+
+        Returns:
+            The messages; an empty list if none came within ``wait``.
 
         Raises:
-            OptionError: An argument is wrong, or nothing is subscribed to.
+            OptionError: An argument is wrong, or there is no subscription.
             RouteNotFound: There is no such topic.
         """
         self._owner.check(self._closed)
@@ -101,29 +117,31 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def ack(self, message: PoppedMessage) -> None:
-        """``message`` is done. Raises ``NotFound`` when its time was over: it is handed out again then, or was already."""
+        """Acknowledge ``message``: it is done.
+
+        Raises:
+            NotFound: Its time was over. It is delivered again, or was already.
+        """
         self._ask(self._member.ack, message)
 
     @entry
     def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
-        """Have ``message`` handed out again after ``duration`` from now (0s to 12h), unless it is acknowledged.
+        """Have ``message`` delivered again after a while, unless it is acknowledged before.
 
-        That takes two seconds more, by which brokers are late.
+        Args:
+            message: A message that was received and not acknowledged.
+            duration: From now, 0 s to 12 h: ``"30s"``, or seconds. Brokers deliver up to two seconds later.
         """
         self._owner.check(self._closed)
         self._member.change_invisible(message, _invisible("duration", duration, 0.0), Deadline.after(self._request_s))
 
     @entry
     def forward_to_dlq(self, message: PoppedMessage) -> None:
-        """Give ``message`` up: it goes to ``%DLQ%`` and the group's name, and is done."""
+        """Give ``message`` up: move it to the group's dead-letter topic, ``%DLQ%`` and the group's name."""
         self._ask(self._member.forward_to_dlq, message)
 
     def close(self) -> None:
-        """Leave the group. What was received and not acknowledged is handed out again when its time is over.
-
-        In a signal handler above another call it returns at once, and the group is left when that call ends: ``receive`` when
-        the Proxy has answered its question.
-        """
+        """Leave the group. Messages that were received and not acknowledged are delivered again when their time is over."""
         self._closed = True
         if not self._owner.here or postponed(self.close):
             return

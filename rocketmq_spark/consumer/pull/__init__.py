@@ -1,1 +1,1 @@
-"""``PullConsumer``: messages are given to whoever polls, as Java's ``DefaultLitePullConsumer`` does."""
+"""``PullConsumer``: messages are returned by ``poll``, as Java's ``DefaultLitePullConsumer`` does."""

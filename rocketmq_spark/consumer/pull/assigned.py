@@ -96,7 +96,7 @@ class _Lent(NamedTuple):
 
 
 class AssignedQueue:
-    """One queue. ``end`` is where it ended when a broker told last, ``calm_until`` when it may be read ahead again.
+    """One queue. ``end`` is where it ended by the last answer of a broker, ``calm_until`` when it may be read ahead again.
 
     ``committed`` None: the group has no offset of it yet, or may have lost it.
     """
@@ -275,7 +275,7 @@ class Assigned:
     def due(self, now: float, besides: Collection[MessageQueue] = (), asks: list[Ask] | None = None) -> list[Ask]:
         """The pulls to be made now, one at most for each queue ``besides`` some; added to ``asks`` if that is given.
 
-        From here on they are under way: each is told of, or failed, or ``not_made``. It is in the list before that, for Ctrl-C.
+        From here on they are under way: each is answered, or failed, or ``not_made``. It is in the list before that, for Ctrl-C.
         """
         asks = [] if asks is None else asks
         for queue, place in self.places.items():
@@ -287,7 +287,7 @@ class Assigned:
         return asks
 
     def not_made(self, asks: Iterable[Ask]) -> None:
-        """These pulls were not made, or nobody knows: they are due again. Should both be answered, the first answer counts."""
+        """These pulls were not made, or perhaps not: they are due again. Should both be answered, the first answer counts."""
         for ask in asks:
             if (place := self._current(ask)) is not None:
                 place.asked = False
@@ -297,15 +297,15 @@ class Assigned:
         times = [place.retry_at for place in self.places.values() if not place.asked and place.retry_at > now]
         return min(times, default=None)
 
-    def told(self, ask: Ask, answer: PullAnswer, wanted: Filter = NO_FILTER) -> bool:
-        """Take an answer; False when nobody wants it any more."""
+    def answered(self, ask: Ask, answer: PullAnswer, wanted: Filter = NO_FILTER) -> bool:
+        """Take an answer; False if it is obsolete."""
         place = self._current(ask)
         if answer.reset:
             self.reset(ask, answer.next_offset)
             return ask.queue in self.places
         if place is None or ask.offset != place.pull_at:
             return False
-        if place.retry_at:  # a broker that was away may have lost what it was told last
+        if place.retry_at:  # a broker that was away may have lost the last commit
             place.retry_at, place.committed = 0.0, None
         place.asked = False
         place.broker_id = answer.broker_id
@@ -318,7 +318,7 @@ class Assigned:
         return True
 
     def failed(self, ask: Ask, retry_at: float) -> bool:
-        """The pull failed and is made again at ``retry_at``; False when nobody wants it any more."""
+        """The pull failed and is made again at ``retry_at``; False if it is obsolete."""
         place = self._current(ask)
         if place is None:
             return False
@@ -333,7 +333,7 @@ class Assigned:
             self.places[ask.queue].asked = True
 
     def bring(self, ask: Ask, part: FetchedPart) -> bool:
-        """Take what was read ahead of a queue; False when nobody wants it any more."""
+        """Take what was read ahead of a queue; False if it is obsolete."""
         place = self._current(ask)
         if place is None:
             return False
@@ -345,7 +345,7 @@ class Assigned:
         """It waits to be polled."""
 
     def reset(self, ask: Ask, offset: int) -> None:
-        """An operator moved the group: as ``seek``, also where nobody else wants that answer, for no other pull is told."""
+        """An operator moved the group: as ``seek``, also from an obsolete answer: no other pull gets it."""
         if ask.queue in self.places:
             self.seek(ask.queue, offset)
 
@@ -363,7 +363,7 @@ class Assigned:
     # --- offsets
 
     def infos(self) -> dict[MessageQueue, QueueInfo]:
-        """As brokers are told."""
+        """As heartbeats report them."""
         firsts = self.ready.firsts()
         return {
             q: QueueInfo(p.done, firsts.get(q), p.pull_at - 1 if q in firsts else None, p.waiting, p.bytes)

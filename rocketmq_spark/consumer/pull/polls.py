@@ -147,7 +147,7 @@ class Polls:
             self._changed.notify_all()
 
     def wait(self, deadline: Deadline, most: int) -> list[FetchedPart]:
-        """What is there, or comes before ``deadline``; nothing when it is over or somebody called ``wake`` or ``close``.
+        """What is there, or comes before ``deadline``; nothing when it is over, or after ``wake`` or ``close``.
 
         Raises the error of a pull that is not to be tried again.
         """
@@ -201,7 +201,7 @@ class Polls:
                 answered = functools.partial(self._answered, ask, wanted)
                 self._member.pull(_request(self._settings, ask, wanted), deadline, answered)
                 made += 1
-        except BaseException:  # Ctrl-C, too: of a pull that nobody made no answer comes
+        except BaseException:  # Ctrl-C, too: a pull that was not made has no answer
             with self._changed:
                 self._assigned.not_made(asks[made:])
             raise
@@ -216,7 +216,7 @@ class Polls:
                 self._failed(ask, answer)
             elif not answer.reset and wanted != self._subscriptions.filter(ask.queue.topic):
                 self._assigned.not_made([ask])
-            elif self._assigned.told(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
+            elif self._assigned.answered(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
                 why = "is reset by its broker" if answer.reset else "is not there"
                 logger.warning(
                     "offset %d of %s %s: it is read on at %d", ask.offset, ask.queue, why, answer.next_offset

@@ -69,20 +69,33 @@ class BasePullConsumer(Closing):
 
     @entry
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The readable queues of a topic, sorted, or those of the environment where there is one.
+        """Return the readable queues of a topic, sorted. With an environment, only its own.
 
-        Raises ``RouteNotFound`` when there is no such topic, ``OptionError`` when the environment has none of its queues.
+        Args:
+            topic: The topic.
+
+        Raises:
+            RouteNotFound: There is no such topic.
+            OptionError: The environment has none of its queues.
         """
         self._owner.check(False)
         return self._positions.queues(topic)
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Share the topic's queues with the group: they are assigned, and given up, also while nobody polls.
+        """Share the topic's queues with the group. Queues are assigned and given up also between polls.
 
-        ``tags`` are one or several (``a || b``), ``sql`` an SQL92 expression for brokers that are configured for it; not
-        both. All members should want the same of a topic. Raises ``RouteNotFound`` when there is no such topic. Called again,
-        another filter holds for what is pulled from then on; what was pulled before is kept.
+        All members of a group should want the same of a topic. Called again, the new filter holds for what is pulled from
+        then on; messages that were pulled before are kept.
+
+        Args:
+            topic: The topic.
+            tags: One tag or several (``a || b``); all messages without it.
+            sql: An SQL92 expression, for brokers with ``enablePropertyFilter``. Not together with ``tags``.
+
+        Raises:
+            RouteNotFound: There is no such topic.
+            OptionError: The filter is wrong.
         """
         self._owner.check(self._polls.closed)
         if self._named:
@@ -92,7 +105,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Give the topic's queues up, after what is finished was committed."""
+        """Commit what is finished of the topic, and give up its queues."""
         self._owner.check(self._polls.closed)
         if topic in self._shared.topics:
             self._shared.set(topic, None, self._answers)
@@ -100,10 +113,16 @@ class BasePullConsumer(Closing):
 
     @entry
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these queues, all of their messages, and none of those that were assigned before.
+        """Read exactly these queues, without a filter, instead of those assigned before.
 
-        A new one begins at the group's offset, or where option 'consumeFromWhere' says; raises when that cannot be found
-        out, and then nothing has changed. Groups know nothing of it: members that subscribe share all queues all the same.
+        A queue begins at the group's committed offset, or where option 'consumeFromWhere' says. Other members do not know of the
+        assignment: members that subscribe still share all queues.
+
+        Args:
+            queues: The queues to read.
+
+        Raises:
+            RocketMQError: A start offset could not be read. The assignment is then unchanged.
         """
         self._owner.check(self._polls.closed)
         if self._shared.topics:
@@ -121,13 +140,13 @@ class BasePullConsumer(Closing):
 
     @entry
     def pause(self, *queues: MessageQueue) -> None:
-        """Give no messages of these queues until ``resume``. What was pulled is kept."""
+        """Return no messages of these queues until ``resume``. Messages that were pulled are kept."""
         self._owner.check(self._polls.closed)
         self._polls.pause(queues, True)
 
     @entry
     def resume(self, *queues: MessageQueue) -> None:
-        """Give messages of these queues again."""
+        """Return messages of these queues again."""
         self._owner.check(self._polls.closed)
         self._polls.pause(queues, False)
 
@@ -135,37 +154,51 @@ class BasePullConsumer(Closing):
 
     @entry
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at ``offset``, which is committed next. Raises ``OffsetError`` where the queue has no such offset."""
+        """Continue at ``offset``, which is committed next.
+
+        Args:
+            queue: An assigned queue.
+            offset: The offset of the next message.
+
+        Raises:
+            OffsetError: The queue has no such offset.
+        """
         self._owner.check(self._polls.closed)
         self._polls.seek([queue], lambda queue: self._positions.checked(queue, offset))
 
     @entry
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
-        """Go on at the first message kept, of all assigned queues if none is named."""
+        """Continue at the first message that the broker keeps, of ``queues`` or of all assigned queues."""
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.bounds(queue).min_offset)
 
     @entry
     def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Go on behind the last message there is, of all assigned queues if none is named."""
+        """Continue behind the last message, of ``queues`` or of all assigned queues."""
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.bounds(queue).max_offset)
 
     @entry
     def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
-        """Go on at the first message stored at or after ``epoch_ms``, ms since 1970; at the end where all are older.
+        """Continue at the first message stored at or after a time, or at the end if all are older.
 
-        Of all assigned queues if none is named.
+        Args:
+            epoch_ms: Milliseconds since 1970.
+            queues: The queues; all assigned ones if none is named.
         """
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.at_time(queue, epoch_ms))
 
     @entry
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store the group's offsets: these, or those of all messages that polls gave so far, which are finished by that.
+        """Store offsets of the group on the brokers.
 
-        Raises the first error when some could not be stored; those of polls are tried again by the next commit. Raises
-        ``OffsetError`` for a negative offset or one that is no whole number, and stores none then.
+        Args:
+            offsets: Offsets by queue. Without them, those of all messages that polls returned so far; this finishes them.
+
+        Raises:
+            OffsetError: An offset is negative or not an integer. No offset is stored then.
+            RocketMQError: The first error, if some could not be stored. Those of polls are retried by the next commit.
         """
         self._owner.check(self._polls.closed)
         for queue, offset in (offsets or {}).items():
@@ -175,7 +208,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def committed(self, queue: MessageQueue) -> int | None:
-        """The group's stored offset of ``queue``, None where there is none."""
+        """Return the group's stored offset of ``queue``, or None if there is none."""
         self._owner.check(False)
         return self._positions.stored(queue)
 
@@ -183,11 +216,17 @@ class BasePullConsumer(Closing):
 
     @entry
     def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
-        """Messages of one queue in its order, as soon as there are any; none when ``timeout_s`` is over. Of what becomes more
-        than 64 MiB the first, and the next poll gives more.
+        """Return messages of one queue in its order, as soon as there are any.
 
-        One that cannot be decoded has a ``decode_error`` and the stored bytes as its body. Raises what the broker says
-        for good, such as ``AccessDenied``; what may pass is logged and tried again.
+        Args:
+            timeout_s: Seconds to wait for a message.
+
+        Returns:
+            The messages; an empty list after the timeout. At most 64 MiB of decompressed bodies, or one larger message. A
+            message that cannot be decoded has a ``decode_error``, and its stored bytes as the body.
+
+        Raises:
+            RocketMQError: A failure that does not pass, such as ``AccessDenied``. Others are logged and retried.
         """
         deadline = self._begun(timeout_s)
         while parts := self._upkeep.next(deadline, 1):
@@ -199,11 +238,18 @@ class BasePullConsumer(Closing):
 
     @entry
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
-        """A ``pyarrow.RecordBatch`` of all messages that have come, of any queue, in the columns of the Spark source.
+        """Return all messages that have come, of any queue, as one record batch.
 
-        A queue's messages are in its order. There are no rows when ``timeout_s`` is over. Of what becomes more than 64 MiB
-        it has the first, and the next poll gives more. Raises ``DecodeError`` for a message that cannot be decoded, once the
-        answers before it were given: nothing is given then, and ``seek`` leads past it.
+        Args:
+            timeout_s: Seconds to wait for a message.
+
+        Returns:
+            A ``pyarrow.RecordBatch`` in the columns of the Spark source; without rows after the timeout. Messages of a queue are
+            in its order. At most 64 MiB, or one larger message.
+
+        Raises:
+            DecodeError: A message cannot be decoded. It comes after the answers before it were returned; ``seek`` leads past it.
+            OptionError: pyarrow is not installed.
         """
         deadline, parts_at_once = self._begun(timeout_s), ARROW_PARTS
         while parts := self._upkeep.next(deadline, parts_at_once):

@@ -64,7 +64,7 @@ class Subscribed:
         self._due_at = 0.0
 
     def membership(self) -> Membership:
-        """What brokers are told of it."""
+        """What heartbeats report of it."""
         each = self._subscriptions.each()
         return Membership(
             {topic: one.filter for topic, one in each.items()},
@@ -86,7 +86,7 @@ class Subscribed:
         What cannot be found out changes nothing; a queue without a start is left for the next look, in a second.
         """
         self.balanced = True
-        # Before anything is asked: a change that is told meanwhile counts.
+        # Before anything is asked: a change that is reported meanwhile counts.
         self._due_at = self._clock.now() + wait_s(True)
         found: dict[MessageQueue, Start | None] = {}
         for topic in self.topics:

@@ -22,7 +22,7 @@ from rocketmq_spark.model import MessageQueue
 
 logger = logging.getLogger(__name__)
 
-FOLLOW_S = 1.0  # as often at most the group is looked at while nobody polls
+FOLLOW_S = 1.0  # as often at most the group is looked at between polls
 # So often all offsets are to be stored again, those of idle queues too (Java does it each time): a master that was away comes
 # back with old ones, and a member that was cut off stores what it had finished before the queue was ours.
 AGAIN_S = 30.0
@@ -89,7 +89,7 @@ class Upkeep:
                 return parts
 
     def follow(self) -> None:
-        """Follow the group's changes from now on, whether somebody polls or not."""
+        """Follow the group's changes from now on, also between polls."""
         if not self._following:
             self._following = True
             self._timer.later(FOLLOW_S, self._turn)
@@ -107,7 +107,7 @@ class Upkeep:
         self._timer.later(0, self.look)
 
     def look(self) -> None:
-        """Have the queues that are ours now, if that is due and nobody is at it."""
+        """Have the queues that are ours now, if that is due and no other thread does it."""
         if self._shared.topics and not self._shared.wait_s() and not self._turns.locked():
             self.rebalance()
 

@@ -108,7 +108,7 @@ class Backlog:
         return True
 
     def reset(self, ask: Ask, offset: int) -> None:
-        """An operator moved the group: for whatever has the queue now, since no other pull is told."""
+        """An operator moved the group: for whatever has the queue now: no other pull receives the reset."""
         if (queue := self._held.queues.get(ask.queue)) is not None:
             self.repair(queue, offset)
 
@@ -144,7 +144,7 @@ class Backlog:
             )
 
     def _go_on(self) -> None:
-        """Queues that nobody has are pulled."""
+        """Pull the queues that are not read ahead."""
         with self._held.lock:
             free = [place for place in self._places.values() if not place.asked]
             for place in free:

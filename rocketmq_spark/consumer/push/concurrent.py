@@ -189,7 +189,7 @@ class Concurrent:
         self._calls.pop(id(result.call), None)
 
     def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
-        """Nobody took them, so the listener gets them once more."""
+        """They could not be sent back, so the listener gets them once more."""
         queue, again = call.queue, [once_more(message) for message in left]
         with self._held.lock:
             for message in again:
@@ -198,7 +198,7 @@ class Concurrent:
         self._timer.later(AGAIN_S, partial(self.submit, queue, again))
 
     def _handed_back(self, queue: ProcessQueue, failed: Sequence[ReceivedMessage], level: int) -> list[ReceivedMessage]:
-        """Those that nobody took."""
+        """Those that could not be sent back."""
         if self._send_back is None:
             for message in failed:
                 logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
@@ -208,7 +208,7 @@ class Concurrent:
         return [message for message in here if not self._took(message, level)]
 
     def _took(self, message: ReceivedMessage, level: int) -> bool:
-        """Whether it is a broker's again, or nobody's: where a group is broadcasting, what failed is dropped."""
+        """Whether a broker has it again, or it is given up: where a group is broadcasting, what failed is dropped."""
         if self._send_back is None:
             return True
         taken = attempt(self._send_back, message, level)

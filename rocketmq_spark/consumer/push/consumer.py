@@ -110,17 +110,24 @@ class BaseConsumer(Closing):
         self.stop()
 
     def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage] | list[PoppedMessage]:
-        """Leave the group, and return the messages that a listener still had after ``timeout_s`` seconds.
+        """Leave the group.
 
-        Listeners that were called come to their end, offsets are stored, other members get the queues; where a broker does not
-        answer, that may take 3 s longer. What was not finished is delivered again, to whoever has its queue then; so are the
-        messages of a listener that calls this itself. Over remoting no listener is called any more; what a Proxy handed out
-        already listeners still get, in the time given. A second call waits for the first, or continues it where it was
-        interrupted. In a signal handler that comes above another call of this consumer it returns at once, and that call
-        leaves the group when it ends.
+        Running listeners are waited for, offsets are committed, and other members get the queues. Messages that are not finished
+        are delivered again, to the member that then has their queue; so are the messages of a listener that calls ``stop``
+        itself. Over remoting no new listener call begins; over gRPC, listeners still get messages that were already handed out,
+        within the time.
+
+        A second call waits for the first one, or continues it after an interruption. In a signal handler above another call of
+        this consumer, ``stop`` returns at once, and that call leaves the group when it ends.
+
+        Args:
+            timeout_s: Seconds to wait for listeners. A broker that does not answer may take 3 s more.
+
+        Returns:
+            The messages that a listener still had after that time.
 
         Raises:
-            OptionError: ``timeout_s`` is no number; nothing has changed.
+            OptionError: ``timeout_s`` is not a number. Nothing has changed.
         """
         if not self._owner.here:
             return []
@@ -191,7 +198,7 @@ _replaced: list[_Handlers] = []  # the handlers in whose place a ``run`` put its
 
 @contextmanager
 def _signals(over: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM end a ``run``; only the main thread may be told of them."""
+    """SIGINT and SIGTERM end a ``run``; only the main thread can receive them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

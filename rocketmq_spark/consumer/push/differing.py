@@ -1,4 +1,4 @@
-"""Members of a group that do not want the same: RocketMQ's worst trap, for nobody says a word.
+"""Members of a group that do not want the same: RocketMQ's worst trap, because there is no error.
 
 Brokers keep one subscription for a group, that of the member that spoke last, and filter the messages of all members by it;
 queues are shared among all, whether they want the topic or not. What one member alone wants is lost or lies unread.
@@ -24,14 +24,14 @@ LOOK_S = 20.0
 
 
 class SubscriptionConflicts:
-    """Looks what brokers take the group to want. What differs at two looks is told once: a change takes a moment."""
+    """Looks what brokers take the group to want. A difference at two looks is logged once: a change takes a moment."""
 
     def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
         self._port = port
         self._group = group
         self._subscriptions = subscriptions
         self._last: tuple[str, ...] = ()
-        self._told: set[tuple[str, ...]] = set()
+        self._logged: set[tuple[str, ...]] = set()
 
     def look(self, deadline: Deadline) -> None:
         mine = self._subscriptions.all()
@@ -43,8 +43,8 @@ class SubscriptionConflicts:
         except RocketMQError as e:
             logger.debug("what group %s wants is not known: %s", self._group, e)
             return
-        if found and found == self._last and found not in self._told:
-            self._told.add(found)
+        if found and found == self._last and found not in self._logged:
+            self._logged.add(found)
             logger.warning(
                 "members of group %s do not want the same: %s. Brokers keep one subscription for all of them, so messages "
                 "are lost to some: let all members subscribe to the same, or give them groups of their own",

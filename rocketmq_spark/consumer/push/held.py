@@ -2,9 +2,9 @@
 
 What became of each topic's messages lately, as ``mqadmin consumerStatus`` shows it. Mirrors ``ConsumerStatsManager``.
 
-Pure: the caller holds its lock and tells the time. Sums are kept for each ten seconds of the last hour, so that nothing grows.
+Pure: the caller holds its lock and passes the time. Sums are kept for each ten seconds of the last hour, so that nothing grows.
 
-How far each queue is finished here, and what of that brokers are to be told: Java's ``RemoteBrokerOffsetStore``.
+How far each queue is finished here, and what of that is to be committed: Java's ``RemoteBrokerOffsetStore``.
 
 Results that end out of order may only raise an offset; who knows better (an orderly commit, a reset) overwrites it. Java
 freezes the offset of a queue whose illegal one was repaired; here results of a queue that is dropped change nothing anyway.
@@ -106,7 +106,7 @@ def _mean(total: int, count: int) -> float | None:
 @dataclass(slots=True)
 class _Entry:
     value: int
-    told: int | None = None
+    reported: int | None = None
 
 
 class OffsetTable:
@@ -138,17 +138,17 @@ class OffsetTable:
         self._entries = {queue: entry for queue, entry in self._entries.items() if queue in owned}
 
     def untold(self) -> dict[MessageQueue, int]:
-        """What the last telling did not say. Java tells everything each time; pulls bring the rest along anyway."""
-        return {queue: entry.value for queue, entry in self._entries.items() if entry.value != entry.told}
+        """What changed since the last commit. Java commits everything each time; pulls carry the rest anyway."""
+        return {queue: entry.value for queue, entry in self._entries.items() if entry.value != entry.reported}
 
     def every(self) -> dict[MessageQueue, int]:
         return {queue: entry.value for queue, entry in self._entries.items()}
 
-    def told(self, offsets: Mapping[MessageQueue, int]) -> None:
+    def reported(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Brokers have these."""
         for queue, offset in offsets.items():
             if queue in self._entries:
-                self._entries[queue].told = offset
+                self._entries[queue].reported = offset
 
     def _set(self, queue: MessageQueue, offset: int) -> None:
         if offset < 0:
@@ -166,7 +166,7 @@ class MemberState:
     def __init__(self, thresholds: Thresholds) -> None:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.low = -1  # who reads ahead is told when no more than this wait of a queue
+        self.low = -1  # read-ahead is notified when no more than this wait of a queue
         self.queues: dict[MessageQueue, ProcessQueue] = {}
         self.offsets = OffsetTable()
         self.thresholds: dict[str, Thresholds] = {}  # by topic, where those of a topic are divided among its queues

@@ -1,6 +1,6 @@
 """Where a member's offsets are kept: on brokers, or in a file of its own.
 
-Offsets of a broadcasting member, which nobody else has: a file, as Java's ``LocalFileOffsetStore`` has one.
+Offsets of a broadcasting member, which no broker has: a file, as Java's ``LocalFileOffsetStore`` has one.
 
 A write replaces the file at once, and the file before it stays beside it as ``.bak``. So one of the two is whole whatever
 happens to the process; when neither can be read, it is said, for starting from nothing would repeat or lose messages.
@@ -213,7 +213,7 @@ class OffsetStore(Protocol):
     """Reads raise what they raise; what cannot be stored is logged, and stored with the next run."""
 
     def begin(self) -> None:
-        """Nobody else has what is this member's alone. Raises ``OptionError`` where somebody has it."""
+        """Lock the file for this member. Raises ``OptionError`` if another one has it."""
 
     def end(self) -> None:
         """Others may have it."""
@@ -253,14 +253,14 @@ class BrokerOffsets:
         with self._held.lock:
             left = set(queues) if queues is not None else self._held.offsets.untold().keys() - self._under_way
         while offsets := self._begun(left, deadline):
-            told: Mapping[MessageQueue, int] = {}
+            committed: Mapping[MessageQueue, int] = {}
             try:
                 errors = self._port.commit(self._group, offsets, deadline)
                 self._trouble.note(offsets, errors)
-                told = {queue: offset for queue, offset in offsets.items() if queue not in errors}
+                committed = {queue: offset for queue, offset in offsets.items() if queue not in errors}
             finally:
                 with self._held.lock:
-                    self._held.offsets.told(told)
+                    self._held.offsets.reported(committed)
                     self._under_way -= offsets.keys()
                     self._ended.notify_all()
             left -= offsets.keys()
@@ -315,4 +315,4 @@ class FileOffsets:
             self._failing = False
             logger.warning("offsets are stored again")
         with self._held.lock:
-            self._held.offsets.told(offsets)
+            self._held.offsets.reported(offsets)

@@ -1,6 +1,6 @@
 """Messages to a listener, those of a queue one batch after the other: Java's ``ConsumeMessageOrderlyService``.
 
-In a group that shares its queues the broker's lock says that nobody else has the queue, also while it changes hands. Here a
+In a group that shares its queues the broker's lock says that no other member has the queue, also while it changes hands. Here a
 queue has one call at a time, whichever process queue it belongs to: after a reset, and after the repair of an offset, the new
 one waits for the listener of the old one. What failed is tried again in place, and the queue waits for it.
 """
@@ -58,7 +58,7 @@ class _Judged(NamedTuple):
 
 
 class Orderly:
-    """Calls ``listener`` on the workers' threads. ``relock`` asks for the lock of a queue; None: nobody else has it anyway.
+    """Calls ``listener`` on the workers' threads. ``relock`` asks for the lock of a queue; None: no other member can have it.
 
     ``left`` is called when a queue that was dropped has no listener any more.
     """

@@ -69,7 +69,7 @@ class Ownership:
         return free
 
     def add(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Begin ``queues``: those that were. Others, of which somebody else has the lock, are tried with the next run."""
+        """Begin ``queues``: those that were. Others, which another member has locked, are tried with the next run."""
         with self._held.lock:
             wanted = [queue for queue in queues if queue not in self._held.queues]
             asked_ms = self._lease_ms()  # a lock counts from its question: the answers about offsets may take long
@@ -101,7 +101,10 @@ class Ownership:
         here, away = self._replace(offsets)
         for text, queues in (
             ("group %s: offsets are reset to %s", here),
-            ("group %s: offsets of queues that are changing hands are reset to %s, for whoever begins them next", away),
+            (
+                "group %s: offsets of queues that are changing hands are reset to %s, for the member that begins them next",
+                away,
+            ),
             (
                 "group %s: this member does not have these queues and did not reset them: %s",
                 offsets.keys() - here - away,
@@ -216,7 +219,7 @@ class Ownership:
             self._held.queues[queue] = fresh
             self._held.offsets.put(queue, offset)
             if stored:
-                self._held.offsets.told({queue: offset})
+                self._held.offsets.reported({queue: offset})
         self._begin(fresh, offset)
         return True
 

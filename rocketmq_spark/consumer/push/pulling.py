@@ -41,7 +41,7 @@ class Consuming(Protocol):
 
 
 class Pulling:
-    """``subscribed`` tells what is wanted of a topic at this moment; ``repair`` gives up a queue whose offset was wrong."""
+    """``subscribed`` returns the present filter of a topic; ``repair`` gives up a queue whose offset was wrong."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Pulling:
         self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError
     ) -> None:
         reset = isinstance(answer, PullAnswer) and answer.reset
-        if reset:  # which a broker tells one pull only: it is for whatever has the queue now
+        if reset:  # which only one pull receives: it is for whatever has the queue now
             queue = self._held.queues.get(queue.queue, queue)
         if queue.dropped:
             return
@@ -163,7 +163,7 @@ class Pulling:
             self.consuming.submit(queue, messages)
 
     def _complain(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
-        """What need not pass by itself, as a group that nobody made, is a warning: one for each broker until it answers."""
+        """A failure that may last, such as a missing group, is a warning: one for each broker until it answers."""
         complaint = queue.broker_name, error.broker_code
         passes = error.retriable or error.broker_code in _NOT_TOLD_YET
         level = logging.INFO if passes or complaint in self._complaints else logging.WARNING

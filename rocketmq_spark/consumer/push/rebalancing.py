@@ -63,7 +63,7 @@ class Rebalancing:
         self._closed = self._ended = False
         self._resets: deque[Callable[[], None]] = deque()
         # A broker that was restarted, or is new to us, has not heard of this member: the next heartbeat need not be waited
-        # for, up to 30 s in which it gives the others a list without it. The broker tells all of them then.
+        # for, up to 30 s in which it gives the others a list without it. The broker notifies all of them then.
         self._unheard = False
         self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
 
@@ -177,7 +177,7 @@ class Rebalancing:
         return self._own(self._port.queues(topic, deadline))
 
     def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
-        """None while it is not known: for a moment that is nobody's worry, the second time in a row it is a warning."""
+        """None while it is not known: once that is normal, the second time in a row it is a warning."""
         try:
             found = ask()
         except OptionError as e:

@@ -1,4 +1,4 @@
-"""A consumer between its start and its stop: parts put together, and time told to them.
+"""A consumer between its start and its stop: its parts and their timers.
 
 Four threads beside those of the listener: pulls (which never wait), rebalances, the storing of offsets with other upkeep, and
 locks. A broker that hangs holds up nothing but what is asked of it.

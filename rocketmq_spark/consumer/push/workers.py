@@ -44,7 +44,7 @@ class Workers:
         self._count = count
         self._line: deque[Work] = deque()
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._waking = False  # a wake is under way: whoever gets it looks at the line after this is False again
+        self._waking = False  # a wake is under way: the worker that gets it looks at the line after this is False again
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._lacking = False

@@ -42,7 +42,7 @@ class DriftState(enum.Enum):
 
     @property
     def waits(self) -> bool:
-        """Whether its broker is waited for, and nobody knows of a loss."""
+        """Whether its broker is waited for, without a known loss."""
         return self in (DriftState.AWAY, DriftState.UNREGISTERED)
 
 

@@ -28,12 +28,19 @@ logger = logging.getLogger(__name__)
 
 
 class GroupOffsetListener(StreamingQueryListener):
-    """``spark.streams.addListener(GroupOffsetListener(name_server=…, group=…, subscribe=…))``.
+    """Commits the offsets of a consumer group whenever a query makes progress, for dashboards and for later starts.
 
-    Takes the options of the source. Sources of other formats or of another cluster, namespace, environment or ``group``, and
-    topics that ``subscribe`` does not name, are left alone; without ``subscribe`` it commits for every other rocketmq source
-    of the session. Give each query its group: ends of one that has none are committed, too. Clusters are told apart by
-    their names (``brokerClusterName``).
+    ``spark.streams.addListener(GroupOffsetListener(name_server="host:9876", group="orders"))``. Spark's checkpoint stays the
+    truth: nothing reads these offsets but tools and new queries with ``startingOffsets=committed``. Sources of other formats,
+    clusters (by ``brokerClusterName``), namespaces and environments are left alone.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``.
+        options: Options of the source (docs/options.md), in snake_case or camelCase: ``group`` is required; ``subscribe``
+            limits the topics, without it the listener commits for every other rocketmq source of the session.
+
+    Raises:
+        OptionError: An option is unknown or has a wrong value.
     """
 
     def __init__(self, **options: object) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Queries that ended are told of for a while, so that one that failed is seen.
+# Queries that ended are reported for a while, so that one that failed is seen.
 _ENDED_QUERIES = 100
 
 
@@ -100,9 +100,9 @@ class QueryFigures:
         """Spark says that there is nothing to read."""
         self._idle_at = now_s
 
-    def progress(self, told: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+    def progress(self, raw: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         """Take a progress in; gives the line that JSON has of it."""
-        self._last, self._at = of_progress(told), now_s
+        self._last, self._at = of_progress(raw), now_s
         self._rows += self._last["rows"] or 0
         if self._last["batchId"] != self._batch:
             self._batch = self._last["batchId"]
@@ -184,8 +184,8 @@ class MetricsListener(StreamingQueryListener):
     for each progress: ``query`` and what ``progress(query)`` gives. ``writer`` is the ``foreach_batch_writer`` whose counts
     belong to the query of the name ``writer_query``, or to every query where that is not given.
 
-    A file that cannot be written is logged and disturbs no query. While a query is idle Spark tells no progress, but now and then
-    that it is idle; while a batch is under way it tells nothing at all.
+    A file that cannot be written is logged and disturbs no query. While a query is idle Spark reports so only
+    now and then; while a batch is under way it reports nothing.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class MetricsListener(StreamingQueryListener):
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
-        # By run: Spark tells of a start at once, and of what came before it, in its turn, later.
+        # By run: Spark reports a start at once, and what came before it, in its turn, later.
         self._queries: dict[str, QueryFigures] = {}
         self._replaced: deque[str] = deque(maxlen=_ENDED_QUERIES)
 
@@ -211,12 +211,12 @@ class MetricsListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Write what the batch of ``event`` did."""
-        told = json.loads(event.progress.json)
+        raw = json.loads(event.progress.json)
         run = str(event.progress.runId)
         if run not in self._queries and run not in self._replaced:  # it ran already when the listener was added
             self._begun(event.progress)
         figures = self._queries.get(run) or self._figures(event.progress)
-        self._write(json.dumps(figures.progress(told, time.time()), separators=(",", ":")) + "\n")
+        self._write(json.dumps(figures.progress(raw, time.time()), separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """The query of ``event`` has nothing to read: it does not wait within a batch."""
@@ -234,7 +234,7 @@ class MetricsListener(StreamingQueryListener):
         self._write()
 
     def _begun(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
-        """A run takes the place of the one of its name, whatever its checkpoint: names are what figures are told apart by."""
+        """A run takes the place of the one of its name, whatever its checkpoint: figures are distinguished by names."""
         figures = self._figures(of)
         for run in [run for run, known in self._queries.items() if known.query == figures.query]:
             del self._queries[run]
@@ -257,7 +257,7 @@ class MetricsListener(StreamingQueryListener):
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Whole or not at all, for readers of any user; by way of a file whose name nobody else can have taken."""
+    """Whole or not at all, for readers of any user; by way of a file whose name no other process can have taken."""
     number, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(number, "wb") as file:

@@ -28,8 +28,8 @@ def progress(query: StreamingQuery) -> dict[str, Any] | None:
     last = query.lastProgress
     if last is None:
         return None
-    told = json.loads(last.json)
-    return {**of_progress(told), "underWay": _executes(query.status), "ageMs": _age_ms(told, datetime.now(UTC))}
+    latest = json.loads(last.json)
+    return {**of_progress(latest), "underWay": _executes(query.status), "ageMs": _age_ms(latest, datetime.now(UTC))}
 
 
 def _executes(status: Mapping[str, Any]) -> bool:
@@ -37,26 +37,26 @@ def _executes(status: Mapping[str, Any]) -> bool:
     return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")
 
 
-def _age_ms(told: Mapping[str, Any], now: datetime) -> int | None:
-    """How long ago the trigger ended that Spark tells of: it gives when that began, and how long it took."""
+def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
+    """How long ago the last trigger ended: Spark gives its begin and how long it took."""
     try:
-        begun = datetime.fromisoformat(told["timestamp"])
-        took = timedelta(milliseconds=told["durationMs"]["triggerExecution"])
+        begun = datetime.fromisoformat(latest["timestamp"])
+        took = timedelta(milliseconds=latest["durationMs"]["triggerExecution"])
     except (KeyError, TypeError, ValueError):
         return None
     return max(0, round((now - begun - took) / timedelta(milliseconds=1)))
 
 
-def of_progress(told: Mapping[str, Any]) -> dict[str, Any]:
+def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a progress as Spark's JSON has it."""
-    sources = [of_source(source.get("latestOffset")) for source in told.get("sources", ())]
+    sources = [of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
     ours = [source for source in sources if source is not None]
-    rows = told.get("sink", {}).get("numOutputRows", -1)
+    rows = raw.get("sink", {}).get("numOutputRows", -1)
     return {
-        "batchId": told.get("batchId"),
-        "timestamp": told.get("timestamp"),
-        "rows": told.get("numInputRows"),
-        "batchMs": told.get("durationMs", {}).get("triggerExecution"),
+        "batchId": raw.get("batchId"),
+        "timestamp": raw.get("timestamp"),
+        "rows": raw.get("numInputRows"),
+        "batchMs": raw.get("durationMs", {}).get("triggerExecution"),
         "sinkRows": rows if rows >= 0 else None,
         **{name: _sum(source[name] for source in ours) for name in _SUMS},
         "behindMs": _largest([source["behindMs"] for source in ours]),

@@ -36,7 +36,7 @@ _REQUEST_BYTES = 1 << 10
 
 _ASKED, _CHECKED = "brokers asked for timers", "topics checked"
 
-# Why nobody remembers what an environment by its number counted.
+# Why no state remembers what an environment by its number counted.
 _OF_STREAMS = (
     "Spark makes the writer of a stream anew for each micro-batch, in processes that come and go (foreach_batch_writer keeps "
     "what it counted)"
@@ -226,7 +226,7 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
 
 
 def positions(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues of an environment by its number alone, by topic, which tasks must be told: each would count what is there
+    """The queues of an environment by its number alone, by topic, which tasks must receive: each would count what is there
     when it starts. Nothing for other layouts. Waits for who can say it, up to the send timeout.
     """
     if options.topic is None or not by_position(options):

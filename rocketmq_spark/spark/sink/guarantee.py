@@ -28,7 +28,7 @@ _REFUSED: tuple[tuple[Callable[[Options], bool], str], ...] = (
     ),
     (
         lambda o: o.on_send_failure == "spool",
-        "'onSendFailure' is 'spool': a spooled row is sent later, when nobody looks whether it is stored",
+        "'onSendFailure' is 'spool': a spooled row is sent later, without a look at what is stored",
     ),
     (
         lambda o: o.require_store_ok == "ok",
@@ -51,7 +51,7 @@ def problems(options: Options, columns: Collection[str]) -> list[str]:
     if delays:
         found.append(
             f"option 'deliveryGuarantee' is exactly-once, but column {delays[0]!r} delays rows: a delayed row is not in its "
-            "topic before it is due, so that nobody can see whether it is stored"
+            "topic before it is due, so whether it is stored cannot be seen"
         )
     if options.topic is None and not options.allowed_topics:
         found.append(
@@ -88,9 +88,9 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
         )
 
 
-def check_batch(get: Callable[[str], str | None], query: str, number: int, told: Mapping[str, str]) -> None:
-    """Raises ``OptionError`` where a task runs in another query or batch than that of its note. ``told`` names the properties."""
-    for name, noted in ((told["query"], query), (told["batch"], str(number))):
+def check_batch(get: Callable[[str], str | None], query: str, number: int, names: Mapping[str, str]) -> None:
+    """Raises ``OptionError`` if a task runs in another query or batch than that of its note. ``names`` are the properties."""
+    for name, noted in ((names["query"], query), (names["batch"], str(number))):
         value = get(name)
         if value is not None and value != noted:
             raise OptionError(

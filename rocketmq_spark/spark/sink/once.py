@@ -222,7 +222,7 @@ class TaskOnce:
         if MESSAGE_ID in columns and self._rows.exceeded:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored: which of "
-                "them cannot be told",
+                "them cannot be determined",
                 remedy="Option 'messageId' must name a column that identifies a row",
             )
         return batch if missing.all() else batch.filter(pa.array(missing))

@@ -96,7 +96,7 @@ def total(messages: Iterable[Any]) -> Written:
     return written
 
 
-def told(error: RocketMQError, written: Written) -> RocketMQError:
+def with_report(error: RocketMQError, written: Written) -> RocketMQError:
     """The error of a task that had ``written`` so much: all in its one line, for a traceback of Spark ends with that."""
     notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
     whole = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])

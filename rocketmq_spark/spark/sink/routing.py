@@ -3,7 +3,7 @@
 Which queue each row goes to, for the selectors that look at rows: a whole column at once where that is possible. Pure.
 
 A choice is an index into the topic's queues, for each of the rows asked for. Rows for which there is none go to the
-bad rows and get the first queue, which nobody will see.
+bad rows and get the first queue, which is never used.
 
 An Arrow batch to shares: runs of rows that go to one topic, and to one queue where rows say which.
 """
@@ -226,7 +226,7 @@ def _all(queues: Queues) -> Queues:
 class Router:
     """Plans the Arrow batches of one task.
 
-    ``queues`` gives a topic's queues, after a look at its route if it is told so. They are asked for once per task, so
+    ``queues`` gives a topic's queues, after a look at its route if asked to. They are asked for once per task, so
     that a key keeps its queue for as long as the task lives.
     """
 

@@ -47,7 +47,7 @@ from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.spark.sink import checks, routing
 from rocketmq_spark.spark.sink.once import TaskOnce
-from rocketmq_spark.spark.sink.report import Tally, Written, told
+from rocketmq_spark.spark.sink.report import Tally, Written, with_report
 from rocketmq_spark.spark.sink.routing import RoutingPlan, RowRange
 from rocketmq_spark.wire.messages import decode_batch
 
@@ -177,9 +177,9 @@ class TaskWriter:
             return self._tally.written()
         except RocketMQError as e:
             while not self._outcomes.empty():
-                with contextlib.suppress(RocketMQError):  # the first failure is the one that is told
+                with contextlib.suppress(RocketMQError):  # the first failure is the one that is reported
                     self._settle()
-            error = told(e, self._tally.written())
+            error = with_report(e, self._tally.written())
             raise error from error.__cause__
         finally:
             self._engine.close(Deadline.after(0), keep=False)  # Spark repeats what is left

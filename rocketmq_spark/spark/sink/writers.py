@@ -41,7 +41,7 @@ class _Writer:
         self.names = checks.check(options, schema, stream)
         if stream and checkpoint is None and guarantee.wanted(options):
             raise OptionError(
-                "option 'deliveryGuarantee' is exactly-once, and the sink is not told where the checkpoint is: Spark does not "
+                "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
                 "show it spark.sql.streaming.checkpointLocation",
                 remedy="Give the writer .option('checkpointLocation', ...)",
             )
@@ -86,7 +86,7 @@ def write_task(
 ) -> Written:
     """Send the rows of the task that calls this. A later attempt says that rows may be in the topic twice.
 
-    Spark tells no writer whether ``spark.speculation`` is on, but a second attempt beside a running one is numbered like
+    Writers cannot see whether ``spark.speculation`` is on, but a second attempt beside a running one is numbered like
     one after a failure, and both have the same consequence. With ``once`` a later attempt looks what is stored.
     """
     task = TaskContext.get()

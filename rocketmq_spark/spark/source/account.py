@@ -28,21 +28,21 @@ _LOOKS, _LOOKS_OF_QUEUES = 32, 20_000
 
 
 class Account:
-    """The looks and losses of a run. Of the last look and of where the last batch ends ``told`` makes a report."""
+    """The looks and losses of a run. Of the last look and of where the last batch ends ``report`` makes a report."""
 
     def __init__(self) -> None:
         self._looks: list[tuple[int, Bounds]] = []
         self._losses: dict[str, dict[str, int | None]] = {}
 
     def lost(self, parts: Iterable[Loss]) -> None:
-        """Losses that the query goes on without. A part of no size is one of which nobody can say how much it was."""
+        """Losses that the query goes on without. A part of no size is one whose size is unknown."""
         for part, cause in parts:
             of_cause = self._losses.setdefault(cause.name.lower(), {"ranges": 0, "offsets": 0})
             so_far = of_cause["offsets"]
             of_cause["ranges"] = (of_cause["ranges"] or 0) + 1
             of_cause["offsets"] = None if so_far is None or part.size <= 0 else so_far + part.size
 
-    def told(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
+    def report(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
         """The report: with ``end`` None, before a batch was planned, how far the run is behind is not known."""
         self._look(view.bounds, now_ms)
         away = {q for q in end.positions if q not in view.bounds and not view.lacks(q)} if end else set()

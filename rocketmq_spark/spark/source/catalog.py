@@ -141,7 +141,7 @@ class OffsetCache:
                 if self._options.subscribe_pattern is not None and e.topic not in self._had:
                     self._matched = (0.0, ())
                     if e.topic not in self.topics():
-                        continue  # it was deleted since topics were listed: nobody's loss
+                        continue  # it was deleted since topics were listed: no loss
                 if deadline.expired:
                     # It has all that is known, and a traceback of Spark is long enough.
                     raise self.routes.missing_topic(e) from None
@@ -239,7 +239,7 @@ class OffsetCache:
             return filters.with_known(self._options, self._matched[1], self._had)
 
     def waits(self, error: RocketMQError) -> None:
-        """Note an error that time may heal, and ask for routes anew; raise any other. Told once until all is well."""
+        """Note an error that time may heal, and ask for routes anew; raise any other. Logged once until all is well."""
         if not error.retriable:
             raise error
         self.trouble.note(error, time.monotonic())
@@ -319,7 +319,7 @@ class OffsetCache:
     def _covered(
         self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
     ) -> list[MessageQueue]:
-        """Without the queues of other environments, and without those that the strategy gives to nobody."""
+        """Without the queues of other environments, and without those that the strategy gives to no consumer."""
         covered, left_out = planner.covered(self._options, queues, self._owned, may_lack, there)
         if self._options.environment is not None:
             self._owned.update(covered)
@@ -362,7 +362,9 @@ def _is_at(routes: RouteReader, broker_name: str, cluster: Mapping[str, BrokerDa
 def _elsewhere(error: RocketMQError, broker_name: str) -> BrokerNotFound:
     """For what is said at an address that may be another broker's by now."""
     return BrokerNotFound(
-        f"broker {broker_name!r} may have left its address, where somebody says: {error}", error.addr, topic=error.topic
+        f"broker {broker_name!r} may have left its address; the server there says: {error}",
+        error.addr,
+        topic=error.topic,
     )
 
 

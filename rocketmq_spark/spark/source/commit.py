@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 # How long the answers that are there wait for those that are not.
 GRACE_S = 0.2
-# How often it is asked whether somebody else stores offsets of the group.
+# How often it is asked whether another process commits offsets of the group.
 _LOOK_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
@@ -60,7 +60,7 @@ class GroupOffsets:
             self._look_for_members(positions)
         self._look_for_rivals(routed)
         failed = self._stored(routed)
-        # What a broker has is not known where it did not answer, nor once somebody else reads the queue.
+        # What a broker has is not known where it did not answer, nor once another process reads the queue.
         known = {q: offset for q, offset in {**self._committed, **routed}.items() if q in positions}
         self._committed = {q: offset for q, offset in known.items() if q not in failed}
         for error in failed.values():
@@ -101,7 +101,7 @@ class GroupOffsets:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _look_for_rivals(self, offsets: Positions) -> None:
-        """Somebody else who stores offsets of the group: another query, most likely, in turns with this one."""
+        """Another process that commits offsets of the group: another query, most likely, in turns with this one."""
         mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
         if self._rivalled or not mine or self._now() < self._look_at:
             return
@@ -111,7 +111,7 @@ class GroupOffsets:
             deadline = Deadline.after(min(GRACE_S, self._options.request_timeout))
             committed = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
-            return  # whoever does not answer is not worth a wait
+            return  # a broker that does not answer is not worth a wait
         # The source and a GroupOffsetListener store the same offsets, whichever comes first.
         if committed is not None and committed not in (mine[queue], offsets[queue]):
             self._rivalled = True

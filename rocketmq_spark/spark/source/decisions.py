@@ -42,7 +42,7 @@ class QueuesView:
         return {queue: bounds.max_offset for queue, bounds in self.bounds.items()}
 
     def of_masters(self) -> Bounds:
-        """The bounds that masters tell. Where only slaves live nobody can be asked whether a topic was made again."""
+        """The bounds that masters report. Where only slaves live, whether a topic was made again is unknown."""
         return {queue: bounds for queue, bounds in self.bounds.items() if queue.broker_name not in self.orphans}
 
 
@@ -136,7 +136,7 @@ def moved(
 
 
 def _nothing_at(begin: Offsets, queue: MessageQueue) -> OffsetRange:
-    """A position that means nothing any more, of which nobody can say how much was lost."""
+    """A position that means nothing any more; how much was lost is unknown."""
     return OffsetRange(queue, begin.positions[queue], begin.positions[queue])
 
 
@@ -151,7 +151,7 @@ def shrunk(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[O
 
 
 def lowered(view: QueuesView, frozen: Positions) -> Positions:
-    """The ends of a run without what is not there any more, so that its loss is told once."""
+    """The ends of a run without what is not there any more, so that its loss is reported once."""
     bounds = view.of_masters()
     return {queue: min(end, bounds[queue].max_offset) if queue in bounds else end for queue, end in frozen.items()}
 

@@ -353,7 +353,7 @@ def is_hidden(route: TopicRoute | None, queue: MessageQueue) -> bool:
 
 
 def why_absent(route: TopicRoute | None, queue: MessageQueue) -> str:
-    """Why a queue gives no bounds, as far as the route tells."""
+    """Why a queue gives no bounds, as far as the route shows."""
     data = _on_its_broker(route, queue)
     if route is None or queue.broker_name not in route.brokers or data is None:
         return "the route does not name its broker"

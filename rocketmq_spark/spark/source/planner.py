@@ -30,7 +30,7 @@ Task = list[OffsetRange]
 
 # What one more task must be worth: it costs 25-30 ms of latency, in which a task reads about so many messages.
 ROWS_PER_TASK = 20_000
-# Spark's driver holds all tasks of a batch; offsets are numbers that a broker tells.
+# Spark's driver holds all tasks of a batch; offsets are numbers that a broker reports.
 MAX_TASKS = 10_000
 # Strategies that give every queue to exactly one consumer, whatever the queues are called.
 _COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash"})
@@ -47,7 +47,7 @@ def covered(
     may_lack: Container[str] = (),
     there: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
-    """The queues that the source reads, and those that the strategy gives to nobody.
+    """The queues that the source reads, and those that the strategy gives to no consumer.
 
     ``kept`` are those that its environment had before, ``may_lack`` topics of which it may have none at the moment. Where
     ``queues`` are assigned ones, ``there`` are all of their topics, among which an environment counts. Raises
@@ -275,7 +275,7 @@ def marks(positions: Positions, before: Offsets, bounds: Bounds) -> dict[Message
     """The newest store time seen of every queue that was read at all; see ``offsets``.
 
     A mark that was known ``before`` serves on while nothing was read behind it that is still there. Messages that were
-    may be younger: where nobody tells how young, a mark would take them for another topic's. At the end of a queue the
+    may be younger: where the age is unknown, a mark would take them for another topic's. At the end of a queue the
     last message that was read is its newest one, also when a clock was put back.
     """
     marked = {}

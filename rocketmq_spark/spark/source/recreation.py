@@ -42,7 +42,7 @@ class Sign(enum.Enum):
     SAME = "its newest message is not younger than the mark"
     ENDS_BEFORE = "it ends before the position"
     MADE_AGAIN = "the message before the position is its newest one, and younger than the mark"
-    OPEN = "only the message before the position tells"
+    OPEN = "only the message before the position shows it"
 
 
 def sign(position: int, mark: int, bounds: QueueBounds) -> Sign:
@@ -78,22 +78,22 @@ def questions(seen: Mapping[MessageQueue, Sign], watched: Collection[Share]) -> 
     another queue proves that the topic is the same; all are asked about where one shows that it is not.
     """
     of_share: dict[Share, list[MessageQueue]] = {}
-    told: dict[Share, set[Sign]] = {}
+    signs: dict[Share, set[Sign]] = {}
     for queue, one in seen.items():
-        told.setdefault(share(queue), set()).add(one)
+        signs.setdefault(share(queue), set()).add(one)
         if one is Sign.OPEN:
             of_share.setdefault(share(queue), []).append(queue)
     asked: list[MessageQueue] = []
     for mine, queues in of_share.items():
-        if mine not in watched or told[mine] & {Sign.ENDS_BEFORE, Sign.MADE_AGAIN}:
+        if mine not in watched or signs[mine] & {Sign.ENDS_BEFORE, Sign.MADE_AGAIN}:
             asked += queues
-        elif Sign.SAME not in told[mine]:
+        elif Sign.SAME not in signs[mine]:
             asked.append(min(queues))
     return asked
 
 
 def made_again(seen: Mapping[MessageQueue, Sign], younger: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """The queues that were made again: those that ``seen`` shows or brokers told, and those without a mark beside them."""
+    """The queues that were made again: those that ``seen`` shows or brokers report, and those without a mark beside them."""
     proven = {*younger, *(queue for queue, one in seen.items() if one is Sign.MADE_AGAIN)}
     beside = shares([*proven, *(queue for queue, one in seen.items() if one is Sign.ENDS_BEFORE)])
     return sorted(proven.union(q for q, one in seen.items() if one is Sign.UNMARKED and share(q) in beside))
@@ -103,14 +103,14 @@ def to_mark(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Queues whose marks are times of messages, which are asked for.
 
     A newest message that lies behind the position may be older than what was read, when the broker's clock was put back in
-    between. Where the server tells no store times, it is one queue of each topic and broker that has no mark to go by.
+    between. Where the server reports no store times, it is one queue of each topic and broker that has no mark to go by.
     """
     begun = {q: bounds[q] for q, position in read.positions.items() if q in bounds and position > bounds[q].min_offset}
-    told = [q for q, of in begun.items() if of.last_update_ms > 0 and read.positions[q] < of.max_offset]
+    signs = [q for q, of in begun.items() if of.last_update_ms > 0 and read.positions[q] < of.max_offset]
     untold = [q for q, of in begun.items() if not of.last_update_ms]
     marked = shares(queue for queue in untold if queue in read.marks)
     lowest = {share(queue): queue for queue in sorted(untold, reverse=True) if share(queue) not in marked}
-    return sorted([*told, *lowest.values()])
+    return sorted([*signs, *lowest.values()])
 
 
 def emptied(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
@@ -234,7 +234,7 @@ class RecreationWatch:
 _FRESH_S = 1.0
 
 
-class _Told(NamedTuple):
+class _Answer(NamedTuple):
     """What a broker said of a topic: until when that holds, by which route and connection, about which queues."""
 
     until: float = 0.0
@@ -244,7 +244,7 @@ class _Told(NamedTuple):
 
 
 class Unread:
-    """Asks brokers where such queues end, at most once a second. ``waits`` is told of what fails."""
+    """Asks brokers where such queues end, at most once a second. ``waits`` receives failures."""
 
     def __init__(
         self, reader: Callable[[], OffsetReader], timeout_s: float, waits: Callable[[RocketMQError], None]
@@ -252,7 +252,7 @@ class Unread:
         self._reader = reader
         self._timeout_s = timeout_s
         self._waits = waits
-        self._told: dict[Share, _Told] = {}
+        self._answers: dict[Share, _Answer] = {}
         self._due: dict[str, float] = {}
 
     def ends(
@@ -277,19 +277,19 @@ class Unread:
 
     def _of(self, one: Share, queues: set[MessageQueue], route: TopicRoute) -> Mapping[MessageQueue, int]:
         by, now = (route, self._reader().connection(one[1])), time.monotonic()
-        told = self._told.get(one, _Told())
-        if told.by == by and queues <= told.about and now < told.until:
-            return told.ends
+        signs = self._answers.get(one, _Answer())
+        if signs.by == by and queues <= signs.about and now < signs.until:
+            return signs.ends
         if now < self._due.get(one[1], 0.0):
             return {}
-        about = frozenset(queues) | (told.about if told.by == by else frozenset())
+        about = frozenset(queues) | (signs.about if signs.by == by else frozenset())
         try:
             ends = self._ask(*one, sorted(about))
         except RocketMQError as e:
             self._due[one[1]] = time.monotonic() + 5 * (time.monotonic() - now)
             self._waits(e)
             return {}
-        self._told[one] = _Told(time.monotonic() + _FRESH_S, by, about, ends)
+        self._answers[one] = _Answer(time.monotonic() + _FRESH_S, by, about, ends)
         return ends
 
     def _ask(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:

@@ -56,7 +56,7 @@ class Stream:
         self._watch = self._new_watch()
         self._unproven = False
         self._left: list[str] = []
-        self._told: tuple[Offsets, frozenset[Loss]] | None = None
+        self._reported: tuple[Offsets, frozenset[Loss]] | None = None
         self._given: tuple[dict[str, Any], Offsets] | None = None
         self._idle: tuple[QueuesView, Offsets] | None = None
         self._waits: Offsets | None = None
@@ -188,8 +188,8 @@ class Stream:
         """The ends of all queues now and how the run is doing, for the progress of the query."""
         view, end = self._catalog.recent(), self._end
         if self._newest is None or self._newest[0] is not view or self._newest[1] is not end:
-            told = self._account.told(view, end, int(self._clock.now() * 1000))
-            self._newest = (view, end, {**told, **Offsets(view.ends()).to_json()})
+            report = self._account.report(view, end, int(self._clock.now() * 1000))
+            self._newest = (view, end, {**report, **Offsets(view.ends()).to_json()})
         return self._newest[2]
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -290,11 +290,11 @@ class Stream:
     def _report(self, begin: Offsets, lost: list[Loss]) -> None:
         """Once for each position, however often it is planned from while a batch waits for more."""
         fail = self._options.fail_on_data_loss == "fail"
-        told = self._told[1] if self._told is not None and self._told[0] is begin else frozenset()
-        new = [part for part in lost if fail or part not in told]
+        reported = self._reported[1] if self._reported is not None and self._reported[0] is begin else frozenset()
+        new = [part for part in lost if fail or part not in reported]
         account.report(self._options.fail_on_data_loss, new)
         self._account.lost(new)
-        self._told = (begin, told.union(lost)) if lost else self._told
+        self._reported = (begin, reported.union(lost)) if lost else self._reported
 
     def _subscribed(self, begin: Offsets) -> Offsets:
         known = decisions.subscribed(begin, set(self._catalog.topics_or_last()))

@@ -125,11 +125,11 @@ def read(
         lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
     )
     by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
-    for (broker_name, filtered, told, differs), group in groupby(
+    for (broker_name, filtered, wanted, differs), group in groupby(
         by_place, key=lambda r: (*_stream_of(options, at_brokers, r), r.queue in partition.differing)
     ):
         mine = replace(puller, read_from="master") if differs else puller
-        pulls = reading.read(mine, list(group), lost, told, addresses.get(broker_name))
+        pulls = reading.read(mine, list(group), lost, wanted, addresses.get(broker_name))
         decoder = Decoder(
             pulls.queues, columns, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
         )

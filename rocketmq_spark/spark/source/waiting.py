@@ -1,8 +1,8 @@
 """What was there a moment ago is waited for: up to ``readDeadline``, asking for routes anew each time.
 
-Queues that a stream waits for are told of: it looks idle, and a line says why.
+Queues that a stream waits for are logged: it looks idle, and a line says why.
 
-A start that reaches nobody at all is another matter: it fails after ``numRetries``, for an address may be a slip of the pen.
+A start that reaches no server at all is another matter: it fails after ``numRetries``, for an address may be a slip of the pen.
 """
 
 from __future__ import annotations
