@@ -303,7 +303,7 @@ class SinkStoredIds:
         self._stopped = threading.Event()
 
     def end(self, queue: MessageQueue) -> int:
-        return self._ends.queues[queue]
+        return self._ends.queues.get(queue, 0)
 
     def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
         (name,) = {queue.broker_name for queue in since}
