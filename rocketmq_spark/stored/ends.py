@@ -11,7 +11,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RocketMQError, UnprovedError
-from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.ports import OffsetReader, RouteReader
 
 AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
@@ -19,11 +19,10 @@ AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least
 
 @dataclass(frozen=True, slots=True)
 class QueueEnds:
-    """The end of each queue; of each broker the address of its master and the end of its commit log."""
+    """The end of each queue, and of each broker the address of its master."""
 
     queues: Mapping[MessageQueue, int]
     masters: Mapping[str, str]
-    logs: Mapping[str, int]
 
     @property
     def topics(self) -> list[str]:
@@ -36,22 +35,17 @@ class QueueEnds:
 
     def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
         """One broker with other ends of some of its queues."""
-        return QueueEnds(queues, {name: self.masters[name]}, {name: self.logs[name]})
+        return QueueEnds(queues, {name: self.masters[name]})
 
     def _only(self, queues: Mapping[MessageQueue, int]) -> QueueEnds:
         names = {queue.broker_name for queue in queues}
-        return QueueEnds(
-            queues,
-            {name: address for name, address in self.masters.items() if name in names},
-            {name: log for name, log in self.logs.items() if name in names},
-        )
+        return QueueEnds(queues, {name: address for name, address in self.masters.items() if name in names})
 
     def to_json(self) -> dict[str, Any]:
         topics: dict[str, dict[str, dict[str, int]]] = {}
         for queue, end in sorted(self.queues.items()):
             topics.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = end
-        brokers = {name: {"master": self.masters[name], "log": self.logs[name]} for name in sorted(self.masters)}
-        return {"topics": topics, "brokers": brokers}
+        return {"topics": topics, "brokers": {name: {"master": self.masters[name]} for name in sorted(self.masters)}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueueEnds:
@@ -62,26 +56,12 @@ class QueueEnds:
             for name, ends in brokers.items()
             for number, end in ends.items()
         }
-        brokers = value["brokers"]
-        return cls(
-            queues,
-            {name: str(data["master"]) for name, data in brokers.items()},
-            {name: int(data["log"]) for name, data in brokers.items()},
-        )
+        return cls(queues, {name: str(data["master"]) for name, data in value["brokers"].items()})
 
     def ranges(self, until: Mapping[MessageQueue, int]) -> list[OffsetRange]:
         """From here to later ends, those that are not empty, broker by broker."""
         order = sorted(self.queues, key=lambda queue: (queue.broker_name, queue))
         return [OffsetRange(q, self.queues[q], until[q]) for q in order if self.queues[q] < until[q]]
-
-    def check_log(self, name: str, state: LogState) -> None:
-        """Raises ``UnprovedError`` where a log ends before it did."""
-        if state.max_offset < self.logs[name]:
-            raise UnprovedError(
-                f"the commit log of broker {name} ends at {state.max_offset}, but it ended at {self.logs[name]} before: "
-                "the broker lost its tail, or an older copy of it answers",
-                remedy=f"Restore the broker's store, {AT_LEAST_ONCE}",
-            )
 
     def check_bounds(self, bounds: Mapping[MessageQueue, QueueBounds]) -> None:
         """Raises ``UnprovedError`` where the messages behind an end are not all there."""
@@ -123,7 +103,6 @@ def _ends_now(routes: RouteReader, offsets: OffsetReader, topics: Sequence[str],
         queues += {*route.readable(), *route.writable()}
     names = sorted({queue.broker_name for queue in queues})
     masters = {name: routes.address(name) for name in names}
-    states = offsets.log_states(names, deadline)
     bounds = offsets.bounds(queues, deadline)
     lacking = [queue for queue in queues if queue not in bounds]
     if lacking:
@@ -132,9 +111,4 @@ def _ends_now(routes: RouteReader, offsets: OffsetReader, topics: Sequence[str],
             topic=lacking[0].topic,
             remedy="Give the topic as many queues for reading as for writing",
         )
-    logs = {}
-    for name, state in states.items():
-        if isinstance(state, RocketMQError):
-            raise state
-        logs[name] = state.max_offset
-    return QueueEnds({queue: bounds[queue].max_offset for queue in sorted(queues)}, masters, logs)
+    return QueueEnds({queue: bounds[queue].max_offset for queue in sorted(queues)}, masters)

@@ -63,7 +63,7 @@ class Look:
         self._take(self._since.ranges(first), take)
         self._settle(began)
         last = self._ends()
-        self._take(QueueEnds(first, {}, {}).ranges(last), take)
+        self._take(QueueEnds(first, {}).ranges(last), take)
         return last
 
     def _take(self, ranges: Sequence[OffsetRange], take: Callable[[pa.Array], None]) -> None:
@@ -82,7 +82,6 @@ class Look:
         for name, state in self._states(deadline).items():
             if isinstance(state, RocketMQError):
                 raise state
-            self._since.check_log(name, state)
             mark = marks.setdefault(name, state.max_offset)
             behind = state.behind > 0 if self._confirms_late(name, deadline) else state.indexed < mark
             if behind:

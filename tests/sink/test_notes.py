@@ -17,8 +17,8 @@ from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
 from rocketmq_spark.spark.checkpoints.notes import BatchNote
 from rocketmq_spark.stored.ends import QueueEnds
 
-ENDS = QueueEnds({MessageQueue("t", "a", 0): 7}, {"a": "a:1"}, {"a": 70})
-LATER = QueueEnds({MessageQueue("t", "a", 0): 9}, {"a": "a:1"}, {"a": 90})
+ENDS = QueueEnds({MessageQueue("t", "a", 0): 7}, {"a": "a:1"})
+LATER = QueueEnds({MessageQueue("t", "a", 0): 9}, {"a": "a:1"})
 
 
 def checkpoint(path: Path, batches: int = 1) -> Path:

@@ -33,7 +33,7 @@ from rocketmq_spark.columnar.encode.content import (
     StoredRows,
 )
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
-from rocketmq_spark.errors import BrokerNotFound, ClosedError, MessageRefused, OptionError
+from rocketmq_spark.errors import BrokerNotFound, ClosedError, MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
@@ -123,6 +123,9 @@ def _check(options: Options, ends: QueueEnds) -> bool:
                 topic=topic,
             )
         offsets.sample(options.group, queue, ends.queues[queue], deadline)
+    for state in offsets.log_states(sorted(ends.masters), deadline).values():
+        if isinstance(state, RocketMQError) and not state.retriable:
+            raise state
     return True
 
 
@@ -301,7 +304,7 @@ class SinkStoredIds:
         self._stopped = threading.Event()
 
     def end(self, queue: MessageQueue) -> int:
-        return self._ends.queues[queue]
+        return self._ends.queues.get(queue, 0)
 
     def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
         (name,) = {queue.broker_name for queue in since}

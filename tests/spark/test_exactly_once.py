@@ -1,0 +1,90 @@
+"""What exactly-once asks of Spark: settings that are there when the context starts, and names for writes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rocketmq_spark import explain, write_rocketmq
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.localbroker import LocalBroker
+from tests.fix_spark import Finished
+from tests.helpers import stored
+from tests.live.writes import bodies
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCRIPT = """
+    from rocketmq_spark import exactly_once_conf, foreach_batch_writer, write_rocketmq
+    from pyspark.sql import functions as f
+
+    name_server, topic, folder = sys.argv[1:]
+    spark = new_session("local[2]", **{k.replace(".", "_"): v for k, v in exactly_once_conf().items()})
+    given = {"topic": topic, "delivery_guarantee": "exactly-once", "exactly_once_settle": "4s"}
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2).load()
+    frame = rows.selectExpr("cast(value as string) body")
+    said = {}
+
+    def run(name, write):
+        checkpoint = f"{folder}/{name}"
+        query = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(write(checkpoint))
+        query = query.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+            said[name] = "done"
+        except Exception as e:
+            said[name] = str(e)
+
+    def twice(first, second):
+        def write(checkpoint):
+            named = [foreach_batch_writer(name_server, checkpoint_location=checkpoint, write_name=n, **given)
+                     for n in (first, second)]
+            return lambda df, number: [each(df.limit(10), number) for each in named]
+        return write
+
+    def by_format(checkpoint):
+        return lambda df, number: df.write.format("rocketmq").options(
+            nameServer=name_server, topic=topic, deliveryGuarantee="exactly-once").mode("append").save()
+
+    def by_function(checkpoint):
+        def write(df, number):
+            report = write_rocketmq(df, name_server, checkpoint_location=checkpoint, write_name="mine", **given)
+            said["report"] = [report.sent, report.already_stored, report.confirmed, report.unmatched]
+        return write
+
+    run("same", twice(None, None))
+    run("named", twice("one", "two"))
+    run("format", by_format)
+    run("function", by_function)
+    report(said)
+"""
+
+
+def test_settings_are_asked_for_before_anything_is_sent(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
+    frame = spark.range(3).selectExpr("cast(id as string) body")
+    with pytest.raises(
+        OptionError, match=r"the Spark context lacks spark.stage.maxConsecutiveAttempts=1 \(it is not set\)"
+    ):
+        write_rocketmq(frame, rocketmq.name_server, topic=topic, delivery_guarantee="exactly-once")
+    writer = frame.write.format("rocketmq").option("nameServer", rocketmq.name_server).option("topic", topic)
+    with pytest.raises(Exception, match="maxConsecutiveAttempts") as e:
+        writer.option("deliveryGuarantee", "exactly-once").mode("append").save()
+    assert "Start the Spark context with exactly_once_conf()" in str(explain(e.value))
+    assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 0
+
+
+def test_each_write_of_a_batch_has_a_name_and_df_write_has_no_place_in_it(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run_script: Callable[..., Finished], tmp_path: Path
+) -> None:
+    topic = make_topic(queues=2)
+    said = run_script(SCRIPT, rocketmq.name_server, topic, tmp_path / "checkpoints").report
+    assert "Give each write of the batch a write_name of its own" in said["same"]
+    assert said["named"] == said["function"] == "done"
+    assert "Write with foreach_batch_writer" in said["format"]
+    assert said["report"] == [10, 0, 0, 0]
+    assert Counter(bodies(stored(rocketmq, topic, 40))) == {str(i): 4 for i in range(10)}
