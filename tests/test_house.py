@@ -127,7 +127,8 @@ OUTSIDE = {
     " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead"
     " consumer.pull.polls consumer.pull.upkeep spark.sink.once spool.store spool.redelivery delay.service notebook",
     "concurrent": "base.timer producer.batching producer.in_flight producer.producer localbroker cli",
-    "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.route client.topics"
+    "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.credentials"
+    " client.route client.topics"
     " delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender spool.spool"
     " consumer.pull.positions spark.source.catalog spark.source.recreation spark.source.waiting"
     " localbroker cli spark.monitoring.metrics",

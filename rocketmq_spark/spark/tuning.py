@@ -14,13 +14,14 @@ import functools
 import os
 import sys
 import warnings
+from typing import Any
 
 # Where PySpark 4.2 and 4.3 have it. Spark's default manager goes through Hadoop's FileContext, a good part of the
 # time of a small batch; this one renames through the FileSystem class, as atomic as the file system's rename is.
 _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
-def low_latency_conf() -> dict[str, str]:
+def low_latency_conf() -> dict[str, Any]:
     """Settings that lower the time of a micro-batch, for ``SparkSession.builder.config(map=...)``.
 
     They must be there when the session starts. Checkpoints have to lie on a local disk or on HDFS, whose renames are
@@ -34,7 +35,7 @@ def low_latency_conf() -> dict[str, str]:
     }
 
 
-def exactly_once_conf() -> dict[str, str]:
+def exactly_once_conf() -> dict[str, Any]:
     """Settings that ``deliveryGuarantee`` exactly-once needs, for ``SparkSession.builder.config(map=...)``.
 
     They must be there when the Spark context starts: a stage that Spark repeats by itself, and tasks that it cuts in another

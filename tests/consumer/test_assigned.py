@@ -35,8 +35,8 @@ def test_of_a_pull_that_was_made_twice_the_first_answer_counts() -> None:
     one.not_made([first])
     (again,) = one.due(0.0)
     assert again == first
-    assert one.told(first, found(first, 4))
-    assert not one.told(again, found(again, 4))
+    assert one.answered(first, found(first, 4))
+    assert not one.answered(again, found(again, 4))
     assert one.places[A].waiting == 4
 
 
@@ -45,7 +45,7 @@ def test_1_14_each_queue_has_one_pull_and_the_next_begins_where_the_answer_says(
     first, second = one.due(0.0)
     assert (first.queue, first.offset, first.broker_id, second.offset) == (A, 5, 0, 7)
     assert one.due(0.0) == []
-    assert one.told(first, found(first, 3))
+    assert one.answered(first, found(first, 3))
     (again,) = one.due(0.0)
     assert (again.queue, again.offset, again.broker_id) == (A, 8, 1)
 
@@ -53,7 +53,7 @@ def test_1_14_each_queue_has_one_pull_and_the_next_begins_where_the_answer_says(
 def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
-    one.told(ask, found(ask, 4))
+    one.answered(ask, found(ask, 4))
     assert one.due(0.0) == []
     one.ready.take()
     assert [due.offset for due in one.due(0.0)] == [9]
@@ -64,7 +64,7 @@ def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
     one.assign({A: Start(0)})
     for _ in range(2):
         (ask,) = one.due(0.0)
-        one.told(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
+        one.answered(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
     assert one.due(0.0) == []
     one.ready.take()
     assert [due.offset for due in one.due(0.0)] == [2]
@@ -73,7 +73,7 @@ def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
 def test_what_is_read_ahead_is_given_in_order_and_nothing_else_is_asked_for() -> None:
     one = assigned()
     first, _ = one.due(0.0)
-    one.told(first, found(first, 1))
+    one.answered(first, found(first, 1))
     ahead = Ask(A, 6, 0, first.token)
     one.hold([ahead])
     assert one.due(0.0) == []
@@ -102,7 +102,7 @@ def test_what_is_read_ahead_of_a_queue_that_was_sought_or_dropped_is_not_taken()
 def test_what_failed_is_asked_again_later_at_the_master() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
-    one.told(ask, found(ask, 1))
+    one.answered(ask, found(ask, 1))
     (again,) = one.due(0.0)
     assert one.failed(again, 2.0)
     assert one.due(1.9) == []
@@ -117,7 +117,7 @@ def test_answers_from_before_a_seek_or_an_assignment_are_not_taken() -> None:
     first, second = one.due(0.0)
     one.seek(A, 50)
     one.assign({A: None})
-    assert not one.told(first, found(first, 3))
+    assert not one.answered(first, found(first, 3))
     assert not one.failed(second, 1.0)
     assert [(ask.queue, ask.offset) for ask in one.due(0.0)] == [(A, 50)]
     assert one.to_commit() == {A: 50}
@@ -128,13 +128,13 @@ def test_a_queue_that_goes_and_comes_back_takes_no_old_answer() -> None:
     first, _ = one.due(0.0)
     one.assign({B: None})
     one.assign({A: Start(5), B: None})
-    assert not one.told(first, found(first, 3))
+    assert not one.answered(first, found(first, 3))
 
 
 def test_offsets_without_a_wanted_message_are_passed_over() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
-    one.told(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.answered(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
     one.finish()
     assert one.to_commit() == {A: 20}
 
@@ -142,16 +142,16 @@ def test_offsets_without_a_wanted_message_are_passed_over() -> None:
 def test_a_gap_that_was_passed_while_messages_wait_is_done_with_them_and_no_sooner() -> None:
     one = assigned()
     first, _ = one.due(0.0)
-    one.told(first, found(first, 1))
+    one.answered(first, found(first, 1))
     (second,) = one.due(0.0)
-    one.told(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.answered(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
     one.finish()
     assert one.to_commit() == {}  # the message of offset 5 waits
     one.ready.take()
     one.finish()
     assert one.to_commit() == {}  # nor was it given yet
     (third,) = one.due(0.0)
-    one.told(third, PullAnswer(PullStatus.NO_NEW_MSG, 21, 0, 99))
+    one.answered(third, PullAnswer(PullStatus.NO_NEW_MSG, 21, 0, 99))
     one.finish()
     assert one.to_commit() == {}
     one.ready.give()
@@ -162,10 +162,10 @@ def test_a_gap_that_was_passed_while_messages_wait_is_done_with_them_and_no_soon
 def test_a_gap_behind_a_part_that_a_loop_gave_to_its_end_is_done_with_it() -> None:
     one = assigned()
     first, _ = one.due(0.0)
-    one.told(first, found(first, 2))
+    one.answered(first, found(first, 2))
     one.ready.take()
     (second,) = one.due(0.0)
-    one.told(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
+    one.answered(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
     one.ready.give_up_to(7)
     one.ready.take_back()
     one.finish()
@@ -175,7 +175,7 @@ def test_a_gap_behind_a_part_that_a_loop_gave_to_its_end_is_done_with_it() -> No
 def test_a_loop_gives_message_by_message_until_its_part_is_worthless() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
-    one.told(ask, found(ask, 4))
+    one.answered(ask, found(ask, 4))
     (part,) = one.ready.take()
     one.ready.give_up_to(6)
     one.finish()
@@ -200,7 +200,7 @@ def test_a_loop_gives_message_by_message_until_its_part_is_worthless() -> None:
 def test_an_illegal_offset_is_put_right() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
-    one.told(ask, PullAnswer(PullStatus.OFFSET_ILLEGAL, 60, 60, 99))
+    one.answered(ask, PullAnswer(PullStatus.OFFSET_ILLEGAL, 60, 60, 99))
     assert one.places[A].taken == 60
     assert [due.offset for due in one.due(0.0)] == [60]
 
@@ -208,28 +208,28 @@ def test_an_illegal_offset_is_put_right() -> None:
 def test_what_was_pulled_before_an_operators_reset_is_neither_given_nor_committed_after_it() -> None:
     one = assigned()
     first = one.due(0.0)[0]
-    one.told(first, found(first, 3))
+    one.answered(first, found(first, 3))
     one.ready.take()
-    one.told(again := one.due(0.0)[0], found(again, 1))
+    one.answered(again := one.due(0.0)[0], found(again, 1))
     last = one.due(0.0)[0]
-    assert one.told(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, reset=True))
+    assert one.answered(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, reset=True))
     assert one.ready.take() == []
     one.ready.give()
     one.finish()
     assert one.to_commit() == {A: 70}
     assert [due.offset for due in one.due(0.0)] == [70]
     one.seek(A, 20)
-    assert one.told(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True)), "no other pull is told"
+    assert one.answered(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True)), "no other pull is told"
     assert [due.offset for due in one.due(0.0)] == [30]
     one.assign({B: None})
-    assert not one.told(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True))
+    assert not one.answered(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 30, 0, 99, reset=True))
 
 
 def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
     one.pause([A])
-    one.told(ask, found(ask, 1))
+    one.answered(ask, found(ask, 1))
     assert one.ready.take() == []
     assert one.due(0.0) == []
     one.pause([A], paused=False)
@@ -239,8 +239,8 @@ def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:
 def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
     one = assigned()
     first, second = one.due(0.0)
-    one.told(first, found(first, 1))
-    one.told(second, found(second, 1))
+    one.answered(first, found(first, 1))
+    one.answered(second, found(second, 1))
     parts = one.ready.take(5)
     one.ready.take_back()
     one.finish()
@@ -253,7 +253,7 @@ def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
 def test_what_was_committed_is_not_committed_again() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
-    one.told(ask, found(ask, 1))
+    one.answered(ask, found(ask, 1))
     one.ready.take()
     one.ready.give()
     one.finish()
@@ -267,14 +267,14 @@ def test_what_was_given_of_a_topic_before_it_was_made_again_says_nothing_of_the_
     one = Assigned(1000)
     one.assign({A: Start(990)})
     old = one.due(0.0)[0]
-    one.told(old, found(old, 10))
+    one.answered(old, found(old, 10))
     one.ready.take(3)
     if interrupted:
         one.ready.take_back()
     lost = one.due(0.0)[0]
-    one.told(lost, PullAnswer(PullStatus.OFFSET_ILLEGAL, 0, 0, 0))
+    one.answered(lost, PullAnswer(PullStatus.OFFSET_ILLEGAL, 0, 0, 0))
     new = one.due(0.0)[0]
-    one.told(new, found(new, 32))
+    one.answered(new, found(new, 32))
     if interrupted:
         assert [part.start for part in one.ready.take(3)] == [990, 0]
     else:
@@ -292,7 +292,7 @@ def test_what_was_given_of_a_topic_before_it_was_made_again_says_nothing_of_the_
 def test_a_dropped_queue_gives_what_is_finished() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
-    one.told(ask, found(ask, 2))
+    one.answered(ask, found(ask, 2))
     one.ready.take()
     one.ready.give()
     one.finish()
@@ -324,7 +324,7 @@ class Machine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3), fails=st.booleans())
     def answer(self, count: int, fails: bool) -> None:
         ask = self.under_way.pop(0)
-        assert self.one.failed(ask, 0.0) if fails else self.one.told(ask, found(ask, count))
+        assert self.one.failed(ask, 0.0) if fails else self.one.answered(ask, found(ask, count))
 
     @rule(count=st.integers(1, 2))
     def pass_over(self, count: int) -> None:
@@ -332,7 +332,7 @@ class Machine(RuleBasedStateMachine):
         if self.under_way:
             ask = self.under_way.pop(0)
             end = ask.offset + count
-            assert self.one.told(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, end, 0, 99))
+            assert self.one.answered(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, end, 0, 99))
             self.passed[ask.queue] |= set(range(ask.offset, end))
 
     def begin_poll(self) -> None:

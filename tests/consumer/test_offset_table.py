@@ -32,13 +32,13 @@ def test_what_was_told_is_told_again_only_when_it_changed() -> None:
     table.put(A, 1)
     table.put(B, 2)
     assert table.untold() == {A: 1, B: 2}
-    table.told({A: 1})
+    table.reported({A: 1})
     assert table.untold() == {B: 2}
     table.put(A, 0)
     assert table.untold() == {A: 0, B: 2}
-    table.told({A: 1, B: 2})  # the one that was under way before
+    table.reported({A: 1, B: 2})  # the one that was under way before
     assert table.untold() == {A: 0}
-    table.told({q("z:0"): 1})
+    table.reported({q("z:0"): 1})
     assert table.every() == {A: 0, B: 2}
 
 
@@ -57,7 +57,7 @@ class TableMachine(RuleBasedStateMachine):
         super().__init__()
         self.table = OffsetTable()
         self.values: dict[object, int] = {}
-        self.told: dict[object, int] = {}
+        self.reported: dict[object, int] = {}
 
     queues = st.sampled_from([A, B])
     numbers = st.integers(0, 9)
@@ -76,17 +76,17 @@ class TableMachine(RuleBasedStateMachine):
     def forget(self, queue):
         self.table.forget(queue)
         self.values.pop(queue, None)
-        self.told.pop(queue, None)
+        self.reported.pop(queue, None)
 
     @rule()
     def tell(self):
-        self.table.told(self.table.untold())
-        self.told = dict(self.values)
+        self.table.reported(self.table.untold())
+        self.reported = dict(self.values)
 
     @invariant()
     def agrees(self):
         assert self.table.every() == self.values
-        assert self.table.untold() == {q: v for q, v in self.values.items() if self.told.get(q) != v}
+        assert self.table.untold() == {q: v for q, v in self.values.items() if self.reported.get(q) != v}
 
 
 TestTable = TableMachine.TestCase

@@ -21,14 +21,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.now = 100
         self.due: list[int] = []  # of each envelope by offset
         self.sent: list[int] = []
-        self.told: Progress | None = None
+        self.committed: Progress | None = None
         self.begin_with(None)
 
     def begin_with(self, seen: Seen | None, held: set[int] | None = None) -> None:
         self.held = set(held or ())
-        if self.told is not None and (seen is None or seen.told != self.told):
-            self.held = {offset for offset in self.held if not self.told.done(offset, self.due[offset])}
-        self.seen = resumed(seen, self.told, 0)
+        if self.committed is not None and (seen is None or seen.committed != self.committed):
+            self.held = {offset for offset in self.held if not self.committed.done(offset, self.due[offset])}
+        self.seen = resumed(seen, self.committed, 0)
 
     @rule(delays=st.lists(st.integers(-30, 60), min_size=1, max_size=5))
     def send(self, delays: list[int]) -> None:
@@ -38,7 +38,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def read(self, count: int) -> None:
         for offset in range(self.seen.stored, min(len(self.due), self.seen.stored + count)):
-            if not self.seen.told.done(offset, self.due[offset]):
+            if not self.seen.committed.done(offset, self.due[offset]):
                 self.held.add(offset)
             self.seen = self.seen._replace(stored=offset + 1)
 
@@ -54,8 +54,8 @@ class QueueMachine(RuleBasedStateMachine):
     def tell(self) -> None:
         oldest = min(self.held, default=self.seen.stored)
         done_ms = max(0, min((self.due[o] for o in self.held), default=self.now + 1) - 1)
-        self.told = self.seen.told.then(Progress(oldest, self.seen.stored, done_ms))
-        self.seen = self.seen._replace(told=self.told)
+        self.committed = self.seen.committed.then(Progress(oldest, self.seen.stored, done_ms))
+        self.seen = self.seen._replace(committed=self.committed)
 
     @rule()
     def lose_the_disk(self) -> None:
@@ -78,8 +78,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_told_is_true(self) -> None:
-        if self.told is not None:
-            said = {offset for offset, due in enumerate(self.due) if self.told.done(offset, due)}
+        if self.committed is not None:
+            said = {offset for offset, due in enumerate(self.due) if self.committed.done(offset, due)}
             assert said <= set(self.sent)
 
     def teardown(self) -> None:

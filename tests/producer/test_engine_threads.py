@@ -11,8 +11,9 @@ from rocketmq_spark.errors import ConnectionLost, SendFailed
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
-from tests.helpers import no_more_threads
+from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import Bench, refused
+from tests.producer.test_spooling import FakeSpool, Sender, down, producer
 
 M = Message("T", b"x")
 
@@ -64,3 +65,15 @@ def test_what_waits_for_a_place_is_sent_although_there_are_no_more_threads(
     bench.sender.answer()
     assert [result.result(60).status for result in results] == [SendStatus.SEND_OK] * 2
     producer.close(0.01)
+
+
+def test_where_there_are_no_more_threads_a_failed_send_is_kept_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.sender, spool = Sender(bench.time), FakeSpool()
+    made = producer(bench, spool, retries=0)
+    assert made._engine._spooling is not None
+    monkeypatch.setattr(made._engine._spooling._timer, "later", raising(RuntimeError("can't start new thread")))
+    bench.sender.script = [down()]
+    assert made.send_async(M).result(0).status is SendStatus.SPOOLED
+    assert len(spool.kept) == 1

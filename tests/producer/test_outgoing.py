@@ -7,7 +7,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import SendRequest
-from rocketmq_spark.producer.outgoing import Ended, Outgoing, nobody
+from rocketmq_spark.producer.outgoing import Ended, Outgoing, ignore
 from tests.producer.scripted import Bench
 from tests.queues import q
 
@@ -18,7 +18,7 @@ def test_nobody_changes_what_was_handed_in() -> None:
     one = Outgoing("T", REQUEST, 3.0)
     with pytest.raises(AttributeError):
         one.queue = q("a:0")  # type: ignore[misc]
-    assert one.done is nobody
+    assert one.done is ignore
     one.done(Ended(one, ClosedError()))
 
 

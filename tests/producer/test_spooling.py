@@ -480,17 +480,6 @@ def test_a_long_delay_whose_queue_cannot_be_chosen_is_refused(
     assert found == select("hash", qs("a:0-1 b:0-1"), M, "customer-7") if chosen else found in qs("a:1 b:1")
 
 
-def test_where_there_are_no_more_threads_a_failed_send_is_kept_all_the_same(
-    bench: Bench, spool: FakeSpool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = producer(bench, spool, retries=0)
-    assert made._engine._spooling is not None
-    monkeypatch.setattr(made._engine._spooling._timer, "later", raising(RuntimeError("can't start new thread")))
-    bench.sender.script = [down()]
-    assert made.send_async(M).result(0).status is SendStatus.SPOOLED
-    assert len(spool.kept) == 1
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_spool_that_fails_in_an_unexpected_way_leaves_nobody_waiting(
     bench: Bench, spool: FakeSpool, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -3,7 +3,7 @@
 import pickle
 
 from rocketmq_spark.errors import RocketMQError, SendFailed
-from rocketmq_spark.spark.sink.report import AtBroker, Tally, Written, told, total
+from rocketmq_spark.spark.sink.report import AtBroker, Tally, Written, total, with_report
 
 
 def test_a_tally_counts_by_broker():
@@ -30,7 +30,7 @@ def test_an_error_of_a_task_has_all_in_its_one_line():
     error = SendFailed("gave up", "h:1", topic="t", remedy="Look at the broker")
     error.__cause__ = cause
     error.add_note("The spool could not keep it: it is full.")
-    found = told(error, Written(7, 70, 2, 1))
+    found = with_report(error, Written(7, 70, 2, 1))
     assert str(found) == (
         "[ROCKETMQ_SEND_FAILED] gave up (at h:1, topic t). The spool could not keep it: it is full. "
         "Acknowledged before that: 7 rows in 2 batches, 70 bytes, 1 retries. Look at the broker"
@@ -41,6 +41,6 @@ def test_an_error_of_a_task_has_all_in_its_one_line():
 
 
 def test_an_error_without_a_remedy_ends_with_what_was_acknowledged():
-    assert str(told(RocketMQError("x"), Written())).endswith(
+    assert str(with_report(RocketMQError("x"), Written())).endswith(
         "Acknowledged before that: 0 rows in 0 batches, 0 bytes, 0 retries"
     )

@@ -58,7 +58,7 @@ def test_what_fits_no_checksum_is_lost_to_the_end_of_its_block() -> None:
     broken = bytearray(first + second + bytes(BLOCK - 114) + first)
     broken[60], broken[63] = 0x33, 0x77  # of the second's header: its checksum and its type
     found = headers(bytes(broken))
-    assert (found.mended, found.lost) == ({}, [(57, BLOCK)])
+    assert (found.repaired, found.lost) == ({}, [(57, BLOCK)])
     assert found.applied(bytes(broken)) == first + bytes(BLOCK - 57) + first
 
 

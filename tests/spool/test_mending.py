@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.keys import ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
 from rocketmq_spark.spool.lanes import lane_with
-from rocketmq_spark.spool.mending import mend
+from rocketmq_spark.spool.mending import repair
 from rocketmq_spark.spool.records import IDENTITY, Record, SpoolOwner, Totals
 from rocketmq_spark.spool.salvage import Salvaged
 from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict
@@ -127,7 +127,7 @@ def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
     lost = [numbered(RECORD, 2), numbered(RECORD, 4), Due(3, 3).key, TOTALS]
     db.write([], lost)
     with caplog.at_level(logging.ERROR):
-        mend(db)
+        repair(db)
     assert "4 records are there, 2 are lost, among them those with the numbers 2, 4" in caplog.text
     store.close()
     again = Store(tmp_path)
@@ -148,7 +148,7 @@ def test_a_record_has_one_place_whatever_comes_back(tmp_path: Path) -> None:
     works = store.take(3, 3)
     store.settle([(works[0], RetryLater(100, "busy")), (works[1], Dead("no"))], 5)
     store._db.write(before)
-    mend(store._db)
+    repair(store._db)
     store.close()
     again = Store(tmp_path)
     assert (len(again), again.totals.dead) == (2, 1)
@@ -186,7 +186,7 @@ def test_a_store_without_totals_is_mended(tmp_path: Path, caplog: pytest.LogCapt
     store.close()
     again = Store(tmp_path)
     assert (len(again), again.totals.next_sequence) == (3, 4)
-    assert "was mended" in caplog.text
+    assert "was repaired" in caplog.text
     again.close()
 
 

@@ -113,7 +113,7 @@ def test_one_flipped_byte_of_a_records_head_loses_nothing(
             unmended = broken[place + 6] in (1, 2, 3, 4) and at == place + 6
             caplog.clear()
             found = len(drained(path))
-            assert "was mended" in caplog.text, case
+            assert "was repaired" in caplog.text, case
             if not unmended:
                 assert (shown, is_damaged, found) == (3 * COUNT, False, 3 * COUNT), case
                 assert " 0 are lost" in caplog.text, case
