@@ -39,7 +39,7 @@ SCRIPT = """
 
     name_server, source, folder, cap, queries, conf, address_map = sys.argv[1:]
     queries = json.loads(queries)
-    spark = new_session("local[8,3]", **json.loads(conf))
+    spark = new_session("local[16,3]", **json.loads(conf))
     register(spark)
     SCHEMA = "key string, body string, shardingKey string, queueId int"
 
