@@ -75,7 +75,8 @@ _BEFORE = frozenset(
         Response.GO_AWAY,
     }
 )
-# Codes that are given on several paths: the words of those that lie before the store.
+# Codes that are given on several paths: the words of those that lie before the store. "[PC_SYNCHRONIZED]" and "in-sync replicas
+# not enough" are not among them: a broker with a DLedger log says so, too, when followers did not confirm in time what it stored.
 _WORDS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
@@ -84,11 +85,8 @@ _WORDS: Mapping[int, tuple[str, ...]] = {
         "[OVERLOAD]",
     ),
     Response.SYSTEM_ERROR: (
-        "[PC_SYNCHRONIZED]",
         "broker unable to service",
         "create mapped file failed",
-        "the in-sync replicas",
-        "in-sync replicas",
     ),
 }
 
