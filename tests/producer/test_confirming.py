@@ -238,6 +238,18 @@ def test_what_followers_of_a_dledger_log_did_not_confirm_in_time_is_looked_up(be
     assert ended.confirmed == 2
 
 
+def test_what_ends_after_the_close_is_not_looked_up(bench: Bench) -> None:
+    """Nobody would end the thread of that look."""
+    held: list[Callable[[Outcome], None]] = []
+    broker = Broker([])
+    broker.send_async = lambda queue, request, deadline, done: held.append(done)  # type: ignore[method-assign]
+    (ended,) = run(bench, broker, [batch("x")], [None])
+    assert isinstance(ended.outcome, ClosedError)
+    held[0](CallTimeout("no answer"))
+    bench.time.advance(60.0)
+    assert broker.looks == []
+
+
 def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:
     broker = Broker([("none", "timeout")])
     broker.fails = True
