@@ -193,6 +193,22 @@ def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(s
     assert scripted.now >= 104.0 + TIMEOUT_S
 
 
+def test_a_broker_that_answers_now_and_then_only_is_an_error_in_the_end(scripted: Brokers) -> None:
+    since, asked = scripted.noted(), itertools.count()
+    scripted.states["a"] = lambda: CallTimeout("slow") if next(asked) % 6 else scripted.state("a")
+    scripted.events[10_000.0] = lambda: pytest.fail("it is looked at for good")
+    with pytest.raises(CallTimeout, match="broker a answers now and then only"):
+        scripted.look(since)
+
+
+def test_a_send_that_stays_in_the_brokers_queue_is_an_error_in_the_end(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.head_wait_ms = 10_000_000
+    scripted.events[9_000.0] = lambda: pytest.fail("it is looked at for good")
+    with pytest.raises(CallTimeout, match="has a send in its queue"):
+        scripted.look(since)
+
+
 def test_without_a_name_server_brokers_are_where_they_were(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.queues[A] += ["a2"]
