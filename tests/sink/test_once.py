@@ -373,6 +373,19 @@ def test_what_cannot_be_combined_is_refused_with_its_reason(
         checks.check(options, from_arrow_schema(frame(body=["x"], **columns).schema))
 
 
+@pytest.mark.parametrize(("killed", "settle_s"), [(None, 4.0), ("2s", 4.0), ("2000", 4.0), ("8s", 10.0), ("1m", 62.0)])
+def test_cancelled_tasks_are_gone_when_the_settle_time_is_over(killed: str | None, settle_s: float) -> None:
+    guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
+
+
+@pytest.mark.parametrize(
+    ("killed", "settle_s"), [("2001", 4.0), ("9s", 10.0), ("1m", 60.0), ("1d", 60.0), ("1min", 600.0)]
+)
+def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(killed: str, settle_s: float) -> None:
+    with pytest.raises(OptionError, match=f"killTimeout is {killed}"):
+        guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
+
+
 def test_a_stream_must_say_where_its_checkpoint_is() -> None:
     options = sink_options("x:1", topic="t", deliveryGuarantee="exactly-once")
     with pytest.raises(OptionError, match=r"Give the writer .option\('checkpointLocation', ...\)"):

@@ -251,13 +251,14 @@ def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int)
     return StoredRows(cast(Bytes, hashes.rows()))
 
 
-def check_task(plan: OncePlan) -> None:
+def check_task(plan: OncePlan, settle_s: float) -> None:
     """That Spark runs this task as the plan needs it."""
     context = TaskContext.get()
     if context is None:
         return
     get = context.getLocalProperty
     guarantee.check_settings(get, plan.streaming, "the Spark context of this task")
+    guarantee.check_settle(get, settle_s)
     if plan.streaming:
         guarantee.check_batch(get, plan.name.query, plan.name.number, {"query": _QUERY, "batch": _BATCH})
     elif get(_QUERY) is not None:
