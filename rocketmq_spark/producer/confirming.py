@@ -170,7 +170,7 @@ class Confirming:
                     self._ends[result.queue] = result.queue_offset
 
     def _later(self, doubt: Doubt) -> bool:
-        """Whether there will be a look. None after ``close``: the request has its outcome, and the thread of the look would stay."""
+        """Whether there will be a look. None after ``close``: the request has its outcome, and the look's thread would stay."""
         name = doubt.queue.broker_name
         with self._lock:
             if self._closed:

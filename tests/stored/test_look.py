@@ -18,8 +18,8 @@ from rocketmq_spark.errors import (
     RocketMQError,
     UnprovedError,
 )
-from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.model import BrokerData, LogState, MessageQueue, OffsetRange, QueueBounds, QueueData, TopicRoute
+from rocketmq_spark.stored.ends import QueueEnds, ends_now
 from rocketmq_spark.stored.look import Look, LookTools
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
@@ -214,6 +214,17 @@ def test_without_a_name_server_brokers_are_where_they_were(scripted: Brokers) ->
     scripted.queues[A] += ["a2"]
     scripted.name_server_away = True
     assert scripted.look(since) == ["a2"]
+
+
+@pytest.mark.parametrize("away", [{1: "b:2"}, {0: "b:2"}], ids=["a slave", "an acting master"])
+def test_a_note_leaves_out_brokers_without_a_master_of_their_own(scripted: Brokers, away: dict[int, str]) -> None:
+    """Tasks do not send there, and a copy that answers now is not what answers later."""
+    brokers = {"a": BrokerData("a", "c", {0: "a:1"}), "b": BrokerData("b", "c", away, acting=0 in away)}
+    route = TopicRoute("t", tuple(QueueData(name, 1, 1, 6) for name in brokers), brokers)
+    scripted.masters = {name: data.master for name, data in brokers.items() if data.master}
+    scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
+    ends = ends_now(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
+    assert (ends.queues, ends.masters) == ({A: 2}, {"a": "a:1"})
 
 
 def shorter(scripted: Brokers) -> None:
