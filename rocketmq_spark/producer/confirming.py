@@ -75,7 +75,8 @@ _BEFORE = frozenset(
         Response.GO_AWAY,
     }
 )
-# Codes that are given on several paths: the words of those that lie before the store.
+# Codes that are given on several paths: the words of those that lie before the store. "[PC_SYNCHRONIZED]" and "in-sync replicas
+# not enough" are not among them: a broker with a DLedger log says so, too, when followers did not confirm in time what it stored.
 _WORDS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
@@ -84,11 +85,8 @@ _WORDS: Mapping[int, tuple[str, ...]] = {
         "[OVERLOAD]",
     ),
     Response.SYSTEM_ERROR: (
-        "[PC_SYNCHRONIZED]",
         "broker unable to service",
         "create mapped file failed",
-        "the in-sync replicas",
-        "in-sync replicas",
     ),
 }
 
@@ -132,6 +130,7 @@ class Confirming:
         self._lock = threading.Lock()
         self._ends: dict[MessageQueue, int] = {}
         self._waiting: dict[str, deque[Doubt]] = {}
+        self._closed = False
 
     def end(self, queue: MessageQueue) -> int:
         """An offset before all that is sent to ``queue`` from now on."""
@@ -161,8 +160,7 @@ class Confirming:
             sending.rest = found.rest
             again(queue, outcome if found.rest is not None else SendResult(SendStatus.SEND_OK, "", queue, None))
 
-        self._later(Doubt(sending.request, queue, sending.since, sending.deadline, done))
-        return False
+        return not self._later(Doubt(sending.request, queue, sending.since, sending.deadline, done))
 
     def _landed(self, result: SendResult) -> None:
         """What is sent later lies behind it."""
@@ -171,19 +169,25 @@ class Confirming:
                 if result.queue_offset > self._ends.get(result.queue, -1):
                     self._ends[result.queue] = result.queue_offset
 
-    def _later(self, doubt: Doubt) -> None:
+    def _later(self, doubt: Doubt) -> bool:
+        """Whether there will be a look. None after ``close``: the request has its outcome, and the look's thread would stay."""
         name = doubt.queue.broker_name
         with self._lock:
+            if self._closed:
+                return False
             self._waiting.setdefault(name, deque()).append(doubt)
             thread = self._threads.get(name)
             if thread is None:
                 thread = self._threads[name] = self._timer.beside(f"confirm-{name}")
         logger.info("what %s has stored of %d messages is looked up there", name, len(_items(doubt.request)))
         thread.later(0, lambda: self._look(name))
+        return True
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
         self._stored.stop()
-        for thread in list(self._threads.values()):
+        for thread in self._threads.values():
             thread.close(wait_s=0)
 
     def _look(self, name: str) -> None:

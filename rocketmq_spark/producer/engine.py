@@ -229,6 +229,8 @@ class Engine:
                 return
         try:
             queue = self._choose(sending)
+            if sending.finished:  # closed while a route was asked for
+                return
             attempt = self._begin(sending, queue, "async")
             if self.confirming is not None:
                 sending.since = self.confirming.end(queue)

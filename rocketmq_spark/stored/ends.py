@@ -100,7 +100,10 @@ def _ends_now(routes: RouteReader, offsets: OffsetReader, topics: Sequence[str],
     queues: list[MessageQueue] = []
     for topic in topics:
         route = routes.get(topic, 0.0, deadline)
-        queues += {*route.readable(), *route.writable()}
+        named = {*route.readable(), *route.writable()}
+        # Tasks send to brokers with a master only. Where another copy answers for it, that one is gone when the master is back.
+        led = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}
+        queues += led or named
     names = sorted({queue.broker_name for queue in queues})
     masters = {name: routes.address(name) for name in names}
     bounds = offsets.bounds(queues, deadline)

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 # A broker that was silent for longer may have stood still, with requests in its sockets.
 GAP_S = 2.0
 _POLL_S, _QUESTION_S = 0.5, 1.0
+# One that answers, but does not settle, is waited for so many settle times longer than one that does not answer.
+_ROUNDS = 3
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 
@@ -138,6 +140,12 @@ class Look:
                 raise CallTimeout(
                     f"broker {name} does not answer, so that what is stored there cannot be proved",
                     remedy=f"Start broker {name}, {AT_LEAST_ONCE}",
+                )
+            if now - waited_since > self._tools.timeout_s + _ROUNDS * self._tools.settle_s:
+                raise CallTimeout(
+                    f"broker {name} answers now and then only, or has a send in its queue that is older than the look, so that "
+                    "what is stored there cannot be proved",
+                    remedy=f"See what keeps broker {name} busy, {AT_LEAST_ONCE}",
                 )
             self._clock.sleep(_POLL_S)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import gc
 import random
+import weakref
 from datetime import datetime
 
 import numpy as np
@@ -120,6 +122,15 @@ def test_many_different_rows_have_different_hashes():
         assert len(np.unique(np.ascontiguousarray(half).view(f"V{width}"))) == count
     bits = np.unpackbits(made[:10_000], axis=1).mean(axis=0)
     assert ((bits > 0.45) & (bits < 0.55)).all(), "every bit is as often 0 as 1"
+
+
+def test_a_hash_goes_with_its_task():
+    made = RowHash(KEY)
+    made(frame([dict.fromkeys(SCHEMA) | {"topic": "t", "body": b"b", "queueId": 1}]), COLUMNS, None)
+    gone = weakref.ref(made)
+    del made
+    gc.collect()
+    assert gone() is None
 
 
 def test_with_row_ids_these_are_the_content():

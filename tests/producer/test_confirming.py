@@ -66,9 +66,10 @@ def unsent(error: RocketMQError) -> RocketMQError:
         (answer(Response.SYSTEM_ERROR), AMBIGUOUS),
         (answer(Response.SYSTEM_ERROR, "UNKNOWN_ERROR"), AMBIGUOUS),
         (answer(Response.SYSTEM_ERROR, "java.lang.NullPointerException"), AMBIGUOUS),
-        (answer(Response.SYSTEM_ERROR, "[PC_SYNCHRONIZED]broker busy, start flow control for a while"), REFUSED),
+        (answer(Response.SYSTEM_ERROR, "[PC_SYNCHRONIZED]broker busy, start flow control for a while"), AMBIGUOUS),
+        (answer(Response.SYSTEM_ERROR, "broker unable to service, until 1"), REFUSED),
         (answer(Response.SYSTEM_ERROR, "create mapped file failed, server is busy or broken."), REFUSED),
-        (answer(Response.SYSTEM_ERROR, "in-sync replicas not enough"), REFUSED),
+        (answer(Response.SYSTEM_ERROR, "in-sync replicas not enough"), AMBIGUOUS),
         (answer(Response.SYSTEM_BUSY), AMBIGUOUS),
         (answer(Response.SYSTEM_BUSY, "something new"), AMBIGUOUS),
         (answer(Response.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while"), REFUSED),
@@ -124,6 +125,7 @@ class Broker:
         self.places: list[tuple[MessageQueue, int, str]] = []
         self.looks: list[dict[MessageQueue, int]] = []
         self.fails = False
+        self.followers = ""
         self.offsets: Counter[MessageQueue] = Counter()
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
@@ -145,7 +147,10 @@ class Broker:
             self.places.append((queue, self.offsets[queue], name))
             self.stored[name] += 1
             self.offsets[queue] += 1
-        ambiguous = {"timeout": CallTimeout("no answer"), "lost": ConnectionLost("reset"), "1": answer(1)}
+        ambiguous = {
+            "timeout": CallTimeout("no answer"), "lost": ConnectionLost("reset"), "1": answer(1),
+            "followers": answer(1, self.followers),
+        }  # fmt: skip
         done(SendResult(SendStatus.SEND_OK, "", queue, first) if says == "ok" else ambiguous[says])
 
     def end(self, queue: MessageQueue) -> int:
@@ -219,6 +224,30 @@ def test_an_equal_row_of_an_earlier_attempt_confirms_nothing(bench: Bench) -> No
     broker.offsets[q("a:0")] = 1
     run(bench, broker, [batch("row-2")], [q("a:0")])
     assert broker.stored == {"row-2": 1}
+
+
+@pytest.mark.parametrize(
+    "words", ["[PC_SYNCHRONIZED]broker busy, start flow control for a while", "in-sync replicas not enough"]
+)
+def test_what_followers_of_a_dledger_log_did_not_confirm_in_time_is_looked_up(bench: Bench, words: str) -> None:
+    """Its leader has stored it when it says so, and keeps it once they are back."""
+    broker = Broker([("all", "followers")])
+    broker.followers = words
+    (ended,) = run(bench, broker, [batch("x", "y")], [None])
+    assert broker.stored == {"x": 1, "y": 1}
+    assert ended.confirmed == 2
+
+
+def test_what_ends_after_the_close_is_not_looked_up(bench: Bench) -> None:
+    """Nobody would end the thread of that look."""
+    held: list[Callable[[Outcome], None]] = []
+    broker = Broker([])
+    broker.send_async = lambda queue, request, deadline, done: held.append(done)  # type: ignore[method-assign]
+    (ended,) = run(bench, broker, [batch("x")], [None])
+    assert isinstance(ended.outcome, ClosedError)
+    held[0](CallTimeout("no answer"))
+    bench.time.advance(60.0)
+    assert broker.looks == []
 
 
 def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:

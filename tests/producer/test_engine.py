@@ -475,3 +475,21 @@ def test_11_22_a_name_server_that_hangs_holds_up_nobody_who_does_not_ask_it(benc
     bench.time.advance(1)
     bench.sender.answer()
     assert [outcome.queue for outcome in told.outcomes] == qs("b:0")
+
+
+def test_what_waits_for_a_route_when_it_is_closed_is_not_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who closed it was told that it had no answer, and may send it again by now."""
+    engine, told = engine_of(bench, retries=2), Told()
+    bench.sender.script = [ConnectionLost("broken")]
+    ask = bench.sender.publish_queues
+
+    def closing(topic: str, deadline: Deadline, refresh: bool = False) -> Any:
+        if refresh:
+            engine.close(Deadline.after(0.0))
+        return ask(topic, deadline, refresh)
+
+    monkeypatch.setattr(bench.sender, "publish_queues", closing)
+    engine.submit(outgoing(done=told))
+    bench.time.advance(1)
+    assert [type(outcome) for outcome in told.outcomes] == [ClosedError]
+    assert len(bench.sender.calls) == 1

@@ -87,6 +87,21 @@ def test_notes_go_with_sparks_log(folder: Folder, tmp_path: Path) -> None:
         (path / "offsets" / str(number - 2)).unlink(missing_ok=True)
     kept = sorted(str(p.relative_to(path / "rocketmq")) for p in (path / "rocketmq").rglob("*") if p.is_file())
     assert kept == ["1/second", "1/sink", "2/second", "2/sink", "3/second", "3/sink"]
+    assert sorted(p.name for p in (path / "rocketmq").iterdir()) == ["1", "2", "3"], "nothing is left of older ones"
+
+
+def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+    (tmp_path / "checkpoint" / "offsets" / "1").write_text("1")
+    (tmp_path / "checkpoint" / "offsets" / "0").unlink()
+
+    def gone(self: Folder, below: str) -> None:
+        raise OffsetError(f"{below} was removed by another write")
+
+    monkeypatch.setattr(Folder, "delete_folder", gone)
+    assert not notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS).before
 
 
 def test_the_other_writes_of_a_batch_are_known(folder: Folder) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -21,10 +21,12 @@ from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, Opt
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, guarantee, once
-from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, plan_batch, plan_job
+from rocketmq_spark.spark.sink.once import NotedSender, OncePlan, TaskOnce, plan_batch, plan_job
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
@@ -171,6 +173,17 @@ def test_topics_of_a_namespace_and_queues_of_an_environment(
     assert (done.sent, done.already_stored) == (10, 50)
     assert sorted(bodies(stored(rocketmq, f"ns%{topic}", 60))) == numbered(60)
     assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 0
+
+
+def test_tasks_of_a_process_share_what_an_environment_owns() -> None:
+    """Each task has a sender of its own, and what is kept for a sender stays as long as the process."""
+    how = checks.settings(sink_options("x:1", topic="t", environment="2")).environment
+    assert how is not None
+    sender, queues = cast(Sender, object()), [MessageQueue("t", "a", i) for i in range(2)]
+    first = owned(NotedSender(sender, queues), how)  # type: ignore[arg-type]
+    assert owned(NotedSender(sender, queues[::-1]), how) is first  # type: ignore[arg-type]
+    assert owned(NotedSender(sender, queues[:1]), how) is not first  # type: ignore[arg-type]
+    assert owned(NotedSender(cast(Sender, object()), queues), how) is not first  # type: ignore[arg-type]
 
 
 def test_too_many_ids_are_read_again_by_the_tasks(
@@ -358,6 +371,19 @@ def test_what_cannot_be_combined_is_refused_with_its_reason(
     options = sink_options("x:1", **{name: value for name, value in chosen.items() if value is not None})
     with pytest.raises(OptionError, match=why):
         checks.check(options, from_arrow_schema(frame(body=["x"], **columns).schema))
+
+
+@pytest.mark.parametrize(("killed", "settle_s"), [(None, 4.0), ("2s", 4.0), ("2000", 4.0), ("8s", 10.0), ("1m", 62.0)])
+def test_cancelled_tasks_are_gone_when_the_settle_time_is_over(killed: str | None, settle_s: float) -> None:
+    guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
+
+
+@pytest.mark.parametrize(
+    ("killed", "settle_s"), [("2001", 4.0), ("9s", 10.0), ("1m", 60.0), ("1d", 60.0), ("1min", 600.0)]
+)
+def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(killed: str, settle_s: float) -> None:
+    with pytest.raises(OptionError, match=f"killTimeout is {killed}"):
+        guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
 
 
 def test_a_stream_must_say_where_its_checkpoint_is() -> None:

@@ -18,8 +18,8 @@ from rocketmq_spark.errors import (
     RocketMQError,
     UnprovedError,
 )
-from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.model import BrokerData, LogState, MessageQueue, OffsetRange, QueueBounds, QueueData, TopicRoute
+from rocketmq_spark.stored.ends import QueueEnds, ends_now
 from rocketmq_spark.stored.look import Look, LookTools
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
@@ -193,11 +193,38 @@ def test_a_broker_that_goes_away_within_the_settle_time_is_an_error_in_the_end(s
     assert scripted.now >= 104.0 + TIMEOUT_S
 
 
+def test_a_broker_that_answers_now_and_then_only_is_an_error_in_the_end(scripted: Brokers) -> None:
+    since, asked = scripted.noted(), itertools.count()
+    scripted.states["a"] = lambda: CallTimeout("slow") if next(asked) % 6 else scripted.state("a")
+    scripted.events[10_000.0] = lambda: pytest.fail("it is looked at for good")
+    with pytest.raises(CallTimeout, match="broker a answers now and then only"):
+        scripted.look(since)
+
+
+def test_a_send_that_stays_in_the_brokers_queue_is_an_error_in_the_end(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.head_wait_ms = 10_000_000
+    scripted.events[9_000.0] = lambda: pytest.fail("it is looked at for good")
+    with pytest.raises(CallTimeout, match="has a send in its queue"):
+        scripted.look(since)
+
+
 def test_without_a_name_server_brokers_are_where_they_were(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.queues[A] += ["a2"]
     scripted.name_server_away = True
     assert scripted.look(since) == ["a2"]
+
+
+@pytest.mark.parametrize("away", [{1: "b:2"}, {0: "b:2"}], ids=["a slave", "an acting master"])
+def test_a_note_leaves_out_brokers_without_a_master_of_their_own(scripted: Brokers, away: dict[int, str]) -> None:
+    """Tasks do not send there, and a copy that answers now is not what answers later."""
+    brokers = {"a": BrokerData("a", "c", {0: "a:1"}), "b": BrokerData("b", "c", away, acting=0 in away)}
+    route = TopicRoute("t", tuple(QueueData(name, 1, 1, 6) for name in brokers), brokers)
+    scripted.masters = {name: data.master for name, data in brokers.items() if data.master}
+    scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
+    ends = ends_now(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
+    assert (ends.queues, ends.masters) == ({A: 2}, {"a": "a:1"})
 
 
 def shorter(scripted: Brokers) -> None:

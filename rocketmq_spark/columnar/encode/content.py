@@ -9,7 +9,6 @@ sorted. Words of eight bytes are mixed with the key of their place, so that a co
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -88,6 +87,7 @@ class RowHash:
         self._key = hashlib.blake2b(key, digest_size=32).digest()
         self._words = self._material("words", _MAX_WORDS + 2)
         self._weights = self._material("weights", _MAX_WORDS + 2) | np.uint64(1)
+        self._roles: dict[str, tuple[np.uint64, np.uint64]] = {}
 
     def __call__(self, batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None) -> Bytes:
         """Of every row of ``batch``, whose columns are named by ``columns`` as for the encoder.
@@ -122,10 +122,12 @@ class RowHash:
         made = [hashlib.blake2b(f"{label} {i}".encode(), key=self._key).digest() for i in range(-(-count // 8))]
         return np.frombuffer(b"".join(made), np.uint64)[:count]
 
-    @functools.cache  # noqa: B019 - a handful of roles, and a hash lives as long as its task
     def _seeds(self, role: str) -> tuple[np.uint64, np.uint64]:
-        first, second = self._material(f"role {role}", 2)
-        return first, second
+        known = self._roles.get(role)
+        if known is None:
+            first, second = self._material(f"role {role}", 2)
+            known = self._roles[role] = first, second
+        return known
 
     def _texts(self, role: str, values: pa.Array) -> Lanes:
         """Nothing for an empty value and for none: they are stored alike."""

@@ -37,12 +37,23 @@ class Folder:
 
     def files(self, below: str = "", recursive: bool = False) -> dict[str, int]:
         """When each file was changed, in ms since 1970; nothing where there is no such folder."""
-        from pyarrow.fs import FileSelector, FileType
+        from pyarrow.fs import FileType
+
+        found = [info for info in self._infos(below, recursive) if info.type == FileType.File]
+        return {info.path[len(self._root) :].lstrip("/"): (info.mtime_ns or 0) // 1_000_000 for info in found}
+
+    def folders(self, below: str) -> list[str]:
+        """Names of the folders in a folder; nothing where there is no such folder."""
+        from pyarrow.fs import FileType
+
+        return [_last(info.path) for info in self._infos(below, False) if info.type == FileType.Directory]
+
+    def _infos(self, below: str, recursive: bool) -> list[Any]:
+        from pyarrow.fs import FileSelector
 
         with self._named():
             selector = FileSelector(self._path(below), allow_not_found=True, recursive=recursive)
-            found = [info for info in self._system.get_file_info(selector) if info.type == FileType.File]
-        return {info.path[len(self._root) :].lstrip("/"): (info.mtime_ns or 0) // 1_000_000 for info in found}
+            return list(self._system.get_file_info(selector))
 
     def exists(self, below: str = "") -> bool:
         """Whether there is a folder."""
@@ -111,6 +122,11 @@ class Folder:
         with self._named():
             for path in paths:
                 self._system.delete_file(self._path(path))
+
+    def delete_folder(self, below: str) -> None:
+        """Remove a folder with all that is in it."""
+        with self._named():
+            self._system.delete_dir(self._path(below))
 
     def _path(self, below: str) -> str:
         return f"{self._root.rstrip('/')}/{below}" if below else self._root

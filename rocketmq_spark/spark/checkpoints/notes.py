@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from rocketmq_spark.columnar.encode.content import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.spark.checkpoints.entries import Folder
 from rocketmq_spark.stored.ends import QueueEnds
+
+logger = logging.getLogger(__name__)
 
 ROOM = "rocketmq"
 VERSION = 1
@@ -161,10 +164,9 @@ def raise_epoch(folder: Folder) -> None:
 def _forget(folder: Folder) -> None:
     """Remove notes of batches that Spark's log does not know any more."""
     kept = {name for path in folder.files("offsets") if (name := path.rpartition("/")[2]).isdecimal()}
-    old = [path for path in folder.files(ROOM, recursive=True) if _is_old(path.split("/"), kept)]
-    if old:
-        folder.delete(old)
-
-
-def _is_old(parts: list[str], kept: set[str]) -> bool:
-    return len(parts) == 3 and parts[1].isdecimal() and parts[1] not in kept
+    for name in folder.folders(ROOM):
+        if name.isdecimal() and name not in kept:
+            try:
+                folder.delete_folder(f"{ROOM}/{name}")
+            except OffsetError as e:  # another write of this batch may remove the same; the next batch tries again
+                logger.info("old notes stay: %s", e)

@@ -175,6 +175,7 @@ def _planned(df: DataFrame, options: Options, batch: QueryBatch | None) -> tuple
     if context is not None:
         conf = context.getConf()
         guarantee.check_settings(conf.get, batch is not None, "the Spark context")
+        guarantee.check_settle(conf.get, options.exactly_once_settle)
         run = context.getLocalProperty("spark.jobGroup.id") or ""
     if batch is None:
         return plan_job(options), run

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, transport
+from rocketmq_spark.options.parsing import duration
 from rocketmq_spark.spark.sink.columns import DELAYS
 from rocketmq_spark.spark.tuning import exactly_once_conf
 
 EXACTLY_ONCE = "exactly-once"
 MIN_SETTLE_S = 4.0
+# What is sent may be on its way for so long when its task has ended.
+SPARE_S = 2.0
+_KILL = "spark.python.task.killTimeout"
 ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
 # Settings whose default is what is needed.
 _DEFAULTS = {"spark.speculation": "false"}
@@ -85,6 +90,23 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
             f"option 'deliveryGuarantee' is exactly-once, but {where} lacks {', '.join(wrong)}",
             remedy="Start the Spark context with exactly_once_conf(): SparkSession.builder.config(map=exactly_once_conf()). "
             "Set later, they change nothing",
+        )
+
+
+def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
+    """Raises ``OptionError`` where a task that Spark has cancelled may still send when the settle time is over."""
+    value = get(_KILL)
+    if value is None:
+        return
+    try:
+        killed_s = duration(value)
+    except ValueError:  # Spark has more units, for longer times
+        killed_s = math.inf
+    if killed_s + SPARE_S > settle_s:
+        raise OptionError(
+            f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL} is {value}: for so long a cancelled task may still send, "
+            "also when its successor has looked what is stored",
+            remedy=f"Give exactlyOnceSettle {SPARE_S:g} s more than {_KILL}, or leave that at 2s",
         )
 
 

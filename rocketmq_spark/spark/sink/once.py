@@ -254,13 +254,14 @@ def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int)
     return StoredRows(cast(Bytes, hashes.rows()))
 
 
-def check_task(plan: OncePlan) -> None:
+def check_task(plan: OncePlan, settle_s: float) -> None:
     """That Spark runs this task as the plan needs it."""
     context = TaskContext.get()
     if context is None:
         return
     get = context.getLocalProperty
     guarantee.check_settings(get, plan.streaming, "the Spark context of this task")
+    guarantee.check_settle(get, settle_s)
     if plan.streaming:
         guarantee.check_batch(get, plan.name.query, plan.name.number, {"query": _QUERY, "batch": _BATCH})
     elif get(_QUERY) is not None:
@@ -271,7 +272,10 @@ def check_task(plan: OncePlan) -> None:
 
 
 class NotedSender:
-    """A sender whose topics have the queues that were noted; what joined a route since is used from the next batch on."""
+    """A sender whose topics have the queues that were noted; what joined a route since is used from the next batch on.
+
+    Those of one process with the same queues are equal: each task makes one, and what a process keeps for its senders stays.
+    """
 
     def __init__(self, sender: Sender, noted: Collection[MessageQueue]) -> None:
         self._sender = sender
@@ -280,6 +284,12 @@ class NotedSender:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NotedSender) and (self._sender, self._noted) == (other._sender, other._noted)
+
+    def __hash__(self) -> int:
+        return hash((self._sender, self._noted))
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         found = self._sender.publish_queues(topic, deadline, refresh)

@@ -93,7 +93,7 @@ def write_task(
     partition = task.partitionId() if task is not None else None
     attempt = task.attemptNumber() if task is not None else 0
     if once is not None:
-        check_task(once)
+        check_task(once, options.exactly_once_settle)
         mine = TaskOnce(options, once, partition or 0, attempt)
         return TaskWriter(options, names, partition, positions, mine).write(iterator)
     if attempt > 0:
