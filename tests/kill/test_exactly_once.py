@@ -81,9 +81,7 @@ def test_a_driver_killed_in_the_midst_of_a_batch_and_workers_that_die(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "given", [pytest.param(case, id=label(case), marks=() if case is ALL[4] else soak) for case in ALL]
-)
+@pytest.mark.parametrize("given", [pytest.param(case, id=label(case), marks=soak) for case in ALL])
 def test_lost_acknowledgements_and_a_driver_that_dies_before_the_entry_in_the_log_of_commits(
     rocketmq: LocalBroker, pipes: Callable[..., tuple[Pipes, list[str]]], given: list[Pipe]
 ) -> None:
@@ -101,6 +99,7 @@ def test_lost_acknowledgements_and_a_driver_that_dies_before_the_entry_in_the_lo
         running.check(keys)
 
 
+@soak
 @pytest.mark.timeout(900)
 def test_brokers_that_die_and_freeze_and_one_that_is_away_over_the_restart(
     pair: LocalBroker, start_script: Callable[..., Script], tmp_path: Path
