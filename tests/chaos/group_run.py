@@ -14,6 +14,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.chaos.group_books import What, calm, disordered, explained, failed, lost, shared
 from tests.chaos.group_crew import KINDS, ORDERED, TOPIC, Crew
+from tests.helpers import awaited
 
 Plan = Callable[[Crew], Iterator[Callable[[], str]]]
 
@@ -33,6 +34,7 @@ class Producers:
         self.sent: list[str] = []
         self.failed: list[RocketMQError] = []
         self.missed = 0  # attempts, all of which were made up for
+        self._sent_by = [0] * THREADS
         self._stop = threading.Event()
         self._enough = threading.Event()
         self._share = count // THREADS
@@ -52,6 +54,7 @@ class Producers:
             key = f"k{thread + THREADS * (number % (KEYS // THREADS))}"
             while not self._stop.is_set() and not self._acknowledged(key, number):
                 pass
+            self._sent_by[thread] += 1
 
     def _acknowledged(self, key: str, number: int) -> bool:
         """One that must have its queue is tried once, as by Java's client: who wants it there sends it again."""
@@ -67,6 +70,11 @@ class Producers:
             return False
         self.sent.append(result.msg_id)
         return True
+
+    def flow(self) -> bool:
+        """Whether every thread sends within a while: none of them still waits for a broker of the act before."""
+        before = list(self._sent_by)
+        return awaited(lambda: all(now > then for now, then in zip(self._sent_by, before, strict=True)))
 
     @property
     def running(self) -> bool:
@@ -91,6 +99,7 @@ def run(mq: LocalBroker, folder: Path, count: int, seconds: float, rng: random.R
         producers = Producers(mq.name_server, count, seconds)
         try:
             for act in plan(crew):
+                assert producers.flow()
                 missed, before = producers.missed, len(crew.events)
                 say(act())
                 died = [event.who for event in crew.events[before:] if event.what is What.BROKER]
