@@ -213,7 +213,7 @@ def modules() -> tuple[Module, ...]:
 
 
 def sources() -> tuple[Module, ...]:
-    return _parsed(*PACKAGES, "tests", "benchmarks", "examples")
+    return _parsed(*PACKAGES, "tests", "benchmarks", "examples", "docs")
 
 
 def within(inner: str, places: str) -> bool:

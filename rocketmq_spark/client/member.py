@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client import groups as questions_of_brokers
-from rocketmq_spark.client.groups import Commit, heartbeat_of
+from rocketmq_spark.client.groups import BrokerRequests, Commit, heartbeat_of
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.pulls import Done, LongPolls
 from rocketmq_spark.client.questions import BrokerQuestions, Question
@@ -68,7 +67,7 @@ class RemotingMember:
     def join(
         self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
-        answers = questions_of_brokers.BrokerRequests(self._calls, group, asked)
+        answers = BrokerRequests(self._calls, group, asked)
         member = Member(group, heartbeat_s, answers, lambda: heartbeat_of(group, membership()))
         leave = functools.partial(self._instance.leave, member)  # before: nothing may fail once it is a member
         self._instance.join(member)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import RocketMQError, UnprovedError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.ports import OffsetReader, RouteReader
@@ -85,15 +85,14 @@ def ends_now(
     routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, question_s: float
 ) -> QueueEnds:
     """The ends of all queues of ``topics``. Raises the error of a broker that does not say; tried again until ``deadline``."""
-    pause = 0.1
-    while True:
+    for pause in backoff(0.1, 1.0):
         try:
             return _ends_now(routes, offsets, topics, Deadline.after(question_s).within(deadline.remaining()))
         except RocketMQError as e:
             if not e.retriable or deadline.expired:
                 raise
         deadline.pause(pause)
-        pause = min(1.0, 2 * pause)
+    raise AssertionError("pauses have no end")
 
 
 def _ends_now(routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline) -> QueueEnds:

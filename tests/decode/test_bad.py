@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.careful import Careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad, error
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad, undecodable
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
@@ -156,6 +156,6 @@ def test_the_first_are_logged_each_and_all_are_counted(caplog):
 
 
 def test_an_error_has_queue_and_topic():
-    made = error(MessageQueue("t", "b", 0), "the message at offset 7", "why")
+    made = undecodable(MessageQueue("t", "b", 0), "the message at offset 7", "why")
     assert (made.topic, made.queue) == ("t", "t/b/0")
     assert "the message at offset 7 cannot be decoded: why" in str(made)

@@ -25,10 +25,9 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import answers, careful, inner, property_columns, stored_messages, unpack
 from rocketmq_spark.columnar.decode import properties as props
-from rocketmq_spark.columnar.decode import schema as bad
 from rocketmq_spark.columnar.decode.answers import OnBeyond, OnHoles
 from rocketmq_spark.columnar.decode.rows import Located
-from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema, undecodable
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -124,7 +123,7 @@ class Decoder:
 
     def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
         piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)
-        return bad.error(self.queues[piece.number], f"a message at or after offset {piece.start}", e.why)
+        return undecodable(self.queues[piece.number], f"a message at or after offset {piece.start}", e.why)
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Bodies, most of the bytes, are copied portion by portion, which stay in a core's cache that way between

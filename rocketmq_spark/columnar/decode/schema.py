@@ -237,7 +237,7 @@ _REMEDY = (
 )
 
 
-def error(queue: MessageQueue, where: str, why: str) -> DecodeError:
+def undecodable(queue: MessageQueue, where: str, why: str) -> DecodeError:
     """The error of ``fail``; ``where`` names message and offset."""
     return DecodeError(f"{where} cannot be decoded: {why}", topic=queue.topic, queue=str(queue), remedy=_REMEDY)
 
@@ -260,7 +260,7 @@ class Bad:
     def met(self, queue: MessageQueue, offset: int, why: str) -> None:
         """Raises, or counts it."""
         if self.fails:
-            raise error(queue, f"the message at offset {offset}", why)
+            raise undecodable(queue, f"the message at offset {offset}", why)
         self.count += 1
         if self.count <= _SHOWN:
             done = "left out" if self.skips else "a row without its body"

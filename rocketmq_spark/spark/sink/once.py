@@ -27,6 +27,7 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.content import (
     PARTITION_BYTES,
     ROW_BYTES,
+    SCOPE_BYTES,
     BatchName,
     ContentIds,
     RowHash,
@@ -170,7 +171,7 @@ class _Hashes:
 
 
 def _width(scope: bytes) -> int:
-    return 7 + PARTITION_BYTES + ROW_BYTES - len(scope)
+    return SCOPE_BYTES + ROW_BYTES - len(scope)
 
 
 def _found(
