@@ -130,6 +130,7 @@ class RangeReader:
                 try:
                     self._step()
                 except RocketMQError as e:
+                    yield from self._deliver(leaving=True)
                     self._drop_stream()
                     queue = self._ranges[self._missing.frontier()[0]].queue
                     e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)
@@ -370,10 +371,14 @@ class RangeReader:
         self._missing.recall()
         self._pacing.forget()
 
-    def _deliver(self) -> Iterator[Fetched]:
-        """Hand out what lies before the first offset that is missing, once it is worth it or nothing is missing."""
+    def _deliver(self, leaving: bool = False) -> Iterator[Fetched]:
+        """Hand out what lies before the first offset that is missing, once it is worth it or nothing is missing.
+
+        With ``leaving``, and before a move, all of it: a read that needs more answers than a connection gives must have an end.
+        """
         stream, enough = self._stream, self._settings.fetched_rows
-        hurry = not self._missing or (stream is not None and stream.full)
+        leaving = leaving or (self._hints.moving and not self._missing.in_flight)
+        hurry = leaving or not self._missing or (stream is not None and stream.full)
         if stream is None or not (hurry or self._collected.rows >= enough):
             return
         ready, rest = self._collected.before(self._missing.frontier())

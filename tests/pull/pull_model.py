@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
@@ -123,6 +124,7 @@ class Model:
         self.streams: list[Stream] = []
         self.buffer_bytes = BUFFER_BYTES
         self.asked: list[tuple[int, int, int]] = []
+        self.max_asked = 100_000  # many times what any test asks for: a read without an end fails
         self.max_in_flight = 0
         # Whether gaps are gone from the log, not filtered: then a broker says so when it finds nothing at all.
         self.removing = False
@@ -202,6 +204,7 @@ class Stream:
             command = header.decode(frame[4:])
             queue, start, count = (int(command.ext[name]) for name in ("queueId", "queueOffset", "maxMsgNums"))
             self.model.asked.append((queue, start, count))
+            assert len(self.model.asked) <= self.model.max_asked, "pulls without end"
             self.model.signed.append(command.ext.get("AccessKey"))
             wait = self.model.latency(queue, start)
             if self.model.chance(self.model.accidents.slow):
@@ -325,3 +328,46 @@ def read(
         result.error = e
     assert all(stream.closed for stream in model.streams)
     return result
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> Queue:
+    low = draw(st.integers(0, 20))
+    high = low + draw(st.integers(0, 300))
+    queue = Queue(low, high, message_bytes=draw(st.sampled_from([40, 40, 100, 60_000])))
+    if draw(st.booleans()):
+        queue.gaps = frozenset(draw(st.lists(st.integers(low, high), max_size=30)))
+    elif draw(st.booleans()):
+        at = low
+        while at < high and len(queue.batches) < 10:
+            size = draw(st.integers(1, 12))
+            if at + size <= high:
+                queue.batches[at] = size
+            at += size + draw(st.integers(0, 20))
+    visible, until = draw(st.integers(0, high)), 1000 + draw(st.floats(0, 14))
+    if draw(st.booleans()):
+        queue.visible_from = lambda now: visible if now < until else high
+    if draw(st.integers(0, 3)) == 0:
+        queue.truncate = (1000 + draw(st.floats(0, 0.1)), draw(st.integers(low, high)))
+    if draw(st.integers(0, 5)) == 0:
+        queue.deleted_at = 1000 + draw(st.floats(0, 0.1))
+    return queue
+
+
+accidents = st.builds(
+    Accidents,
+    busy=st.sampled_from([0, 0, 0.2]),
+    reset_once=st.booleans(),
+    short=st.sampled_from([0, 0.5]),
+    slow=st.sampled_from([0, 0.3]),
+    cut=st.sampled_from([0, 0, 0.05]),
+    no_connection=st.sampled_from([0, 0.3]),
+    silent=st.sampled_from([0, 0, 0.01]),
+)
+pull_settings = st.builds(
+    PullSettings,
+    max_bytes_in_flight=st.sampled_from([64 << 10, 8 << 20]),
+    depth=st.sampled_from([None, None, 1, 7]),
+    batch_size=st.sampled_from([1, 10, 1024]),
+    fetched_rows=st.sampled_from([1, 30, 16_384]),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -15,7 +16,7 @@ from rocketmq_spark.pull.replica import SILENCE_S
 from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.pull.verdict import Cause
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer
-from tests.pull.pull_model import Accidents, Model, Queue, Read, read
+from tests.pull.pull_model import Accidents, Model, Queue, Read, Stream, accidents, pull_settings, queues, read
 
 FAST = PullSettings(fetched_rows=50)
 
@@ -268,6 +269,30 @@ def test_rule_3_what_was_under_way_is_asked_again_when_the_connection_breaks() -
     assert len(model.streams) > 2
 
 
+@pytest.mark.parametrize("leaves", ["breaks", "moves"])
+def test_what_came_whole_before_a_connection_was_left_is_delivered_and_not_read_again(
+    monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    """Else a read that needs more answers than any connection gives has no end."""
+    model = Model([Queue(0, 2000)])
+    model.max_asked = 10_000
+    receive, receipts = Stream.receive, itertools.count(1)
+
+    def short_lived(stream: Stream, timeout_s: float) -> bool:
+        stream.address = f"h:{len(model.streams)}"
+        if next(receipts) % 20 == 0:
+            if leaves == "breaks":
+                raise ConnectionLost("the connection broke while pulling", stream.address)
+            model.suggests ^= 1
+        return receive(stream, timeout_s)
+
+    monkeypatch.setattr(Stream, "receive", short_lived)
+    model.on_hint = lambda broker_id: leaves == "moves" and broker_id is not None
+    result = read(model, [(0, 2000)], PullSettings(batch_size=1, depth=4))
+    assert (result.of(0), result.lost, result.error) == (list(range(2000)), [], None)
+    assert len(model.streams) > 5
+
+
 def test_a_broker_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 200)])
     real = model.connect
@@ -412,49 +437,6 @@ class TestReplicas:
 
 
 # --- everything together
-
-
-@st.composite
-def queues(draw: st.DrawFn) -> Queue:
-    low = draw(st.integers(0, 20))
-    high = low + draw(st.integers(0, 300))
-    queue = Queue(low, high, message_bytes=draw(st.sampled_from([40, 40, 100, 60_000])))
-    if draw(st.booleans()):
-        queue.gaps = frozenset(draw(st.lists(st.integers(low, high), max_size=30)))
-    elif draw(st.booleans()):
-        at = low
-        while at < high and len(queue.batches) < 10:
-            size = draw(st.integers(1, 12))
-            if at + size <= high:
-                queue.batches[at] = size
-            at += size + draw(st.integers(0, 20))
-    visible, until = draw(st.integers(0, high)), 1000 + draw(st.floats(0, 14))
-    if draw(st.booleans()):
-        queue.visible_from = lambda now: visible if now < until else high
-    if draw(st.integers(0, 3)) == 0:
-        queue.truncate = (1000 + draw(st.floats(0, 0.1)), draw(st.integers(low, high)))
-    if draw(st.integers(0, 5)) == 0:
-        queue.deleted_at = 1000 + draw(st.floats(0, 0.1))
-    return queue
-
-
-accidents = st.builds(
-    Accidents,
-    busy=st.sampled_from([0, 0, 0.2]),
-    reset_once=st.booleans(),
-    short=st.sampled_from([0, 0.5]),
-    slow=st.sampled_from([0, 0.3]),
-    cut=st.sampled_from([0, 0, 0.05]),
-    no_connection=st.sampled_from([0, 0.3]),
-    silent=st.sampled_from([0, 0, 0.01]),
-)
-pull_settings = st.builds(
-    PullSettings,
-    max_bytes_in_flight=st.sampled_from([64 << 10, 8 << 20]),
-    depth=st.sampled_from([None, None, 1, 7]),
-    batch_size=st.sampled_from([1, 10, 1024]),
-    fetched_rows=st.sampled_from([1, 30, 16_384]),
-)
 
 
 @settings(deadline=None, max_examples=80)

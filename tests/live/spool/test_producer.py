@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from rocketmq_spark import LocalBroker, Message, Producer, session
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
 from rocketmq_spark.producer.settings import SendContext
+from rocketmq_spark.spool.spool import SpoolReading
 from tests.helpers import stored
 from tests.mockbroker import eventually
 from tests.reading import names
@@ -46,7 +48,14 @@ def depth(one: Producer) -> int:
 
 
 def drain(one: Producer, timeout_s: float = 60) -> None:
-    eventually(lambda: depth(one) == 0, timeout_s)
+    try:
+        eventually(lambda: depth(one) == 0, timeout_s)
+    except AssertionError:  # what waits, and for what
+        assert one._spool is not None
+        redelivery, reading = one._spool.redelivery, SpoolReading(one._spool.path)  # type: ignore[attr-defined]
+        waiting = [(entry.due_ms, entry.state) for entry in itertools.islice(reading.entries(), 5)]
+        reading.close()
+        pytest.fail(f"{one.spool_metrics()}; now {one._spool.now_ms()}, first {waiting}; {vars(redelivery)}")  # type: ignore[attr-defined]
 
 
 def doubtful(one: Producer) -> dict[str, set[str]]:
