@@ -103,6 +103,36 @@ def test_a_slice_hashes_like_a_copy(rows):
     assert [bytes(row) for row in half] == hashes(rows)
 
 
+def test_a_row_hashes_alike_whatever_lengths_lie_beside_it():
+    rng = random.Random(5)
+    bodies = [rng.randbytes(rng.choice((rng.randrange(30), rng.randrange(2060), 2048))) for _ in range(600)]
+    row_hash = RowHash(KEY)
+
+    def of(some):
+        return [
+            bytes(row)
+            for row in row_hash(pa.record_batch({"body": pa.array(some, pa.binary())}), {"body": "body"}, "t")
+        ]
+
+    assert of(bodies) == [of([body])[0] for body in bodies]
+    assert of(bodies[:300] * 40) == of(bodies[:300]) * 40
+
+
+def test_every_bit_of_a_body_counts():
+    rng = random.Random(6)
+    for length in [*range(1, 34), 1001]:
+        body = rng.randbytes(length)
+        flipped = [
+            body[:at] + bytes([body[at] ^ 1 << bit]) + body[at + 1 :]
+            for at in (range(length) if length < 40 else (0, 7, 8, 991, 992, 993, 999, 1000))
+            for bit in range(8)
+        ]
+        some = [body, body + b"\0", body[:-1], *flipped]
+        made = RowHash(KEY)(pa.record_batch({"body": pa.array(some, pa.binary())}), {"body": "body"}, "t")
+        for part in (made[:, :8], made[:, 8:]):  # both halves
+            assert len({bytes(row) for row in part}) == len(some)
+
+
 def test_columns_of_another_order_are_the_same_row_and_values_in_other_columns_are_not():
     row = dict.fromkeys(SCHEMA) | {"topic": "t", "body": b"b", "tags": "x", "queueId": 1}
     (first,) = hashes([row])
