@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import shlex
@@ -124,7 +125,7 @@ def _anchor(heading: str) -> str:
 
 
 def test_programs_of_users_pages_are_typed(tmp_path: Path) -> None:
-    """By mypy, as an editor sees them. Names such as ``spark`` come from the program around a block."""
+    """By mypy and by pyright, as editors see them. Names such as ``spark`` come from the program around a block."""
     for path in PAGES:
         if path.name != "upstream.md":  # Spark's own examples
             for number, block in enumerate(b for b in blocks(path) if b.language in ("python", "py")):
@@ -138,6 +139,24 @@ def test_programs_of_users_pages_are_typed(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text('from rocketmq_spark import Producer\nProducer("host:9876", send_timeot="3s")\n')
+    off = ("reportUndefinedVariable", "reportMissingImports", "reportMissingModuleSource")
+    config = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT)], **dict.fromkeys(off, False)}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    pyright = [
+        sys.executable,
+        "-m",
+        "basedpyright",
+        "--outputjson",
+        "--pythonpath",
+        sys.executable,
+        "-p",
+        str(tmp_path),
+    ]
+    found = json.loads(subprocess.run(pyright, cwd=tmp_path, capture_output=True, text=True).stdout)
+    assert [Path(each["file"]).name for each in found["generalDiagnostics"]] == [wrong.name], found
+    assert found["summary"]["filesAnalyzed"] > len(programs)
 
 
 @python
