@@ -72,6 +72,7 @@ class Redelivery:
         self._silences = UnreachableTargets()
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
+        self._since_ms: dict[int, int] = {}
         self._ended: deque[tuple[Work, Handled]] = deque()
         self._window = self._max_out = max_out
         # With a large window many end in a moment: they are settled by one write, and no small part of it is filled up, for
@@ -113,9 +114,11 @@ class Redelivery:
     def answered(self, targets: Iterable[str]) -> None:
         """What was silent answers: what waits for it falls due."""
         with self._changed:
+            before_ms = self._silences.next_ms()
             called = self._silences.answered(targets, self._clock())
             self._called.update(dict.fromkeys(called))
-        if called:
+            later = self._silences.next_ms() != before_ms
+        if called or later:
             self.wake()
 
     def drain(self, deadline: Deadline) -> bool:
@@ -207,12 +210,13 @@ class Redelivery:
                 return 0.0
             if crowded or len(self._out) >= self._window:  # what ends calls the next turn
                 return None
-        due_ms = self._store.next_due_ms()
-        return None if due_ms is None else max(0.0, (due_ms - now_ms) / 1000)
+        first = (self._store.next_due_ms(), self._silences.next_ms())
+        return min((max(0.0, (due_ms - now_ms) / 1000) for due_ms in first if due_ms is not None), default=None)
 
     def _try(self, work: Work) -> None:
         with self._changed:
             self._out[work.due.sequence] = work
+            self._since_ms[work.due.sequence] = self._clock()
         handler = self._handlers.get(work.record.kind)
         if handler is None:
             self._end(work, Handled(f"no handler for records of kind {work.record.kind!r}", final=True))
@@ -243,7 +247,7 @@ class Redelivery:
                 for work, handled in ended:
                     self._ended.popleft()
                     del self._out[work.due.sequence]
-                    self._note(work, handled, now_ms)
+                    self._note(work, handled, now_ms, self._since_ms.pop(work.due.sequence))
                 if not len(self._store):
                     self._silences.forget()
                 self.listens = bool(self._silences)
@@ -264,17 +268,18 @@ class Redelivery:
         )
         return Dead(handled.reason)
 
-    def _note(self, work: Work, handled: Handled, now_ms: int) -> None:
+    def _note(self, work: Work, handled: Handled, now_ms: int, since_ms: int) -> None:
         self.runs.ended(work.record.lane, 1 + len(work.behind), handled.reason is None, handled.final)
         if handled.reason is None:
             self.delivered += 1 + len(work.behind)
             self._window = min(self._max_out, 2 * self._window)
         elif not handled.final:
             self._window = 1
-            self._silences.failed(work.record.target, now_ms)
+            self._silences.failed(work.record.target, now_ms, since_ms)
 
     def _hasten(self) -> None:
         with self._changed:
+            self._called.update(dict.fromkeys(self._silences.due(self._clock())))
             called = dict(self._called)
         if not called:
             return

@@ -8,7 +8,8 @@ when it gives up.
 Which targets fell silent, and when their answering makes what waits for them due at once. Pure.
 
 A broker that answers some requests and refuses others must not use up all tries of a record in a moment: after each
-failure that follows such a call the next one is put off, by the steps of the schedule.
+failure that follows such a call the next one is put off, by the steps of the schedule. It comes then without another answer:
+there may be nothing else that is sent.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class _Silence:
     failed_ms: int
     calls: int = 0
     called: bool = False
+    answered_ms: int | None = None  # since it failed, and there was no call yet
 
 
 class UnreachableTargets:
@@ -74,31 +76,45 @@ class UnreachableTargets:
         """Any target may have failed before: there was no question yet."""
         self._assumed_ms = now_ms
 
-    def failed(self, target: str, now_ms: int) -> None:
-        """Something for ``target`` could not be sent."""
+    def failed(self, target: str, now_ms: int, since_ms: int | None = None) -> None:
+        """Something for ``target`` could not be sent, tried from ``since_ms`` on: an answer that came later still counts."""
         known = self._silent.get(target)
         if known is None or now_ms - known.failed_ms >= FORGOTTEN_MS:
             self._silent[target] = _Silence(now_ms, now_ms)
-        elif known.called:
+            return
+        if known.called:
             step = STEPS_S[min(known.calls, len(STEPS_S)) - 1]
-            self._silent[target] = _Silence(now_ms + 1000 * step, now_ms, known.calls)
-        else:
-            known.failed_ms = now_ms
+            known.not_before_ms, known.called = now_ms + 1000 * step, False
+        known.failed_ms = now_ms
+        if known.answered_ms is not None and (since_ms is None or known.answered_ms < since_ms):
+            known.answered_ms = None
 
     def answered(self, targets: Iterable[str], now_ms: int) -> set[str]:
         """Those of ``targets`` that were silent and are to be called now."""
-        called = set()
         for target in targets:
             if target not in self._silent and self._assumed_ms is not None:
                 self.failed(target, self._assumed_ms)
-            known = self._silent.get(target)
-            if known is not None and not known.called and known.not_before_ms <= now_ms:
-                known.called = True
-                known.calls += 1
-                called.add(target)
-        return called
+            if target in self._silent:
+                self._silent[target].answered_ms = now_ms
+        return self.due(now_ms)
+
+    def due(self, now_ms: int) -> set[str]:
+        """Those that have answered since they failed and are to be called now."""
+        due = {target for target, known in self._silent.items() if _is_pending(known) and known.not_before_ms <= now_ms}
+        for target in due:
+            known = self._silent[target]
+            known.called, known.calls = True, known.calls + 1
+        return due
+
+    def next_ms(self) -> int | None:
+        """When one is to be called that has answered too early for that."""
+        return min((known.not_before_ms for known in self._silent.values() if _is_pending(known)), default=None)
 
     def forget(self) -> None:
         """Nothing waits any more."""
         self._silent.clear()
         self._assumed_ms = None
+
+
+def _is_pending(known: _Silence) -> bool:
+    return known.answered_ms is not None and not known.called

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import MAX_OUT, Handled, Redelivery
 from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.store import Store
@@ -160,6 +162,34 @@ def test_what_answers_again_makes_what_waits_for_it_due_at_once(bench: Bench) ->
     assert bench.tried[tried:] == [(100, b"a")]
     bench.time.advance(118)
     assert bench.tried[tried + 1 :] == [(218, b"b")]
+
+
+def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own_steps(bench: Bench) -> None:
+    """The first one is tried first whenever its target answers: it has had the most tries, and would wait for minutes."""
+    down = [True]
+    bench.works = lambda one: (
+        DOWN if down[0] or (one.payload == b"first" and bench.time.now - bench.start < 102) else Handled()
+    )
+    bench.add(*(record(payload, target="a") for payload in (b"first", b"second", b"third")))
+    bench.redelivery.failed("a")
+    bench.time.advance(100)
+    down[0] = False
+    tried = len(bench.tried)
+    handle = bench.redelivery._handlers["k"]
+
+    def and_answers(records: Sequence[Record], done: Callable[[Handled], None]) -> None:
+        def handled(how: Handled) -> None:
+            done(how)
+            if how.reason is None:
+                bench.redelivery.answered(["a"])
+
+        handle(records, handled)
+
+    bench.redelivery._handlers = {"k": and_answers}
+    bench.redelivery.answered(["a"])
+    bench.time.advance(4)
+    assert bench.tried[tried:] == [(100, b"first"), (100, b"second"), (100, b"third"), (103, b"first")]
+    assert len(bench.store) == 0
 
 
 def test_more_than_a_page_is_hastened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

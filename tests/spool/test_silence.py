@@ -27,6 +27,33 @@ def test_each_call_that_was_in_vain_puts_the_next_one_off() -> None:
     assert pauses == [0, 3, 5, 30, 60]
 
 
+def test_an_answer_that_comes_too_early_for_the_next_call_is_one_at_its_time() -> None:
+    silences = UnreachableTargets()
+    silences.failed("a", 0)
+    silences.answered(["a"], 0)
+    silences.failed("a", 100, since_ms=50)
+    assert (silences.next_ms(), silences.due(10_000)) == (None, set())
+    assert silences.answered(["a"], 200) == set()
+    assert silences.next_ms() == 3100
+    assert (silences.due(3099), silences.due(3100), silences.due(3101)) == (set(), {"a"}, set())
+
+
+def test_an_answer_counts_until_what_was_tried_after_it_fails() -> None:
+    for since_ms, called in ((10, {"a"}), (11, set())):
+        silences = UnreachableTargets()
+        silences.failed("a", 0)
+        silences.answered(["a"], 10)
+        silences.failed("a", 100, since_ms)
+        assert silences.due(3100) == called
+    silences = UnreachableTargets()
+    silences.failed("a", 0)
+    silences.answered(["a"], 10)
+    silences.failed("a", 100, 20)
+    silences.answered(["a"], 110)
+    silences.failed("a", 120)  # of what was sent meanwhile, nobody knows since when
+    assert silences.due(10_000) == set()
+
+
 def test_a_failure_long_after_the_last_one_begins_anew() -> None:
     silences = UnreachableTargets()
     silences.failed("a", 0)
