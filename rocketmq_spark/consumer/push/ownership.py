@@ -236,11 +236,37 @@ class Ownership:
         """Ask for locks of queues that are ours; those that were granted."""
         asked_ms = self._lease_ms()
         granted = self._port.lock(self._settings.group, queues, Deadline.after(timeout_s))
+        regained: list[ProcessQueue] = []
         with self._held.lock:
             for queue in queues:
                 held = self._held.queues.get(queue)
-                if held is not None and queue in granted:
+                if held is not None and queue not in granted:
+                    held.lock.lose()
+                elif held is not None and held.lock.held(asked_ms):
                     held.lock.grant(asked_ms)
                 elif held is not None:
-                    held.lock.lose()
-        return granted
+                    regained.append(held)
+        deadline = Deadline.after(TIMEOUT_S)
+        return granted - {held.queue for held in regained if not self._regained(held, asked_ms, deadline)}
+
+    def _regained(self, held: ProcessQueue, asked_ms: int, deadline: Deadline) -> bool:
+        """Whether this member goes on with a queue whose lock it did not have for a while, and another one may have had.
+
+        If that one finished more, the queue is given up, and a rebalance begins it behind that.
+        """
+        try:
+            stored = self._store.read(held.queue, deadline)
+        except RocketMQError as e:
+            logger.info("queue %s is locked again, but its offset is not known yet: %s", held.queue, e)
+            return False
+        with self._held.lock:
+            finished = self._held.offsets.get(held.queue)
+            if stored is None or finished is None or stored <= finished:
+                held.lock.grant(asked_ms)
+                return True
+            held.dropped = True
+        text = "group %s: another member had %s and finished it up to offset %d: it is begun there, not at %d"
+        logger.warning(text, self._settings.group, held.queue, stored, finished)
+        if self.orderly is not None:
+            self.orderly.left()
+        return False

@@ -169,7 +169,7 @@ class RunningConsumer:
     def _offset_store(self) -> OffsetStore:
         settings = self._settings
         if settings.clustering:
-            return BrokerOffsets(self._port, settings.group, self.held)
+            return BrokerOffsets(self._port, settings.group, self.held, lambda queue: self._consuming.ready(queue))
         client = f"{platform.node()}@{INSTANCE_NAME}"
         file = file_of(settings.offsets_folder, client, settings.wire_group or settings.group)
         return FileOffsets(LocalOffsets(file), self.held)
