@@ -109,6 +109,34 @@ def test_where_a_young_queue_begins_is_stored(group: GroupBench) -> None:
     assert group.bodies() == [b"2"]
 
 
+def test_a_broadcasting_member_skips_nothing_of_a_queue_that_is_made_while_it_runs(group: GroupBench, tmp_path) -> None:
+    """It hears of the queue, or of a topic, some seconds after the first message."""
+    group.brokers.send(A, b"old")
+    topics, group.brokers.topics = group.brokers.topics, {"T": [A]}
+    consumer, port = group.consumer(clustering=False, offsets_folder=tmp_path)
+    asked = []
+
+    def search(queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+        asked.append((queue, epoch_ms))
+        return 0
+
+    port.search_offset = search  # type: ignore[method-assign]
+    consumer.subscribe("T")
+    group.time.advance(100)
+    began_ms = group.timers[port.client_id][0].wall_ms()
+    consumer.start(lambda messages, context: group.got.append(("m1", messages[0].body, 0)))
+    group.time.advance(10)
+    late_ms = group.timers[port.client_id][0].wall_ms()
+    consumer.subscribe("U")
+    group.time.advance(10)
+    group.brokers.topics = {**topics, "U": qs("a:0", "U")}
+    group.brokers.send(ALL[1], b"new")
+    group.brokers.send(q("a:0", "U"), b"first")
+    group.time.advance(25)
+    assert sorted(group.bodies()) == [b"first", b"new"]
+    assert sorted(asked) == [*((queue, began_ms) for queue in ALL[1:]), (q("a:0", "U"), late_ms)]
+
+
 class Owner:
     """One member's ownership without the rest of it: ``begun`` is what it would pull, and from where."""
 
