@@ -91,6 +91,14 @@ class LocalOffsets:
             remedy="Give each a 'localOffsetsDir' of its own, the same after each restart",
         )
 
+    def elsewhere(self) -> list[Path]:
+        """Files of the group's offsets under other hosts' names, where there is none under this one's."""
+        group = self._path.parent
+        with contextlib.suppress(OSError):  # a folder that cannot be read: that is said where offsets are
+            if not self._path.exists() and not self._backup.exists():
+                return sorted(group.parents[1].glob(f"*/{group.name}/{self._path.name}"))
+        return []
+
     def load(self) -> dict[MessageQueue, int]:
         """What was stored; nothing if never anything was. Raises ``OffsetError`` when file and backup are both damaged."""
         problems = []
@@ -303,6 +311,12 @@ class FileOffsets:
 
     def begin(self) -> None:
         self._file.hold()
+        if files := self._file.elsewhere():
+            text = (
+                "this broadcasting consumer begins anew: its host has another name than those whose offsets are there (%s); a "
+                "container needs a host name that stays the same after a restart"
+            )
+            logger.warning(text, ", ".join(map(str, files)))
 
     def end(self) -> None:
         self._file.release()
