@@ -98,7 +98,7 @@ class Brokers:
                 return BrokerNotFound(
                     f"broker {min(names)!r} answers where {question.broker_name!r} was", topic=question.topic
                 )
-            known = self._stats[key] = bytes(body), {queue: _from_0(bounds) for queue, bounds in stats.items()}
+            known = self._stats[key] = bytes(body), {queue: from_0(bounds) for queue, bounds in stats.items()}
         return known[1]
 
     def _bounds_by_queue(
@@ -125,7 +125,7 @@ class Brokers:
                     on_error(ServiceNotAvailable(*answer.args) if isinstance(answer, ServerFault) else answer, queue)
             if len(numbers) == len(rows):
                 low, high = numbers
-                bounds[queue] = _from_0(QueueBounds(low, high, 0))
+                bounds[queue] = from_0(QueueBounds(low, high, 0))
         return bounds
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
@@ -290,7 +290,7 @@ def _log_state(answer: Command) -> LogState | NotSupported:
         return NotSupported(f"a broker does not report {', '.join(_OF_LOG)}: {e}")
 
 
-def _from_0(bounds: QueueBounds) -> QueueBounds:
+def from_0(bounds: QueueBounds) -> QueueBounds:
     """A store that never had a queue says -1, which is no offset."""
     return bounds if bounds.min_offset >= 0 else QueueBounds(0, max(0, bounds.max_offset), bounds.last_update_ms)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
+from rocketmq_spark.client.broker import from_0
 from rocketmq_spark.client.groups import BrokerRequests, Commit, heartbeat_of
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.pulls import Done, LongPolls
@@ -141,7 +142,7 @@ class RemotingMember:
         rows = (rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET)
         answers = self._questions.ask_all([self._questions.about(row, queue) for row in rows], deadline)
         low, high = (row.answer(answer)["offset"] for row, answer in zip(rows, answers, strict=True))
-        return QueueBounds(low, high, 0)
+        return from_0(QueueBounds(low, high, 0))
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
         row = rpc.SEARCH_OFFSET_BY_TIMESTAMP

@@ -53,7 +53,7 @@ class ConsumeFrom:
 
 
 class Start(NamedTuple):
-    """Where a queue begins; ``stored``: the group has that offset already. Where it has not, a later start may be another one."""
+    """Where a queue begins; ``stored``: the group surely has that offset. Where it has not, a later start may be another one."""
 
     offset: int
     stored: bool = True
@@ -79,7 +79,8 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: StartQuest
     """
     stored = ask.stored()
     if stored is not None:
-        return Start(_checked(queue, "stored", stored))
+        # 0 may be the answer for a young queue of which the group has no offset: later it is None, and the mode would decide.
+        return Start(_checked(queue, "stored", stored), stored > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is Where.EARLIEST:
         return Start(0, False)  # too small is put right by the first pull
     if consume_from.where is Where.LATEST:

@@ -83,6 +83,11 @@ class Subscriptions:
     def get(self, topic: str) -> TopicFilter | None:
         return self._topics.get(topic) or self._retry.get(topic)
 
+    def since_ms(self, topic: str) -> int:
+        """Since when a topic is subscribed to by its filter, in epoch ms; 0 if it is not."""
+        known = self.get(topic)
+        return 0 if known is None else known.since_ms
+
     def filter(self, topic: str) -> Filter:
         """All of a topic that is not subscribed to: its queues are assigned by hand."""
         known = self._topics.get(topic)

@@ -152,6 +152,14 @@ def test_bounds_and_offsets_by_time(broker: MockBroker, parts: Parts) -> None:
     assert broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)[0].ext["timestamp"] == "1234"
 
 
+def test_a_queue_that_its_broker_never_had_begins_at_zero(broker: MockBroker, parts: Parts) -> None:
+    """The broker says -1. A seek to it would have the group's offset be none."""
+    parts.routes.get("t")
+    broker.on(Request.GET_MIN_OFFSET, offsets({1: -1}))
+    broker.on(Request.GET_MAX_OFFSET, offsets({1: 0}))
+    assert parts.member.bounds(QUEUES[1], parts.soon) == QueueBounds(0, 0, 0)
+
+
 def slave_only(slave: str) -> Command:
     body = {
         "brokerDatas": [{"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"1": slave}}],

@@ -380,6 +380,54 @@ def test_a_lock_that_is_lost_stops_the_queue_until_it_is_granted_again(group: Gr
     assert group.bodies() == [b"1"]
 
 
+def cut_off(group: GroupBench) -> BaseConsumer:
+    """A member that finished the first of three messages of A, and does not have the lock; another one finished them all.
+
+    The first member's offset was not stored, and the other two messages are in its memory.
+    """
+    consumer, _ = started(group)
+    group.brokers.failing["commit"] = CallTimeout("late")
+    group.brokers.send(A, b"1")
+    group.time.advance(1)
+    group.brokers.locks[A] = "another"
+    group.time.advance(20)
+    group.brokers.send(A, b"2", b"3")
+    group.brokers.offsets[A] = 3
+    group.brokers.failing.clear()
+    return consumer
+
+
+def test_a_member_that_was_cut_off_goes_on_behind_what_another_finished(group: GroupBench, caplog) -> None:
+    """Else those messages would come again after later ones."""
+    consumer = cut_off(group)
+    group.time.advance(10)
+    assert group.brokers.offsets[A] == 3
+    group.brokers.locks[A] = consumer.client_id
+    group.time.advance(10)
+    assert "another member had T/a/0 and finished it up to offset 3: it is begun there, not at 1" in caplog.text
+    group.brokers.send(A, b"4")
+    group.time.advance(10)
+    assert (group.bodies(), group.brokers.offsets[A]) == ([b"1", b"4"], 4)
+
+
+def test_who_leaves_without_a_lock_stores_nothing_over_what_another_finished(group: GroupBench) -> None:
+    cut_off(group).stop(0.1)
+    assert group.brokers.offsets[A] == 3
+
+
+def test_a_lock_does_not_count_until_it_is_known_what_another_finished(group: GroupBench) -> None:
+    consumer = cut_off(group)
+    group.brokers.locks[A] = consumer.client_id
+    group.brokers.failing["committed"] = CallTimeout("late")
+    group.time.advance(10)
+    assert (group.bodies(), group.owned(consumer)) == ([b"1"], ALL)
+    group.brokers.failing.clear()
+    group.time.advance(10)
+    group.brokers.send(A, b"4")
+    group.time.advance(10)
+    assert group.bodies() == [b"1", b"4"]
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_batches_of_a_queue_come_one_after_the_other(group: GroupBench, size: int) -> None:
     running: list[int] = []

@@ -155,7 +155,7 @@ def test_a_close_that_is_interrupted_is_continued_by_the_next(
         consumer.close()
     assert fake.joined == (where in ("timer", "leave"))
     consumer.close()
-    assert (fake.stored, fake.joined, consumer._polls.closed) == ({A: 32}, False, True)
+    assert (fake.stored, fake.joined, consumer._polls.closed) == ({A: 32, B: 0}, False, True)
 
 
 def test_a_close_while_the_group_is_looked_at_is_no_error_of_the_poll(

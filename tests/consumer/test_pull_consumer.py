@@ -89,12 +89,12 @@ def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer
     consumer.poll(AT_ONCE)
     hand.now += 5
     consumer.poll(AT_ONCE)
-    assert fake.commits == [{A: 32}]
+    assert fake.commits == [{A: 0}, {A: 32}]
     hand.now += 4.9
     consumer.poll(AT_ONCE)
-    assert fake.commits == [{A: 32}]
+    assert fake.commits == [{A: 0}, {A: 32}]
     consumer.close()
-    assert fake.commits == [{A: 32}, {A: 40}]
+    assert fake.commits == [{A: 0}, {A: 32}, {A: 40}]
 
 
 def test_what_becomes_large_comes_in_several_polls_and_is_committed_as_far_as_it_was_given(
@@ -124,7 +124,7 @@ def test_a_poll_that_nothing_follows_is_not_committed(fake: FakeMember, consumer
     consumer.assign([A])
     assert bodies(consumer.poll(AT_ONCE)) == [0, 1, 2]
     consumer.close()
-    assert fake.commits == []
+    assert fake.commits == [{A: 0}]
     with made(fake) as again:
         again.assign([A])
         assert bodies(again.poll(AT_ONCE)) == [0, 1, 2]
@@ -188,7 +188,7 @@ def test_an_offset_that_is_none_is_refused_by_name(fake: FakeMember, consumer: B
     for use in (lambda: consumer.commit({B: 3, A: offset}), lambda: consumer.seek(A, offset)):
         with pytest.raises(OffsetError, match=f"is {re.escape(repr(offset))}; expected a whole number from 0 to"):
             use()
-    assert fake.stored == {}
+    assert fake.stored == {A: 0}
     assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
 
 
@@ -373,7 +373,7 @@ def test_4_32_changes_are_followed_while_nobody_polls(fake: FakeMember, consumer
     assert fake.asked is not None
     fake.asked("b:1", MembersChanged())
     hand.time.run_due()
-    assert (consumer.assignment(), fake.stored) == ([B], {A: 2})
+    assert (consumer.assignment(), fake.stored) == ([B], {A: 2, B: 0})
     fake.ids = ["me"]
     hand.now += 20
     hand.time.advance(20)
@@ -401,7 +401,7 @@ def test_offsets_that_are_reset_are_followed_and_stored(fake: FakeMember, consum
     assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
     assert fake.asked is not None
     assert fake.asked("b:1", ResetOffsets("t", {A: 4, MessageQueue("t", "b", 7): 1})) is None
-    assert fake.stored == {A: 4}
+    assert fake.stored == {A: 4, B: 0}
     assert bodies(consumer.poll(AT_ONCE)) == [4, 5, 6, 7, 8]
 
 
@@ -429,7 +429,7 @@ def test_4_17_a_queue_that_goes_has_its_offset_stored(fake: FakeMember, consumer
     assert fake.asked is not None
     fake.asked("b:1", MembersChanged())
     consumer.poll(AT_ONCE)
-    assert (consumer.assignment(), fake.stored) == ([B], {A: 2})
+    assert (consumer.assignment(), fake.stored) == ([B], {A: 2, B: 0})
 
 
 def test_4_8_nobody_known_changes_nothing(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> None:
@@ -461,7 +461,7 @@ def test_4_6_unsubscribing_gives_queues_up(fake: FakeMember, consumer: BasePullC
     consumer.poll(AT_ONCE)
     consumer.unsubscribe("t")
     assert consumer.assignment() == []
-    assert fake.stored == {A: 2}
+    assert fake.stored == {A: 2, B: 0}
     assert fake.memberships[-1].subscriptions == {}
     consumer.close()
     assert not fake.joined

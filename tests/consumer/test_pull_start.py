@@ -26,6 +26,19 @@ def test_4_24_where_a_group_began_at_the_end_holds_for_who_is_next(fake: FakeMem
         assert fake.commits == [{A: 100, B: 100}]
 
 
+def test_4_24_where_a_young_queue_begins_is_committed(fake: FakeMember, hand: Hand) -> None:
+    """A broker says 0 of it, as of an offset that it has, and "none" later: then the mode would skip what was not finished."""
+    latest = ConsumeFrom(Where.LATEST)
+    fake.add(A, 5)
+    with made(fake, hand, consume_from=latest) as consumer:
+        consumer.assign([A])
+        assert bodies(consumer.poll(AT_ONCE)) == [0, 1, 2, 3, 4]
+    fake.low[A] = 2
+    with made(fake, hand, consume_from=latest) as again:
+        again.assign([A])
+        assert bodies(again.poll(AT_ONCE)) == [2, 3, 4]
+
+
 def test_4_24_where_a_queue_begins_is_committed_again_when_that_failed(fake: FakeMember, hand: Hand) -> None:
     fake.low = fake.high = {A: 50, B: 50}
     fake.refused[A] = ConnectionLost("gone")

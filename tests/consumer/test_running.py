@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.errors import RouteNotFound
 from tests.consumer.group import GroupBench
 from tests.queues import q, qs
@@ -120,6 +121,18 @@ def test_a_broadcasting_members_file_has_the_name_of_the_group_on_the_wire(
     consumer.stop()
     (file,) = tmp_path.rglob("offsets.json")
     assert file.parent.name == folder
+
+
+def test_a_broadcasting_member_whose_host_has_another_name_says_that_it_begins_anew(
+    group: GroupBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a container has after each restart: what was sent meanwhile is not read."""
+    for host, expected in (("one", False), ("one", False), ("two", True), ("two", False)):
+        monkeypatch.setattr("platform.node", lambda host=host: host)
+        caplog.clear()
+        consumer, _ = group.start(clustering=False, offsets_folder=tmp_path, consume_from=ConsumeFrom(Where.EARLIEST))
+        assert (f"host has another name than those whose offsets are there ({tmp_path}/one@" in caplog.text) == expected
+        consumer.stop()
 
 
 def test_an_ordered_queue_waits_for_as_long_as_it_is_told(group: GroupBench) -> None:

@@ -41,10 +41,10 @@ def seen() -> Seen:
 
 def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missing(seen: Seen) -> None:
     assert seen.one.wait_s() == 0.0
-    assert seen.one.look([]) == dict.fromkeys(QUEUES, Start(0))
+    assert seen.one.look([]) == dict.fromkeys(QUEUES, Start(0, False))
     assert seen.one.wait_s() == 20.0
     seen.fake.unknown[QUEUES[1]] = RocketMQError("ill")
-    assert seen.one.look([]) == {QUEUES[0]: Start(0), QUEUES[2]: Start(0)}
+    assert seen.one.look([]) == {QUEUES[0]: Start(0, False), QUEUES[2]: Start(0, False)}
     assert seen.one.wait_s() == 1.0
 
 

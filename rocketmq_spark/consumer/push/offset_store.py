@@ -19,11 +19,12 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue
@@ -89,6 +90,14 @@ class LocalOffsets:
             "on a machine, or messages would be lost",
             remedy="Give each a 'localOffsetsDir' of its own, the same after each restart",
         )
+
+    def elsewhere(self) -> list[Path]:
+        """Files of the group's offsets under other hosts' names, where there is none under this one's."""
+        group = self._path.parent
+        with contextlib.suppress(OSError):  # a folder that cannot be read: that is said where offsets are
+            if not self._path.exists() and not self._backup.exists():
+                return sorted(group.parents[1].glob(f"*/{group.name}/{self._path.name}"))
+        return []
 
     def load(self) -> dict[MessageQueue, int]:
         """What was stored; nothing if never anything was. Raises ``OffsetError`` when file and backup are both damaged."""
@@ -226,12 +235,22 @@ class OffsetStore(Protocol):
 
 
 class BrokerOffsets:
-    """``OffsetStore`` of a group that shares its queues."""
+    """``OffsetStore`` of a group that shares its queues.
 
-    def __init__(self, port: GroupMember, group: str, held: MemberState) -> None:
+    Of a queue that is not ``ready`` nothing is stored: its lock may be another member's, which stores what it finishes.
+    """
+
+    def __init__(
+        self,
+        port: GroupMember,
+        group: str,
+        held: MemberState,
+        ready: Callable[[ProcessQueue], bool] = lambda queue: True,
+    ) -> None:
         self._port = port
         self._group = group
         self._held = held
+        self._ready = ready
         self._trouble = StoreTrouble(group)
         self._under_way: set[MessageQueue] = set()  # those of which a commit is
         self._ended = threading.Condition(held.lock)
@@ -265,12 +284,16 @@ class BrokerOffsets:
                     self._ended.notify_all()
             left -= offsets.keys()
 
+    def _may_store(self, queue: MessageQueue) -> bool:
+        held = self._held.queues.get(queue)
+        return held is None or self._ready(held)
+
     def _begun(self, queues: Collection[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         """What is to be committed now: of those ``queues`` that are free, or come free by ``deadline``."""
         with self._held.lock:
             while True:
                 known = self._held.offsets.every()
-                offsets = {queue: known[queue] for queue in queues if queue in known}
+                offsets = {queue: known[queue] for queue in queues if queue in known and self._may_store(queue)}
                 free = {queue: offset for queue, offset in offsets.items() if queue not in self._under_way}
                 if free or not offsets or not self._ended.wait(deadline.remaining()):
                     self._under_way |= free.keys()
@@ -288,6 +311,12 @@ class FileOffsets:
 
     def begin(self) -> None:
         self._file.hold()
+        if files := self._file.elsewhere():
+            text = (
+                "this broadcasting consumer begins anew: its host has another name than those whose offsets are there (%s); a "
+                "container needs a host name that stays the same after a restart"
+            )
+            logger.warning(text, ", ".join(map(str, files)))
 
     def end(self) -> None:
         self._file.release()

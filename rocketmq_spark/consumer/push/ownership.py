@@ -16,7 +16,7 @@ from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.offset_store import OffsetStore
 from rocketmq_spark.consumer.push.orderly import Orderly
-from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Start, StartQuestions, Where, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
@@ -27,12 +27,16 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 3.0
 EXPECTED_MS = 60_000  # how long a queue that was released, or could not be begun, counts as one that may come back
 FORCED_UNLOCK_MS = 20_000  # after the last lock: a listener that hangs does not keep a queue from others for ever
+SOON_MS = 5_000  # a queue that comes later than that after its topic was subscribed to was not there then, or could not be asked
 
 Begin = Callable[[ProcessQueue, int], None]
 
 
 class Ownership:
-    """``begin`` starts the pulls of a queue. With ``orderly`` queues are locked at their brokers."""
+    """``begin`` starts the pulls of a queue. With ``orderly`` queues are locked at their brokers.
+
+    ``since_ms`` returns since when a topic is subscribed to, in epoch ms.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,8 @@ class Ownership:
         self._begin = begin
         self._timer = timer
         self._lease_ms = timer.lease_ms
+        self._made_ms = timer.wall_ms()
+        self.since_ms: Callable[[str], int] = lambda topic: 0
         self.orderly: Orderly | None = None
         self._left = False
         # Offsets that an operator set, or a repair, and no broker stored yet.
@@ -230,17 +236,56 @@ class Ownership:
             lambda: self._port.bounds(queue, deadline).max_offset,
             lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline),
         )
-        return start_offset(queue, self._settings.consume_from, questions)
+        return start_offset(queue, self._mode(queue.topic), questions)
+
+    def _mode(self, topic: str) -> ConsumeFrom:
+        """Where a queue begins that has no offset.
+
+        At the end, a broadcasting member would skip what was sent to a queue that was made while it runs. In a group that shares
+        its queues, the broker says 0 of such a queue.
+        """
+        mode = self._settings.consume_from
+        since_ms = max(self._made_ms, self.since_ms(topic))
+        late = self._timer.wall_ms() - since_ms > SOON_MS
+        if self._settings.clustering or mode.where is not Where.LATEST or not late:
+            return mode
+        return ConsumeFrom(Where.TIMESTAMP, since_ms)
 
     def _lock(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
         """Ask for locks of queues that are ours; those that were granted."""
         asked_ms = self._lease_ms()
         granted = self._port.lock(self._settings.group, queues, Deadline.after(timeout_s))
+        regained: list[ProcessQueue] = []
         with self._held.lock:
             for queue in queues:
                 held = self._held.queues.get(queue)
-                if held is not None and queue in granted:
+                if held is not None and queue not in granted:
+                    held.lock.lose()
+                elif held is not None and held.lock.held(asked_ms):
                     held.lock.grant(asked_ms)
                 elif held is not None:
-                    held.lock.lose()
-        return granted
+                    regained.append(held)
+        deadline = Deadline.after(TIMEOUT_S)
+        return granted - {held.queue for held in regained if not self._regained(held, asked_ms, deadline)}
+
+    def _regained(self, held: ProcessQueue, asked_ms: int, deadline: Deadline) -> bool:
+        """Whether this member goes on with a queue whose lock it did not have for a while, and another one may have had.
+
+        If that one finished more, the queue is given up, and a rebalance begins it behind that.
+        """
+        try:
+            stored = self._store.read(held.queue, deadline)
+        except RocketMQError as e:
+            logger.info("queue %s is locked again, but its offset is not known yet: %s", held.queue, e)
+            return False
+        with self._held.lock:
+            finished = self._held.offsets.get(held.queue)
+            if stored is None or finished is None or stored <= finished:
+                held.lock.grant(asked_ms)
+                return True
+            held.dropped = True
+        text = "group %s: another member had %s and finished it up to offset %d: it is begun there, not at %d"
+        logger.warning(text, self._settings.group, held.queue, stored, finished)
+        if self.orderly is not None:
+            self.orderly.left()
+        return False

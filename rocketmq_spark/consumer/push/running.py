@@ -80,6 +80,7 @@ class RunningConsumer:
         self._store = self._offset_store()
         self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
         self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls)
+        self._ownership.since_ms = subscriptions.since_ms
         self.rebalancing = Rebalancing(
             port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
         )
@@ -169,7 +170,7 @@ class RunningConsumer:
     def _offset_store(self) -> OffsetStore:
         settings = self._settings
         if settings.clustering:
-            return BrokerOffsets(self._port, settings.group, self.held)
+            return BrokerOffsets(self._port, settings.group, self.held, lambda queue: self._consuming.ready(queue))
         client = f"{platform.node()}@{INSTANCE_NAME}"
         file = file_of(settings.offsets_folder, client, settings.wire_group or settings.group)
         return FileOffsets(LocalOffsets(file), self.held)
