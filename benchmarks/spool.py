@@ -25,6 +25,7 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.session import spools
 from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SendSpool
@@ -188,7 +189,7 @@ def lane(folder: Path, count: int, alone: bool) -> float:
     store.add([(each, now_ms) for each in kept])
     parsed = options.parse({"nameServer": BROKERS.name_server}).for_role("producer")
     began = time.perf_counter()
-    spool = session.resending(store, session.sender(parsed), ProducerSettings(group="g"))
+    spool = spools.resending(store, session.sender(parsed), ProducerSettings(group="g"))
     if alone:
         spool.redelivery.runs.joins = lambda first: lambda other: False
     left = spool.send_all(300.0)

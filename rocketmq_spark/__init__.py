@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
     from rocketmq_spark.model.membership import ConsumerStats
     from rocketmq_spark.model.popped import PoppedMessage
-    from rocketmq_spark.session import Consumer, Producer, PullConsumer, SimpleConsumer
+    from rocketmq_spark.session.public import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.spark.datasource import register
     from rocketmq_spark.spark.explained import explain
     from rocketmq_spark.spark.monitoring.listener import GroupOffsetListener
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Consumer": "session",
+    "Consumer": "session.public",
     "ConsumerStats": "model.membership",
     "Context": "consumer.result",
     "GroupOffsetListener": "spark.monitoring.listener",
@@ -40,13 +40,13 @@ _HOMES = {
     "MetricsListener": "spark.monitoring.metrics",
     "OrderedContext": "consumer.result",
     "PoppedMessage": "model.popped",
-    "Producer": "session",
-    "PullConsumer": "session",
+    "Producer": "session.public",
+    "PullConsumer": "session.public",
     "ReceivedMessage": "model",
     "RocketMQError": "errors",
     "SendResult": "model",
     "SendStatus": "model",
-    "SimpleConsumer": "session",
+    "SimpleConsumer": "session.public",
     "exactly_once_conf": "spark.tuning",
     "explain": "spark.explained",
     "foreach_batch_writer": "spark.sink.foreach",

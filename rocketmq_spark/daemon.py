@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-LOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session")
+LOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session.spools")
 
 
 def beside_the_zip(path: Iterable[str]) -> Path | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark import access, options
+from rocketmq_spark import options
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.session import access
 
 SERVER = {"nameServer": "n:1"}
 

@@ -12,7 +12,8 @@ from rocketmq_spark.client.credentials import Credentials
 from rocketmq_spark.errors import OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import Options
-from rocketmq_spark.session import Producer
+from rocketmq_spark.session import public
+from rocketmq_spark.session.public import Producer
 from rocketmq_spark.wire import rpc
 from tests.mockbroker import MockBroker, eventually, ok, route
 from tests.queues import qs
@@ -200,7 +201,7 @@ def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_proper
         assert version == "V5_5_0"
 
 
-@pytest.mark.parametrize("kind", [session.Consumer, session.PullConsumer])
+@pytest.mark.parametrize("kind", [public.Consumer, public.PullConsumer])
 def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: type) -> None:
     (case,) = (
         case
@@ -208,11 +209,11 @@ def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: ty
         if (case["strategy"], case["wire"]) == ("CONSISTENT_HASH", "INST%orders")
     )
     made = kind(name_server=NOWHERE, group="g", namespace="INST", allocation_strategy="consistentHash")
-    settings = made.settings if kind is session.Consumer else made._settings
+    settings = made.settings if kind is public.Consumer else made._settings
     queues = qs("broker-a:0-3 broker-b:0-3", "orders")
     for member, expected in case["result"].items():
         found = settings.allocate(member, queues, list(case["result"]))
         assert [f"{queue.broker_name}:{queue.queue_id}" for queue in found] == expected
-    if kind is session.Consumer:
+    if kind is public.Consumer:
         assert settings.wire_group == "INST%g"
     made.close()

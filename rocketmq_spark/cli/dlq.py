@@ -217,12 +217,12 @@ def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str |
 
 def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
     """With the topics that they came from, in the user's names."""
-    from rocketmq_spark import access
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import reading
     from rocketmq_spark.cli.positions import near_groups
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.queues.environment import environment_of
+    from rocketmq_spark.session import access
     from rocketmq_spark.wire.names import dlq_topic, normal_topic
 
     def lost(part: OffsetRange, cause: Cause) -> None:

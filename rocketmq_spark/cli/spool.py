@@ -99,14 +99,15 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
 
     A record of several messages counts as one. No other process may use the folder.
     """
-    from rocketmq_spark import options, session
+    from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
+    from rocketmq_spark.session import spools
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     if by_position(parsed):  # what was kept while a broker was away would go where the number points now
         raise OptionError(position_problem(parsed, "a command does not know what those counted who filled the spool"))
     for path in _paths(folder):
-        one = session.drainer(path, parsed)
+        one = spools.drainer(path, parsed)
         try:
             left = one.send_all(timeout_s, dead)
         finally:

@@ -16,6 +16,7 @@ from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Names, Tools
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.session import public, spools
 from rocketmq_spark.spool.folders import owner_of
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
@@ -69,7 +70,7 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
         if place.dead:
             store.revive(place.now_ms())
         own: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
-        reader = session.PullConsumer(**given, **own)
+        reader = public.PullConsumer(**given, **own)
         try:
             reader.subscribe(place.topic)
         except BaseException:
@@ -79,6 +80,6 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
         store.close()
         raise
     trade = waiting.trade(settings, place.dead_topic, MAX_OUT, place.topics)
-    open_spool = partial(session.resending, store, session.sender(parsed), settings, place.now_ms, trade)
+    open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
     tools = Tools(place.now_ms, partial(session.kept_ms, parsed), session.committer(parsed).create_group)
     return DelayService(reader, session.member(parsed), Names(parsed.group), store, open_spool, tools)

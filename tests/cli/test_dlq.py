@@ -21,7 +21,7 @@ from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import parse
-from rocketmq_spark.session import Producer, PullConsumer
+from rocketmq_spark.session.public import Producer, PullConsumer
 from tests.cli.conftest import documents
 from tests.cli.test_tail import MESSAGE
 from tests.helpers import awaited, stored_now, total

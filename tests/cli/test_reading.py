@@ -11,7 +11,7 @@ from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.fetched import Fetched, Piece
-from rocketmq_spark.session import Producer
+from rocketmq_spark.session.public import Producer
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.helpers import total
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.access import scope
 from rocketmq_spark.consumer.push.flow import Thresholds
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings, PullConsumerSettings
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.session.access import scope
 from tests.harness import in_one_test
 from tests.queues import qs, read
 

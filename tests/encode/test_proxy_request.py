@@ -7,7 +7,6 @@ import os
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark import proxied
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder
@@ -15,6 +14,7 @@ from rocketmq_spark.columnar.encode.proxy_request import MIN_ROWS, by_columns
 from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, Topic
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import SendRequest
+from rocketmq_spark.session import proxied
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 
 ENCODE = RequestEncoder(Topic("t", "ns%t"), 1_767_225_600_123, "host")

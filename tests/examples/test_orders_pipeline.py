@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark import Message, options
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.session import Producer
+from rocketmq_spark.session.public import Producer
 from tests.fix_spark import CONF, ROOT, environment
 
 EXAMPLE = ROOT / "examples" / "orders_pipeline.py"

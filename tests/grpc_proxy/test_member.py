@@ -20,7 +20,7 @@ from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.popped import PoppedMessage
-from rocketmq_spark.session import SimpleConsumer
+from rocketmq_spark.session.public import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
 from tests.mockbroker import eventually

@@ -12,6 +12,7 @@ from rocketmq_spark import options, session
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import MessageIllegal, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spool.folders import spools
@@ -179,7 +180,7 @@ def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their
                 "requireStoreOk": wanted,
             }
         ).for_role("sink")  # fmt: skip
-        spool = session.worker_spool(parsed, checks.settings(parsed))
+        spool = worker_spool(parsed, checks.settings(parsed))
         assert isinstance(spool, SendSpool)
         found.append(spool)
     assert found[0] is found[2]

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 
 from rocketmq_spark.cli.produce import Orders, paced
-from rocketmq_spark.session import Producer
+from rocketmq_spark.session.public import Producer
 
 CLOSING_ORDERS = 1
 

@@ -45,6 +45,7 @@ from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.sink import checks, routing
 from rocketmq_spark.spark.sink.once import TaskOnce
 from rocketmq_spark.spark.sink.report import Tally, Written, with_report
@@ -143,7 +144,7 @@ class TaskWriter:
         self._settings = checks.settings(options)
         if self._settings.environment is not None:
             owned(self._sender, self._settings.environment).update(positions)
-        self._spool = session.worker_spool(options, self._settings)
+        self._spool = worker_spool(options, self._settings)
         self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
         if once is not None:
             self._engine.confirming = Confirming(once.stored, self._engine.timer)

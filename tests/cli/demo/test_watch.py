@@ -7,7 +7,7 @@ import pytest
 from rocketmq_spark import Message
 from rocketmq_spark.cli.demo.stage import OBSERVED, DemoWatch, Stage
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session import Producer
+from rocketmq_spark.session.public import Producer
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.helpers import awaited
 from tests.reading import canonical

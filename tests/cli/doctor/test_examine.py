@@ -23,7 +23,7 @@ from rocketmq_spark.cli.positions import QueuePositions
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.lag import QueueLag
-from rocketmq_spark.session import Consumer, PullConsumer
+from rocketmq_spark.session.public import Consumer, PullConsumer
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured

@@ -12,7 +12,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.pull.reading import PlainRun
-from rocketmq_spark.session import Producer, PullConsumer
+from rocketmq_spark.session.public import Producer, PullConsumer
 from tests.helpers import indexed, killed
 from tests.live.consumer.test_pull_consumer import Make, group, make, texts
 

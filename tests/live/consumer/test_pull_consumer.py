@@ -28,7 +28,7 @@ from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import LocalProtocolError, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, PullRequest, ReceivedMessage
-from rocketmq_spark.session import Producer, PullConsumer
+from rocketmq_spark.session.public import Producer, PullConsumer
 from rocketmq_spark.wire.properties import is_reserved
 from tests.helpers import WAIT_S, killed, total
 from tests.mockbroker import eventually

@@ -15,7 +15,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.options import Options
-from rocketmq_spark.session import Producer
+from rocketmq_spark.session.public import Producer
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter

@@ -15,7 +15,7 @@ from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, Route
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.remoting import endpoint
-from rocketmq_spark.session import Producer, PullConsumer
+from rocketmq_spark.session.public import Producer, PullConsumer
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, data_source, feed, names, post, read
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_spark.access import credentials, scope
 from rocketmq_spark.base import extras, process
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.options import Options
+from rocketmq_spark.session.access import credentials, scope
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.messages import BatchItem, decode_batch
 from rocketmq_spark.wire.properties import decode_properties

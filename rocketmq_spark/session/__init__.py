@@ -1,0 +1,205 @@
+"""Options to wired ports: the only room that knows everything below, and the only place that picks a transport.
+
+Clients are shared by all readers, writers and tasks of a process that have the same connection options, and kept in
+``process``: a forked worker makes its own connections and never touches those of its parent.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.retry import Retry
+from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.broker import Brokers
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.groups import RemotingCommitter
+from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.member import RemotingMember
+from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.questions import BrokerQuestions
+from rocketmq_spark.client.route import NameServers, Routes
+from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.client.topics import Kinds
+from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.ports import (
+    GroupMember,
+    OffsetCommitter,
+    OffsetReader,
+    PopMember,
+    PullSource,
+    RouteReader,
+    Sender,
+)
+from rocketmq_spark.remoting.endpoint import TlsSettings
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.session import proxied
+from rocketmq_spark.session.access import credentials, scope
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.puller import Puller
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What implements the ports of one set of connection options. Rooms above see the ports only; commands and tests more."""
+
+    calls: Calls
+    routes: Routes
+    brokers: Brokers
+    instance: Instance
+    sender: RemotingSender
+    committer: RemotingCommitter
+    member: RemotingMember
+    pulls: RemotingPulls
+    kinds: Kinds
+    admin: Admin
+    retry: Retry
+
+
+_CLIENTS = "clients"
+# Kept by ``spools``, and closed here with all others.
+SPOOLS = "spools"
+
+
+def client(options: Options) -> Client:
+    """The client of these connection options in this process, made on first use."""
+    if options.transport == transport.GRPC:
+        raise OptionError(f"option 'transport' is 'grpc': {transport.NO_ADMINISTRATION}")
+    return process.once(_CLIENTS, connection_key(options), lambda: _wire(options))
+
+
+def connection_key(options: Options) -> object:
+    return (
+        options.name_server,
+        tuple(sorted(options.address_map.items())),
+        (options.access_key, options.secret_key, options.security_token),
+        (options.credentials_file, options.credentials_provider, scope(options)),
+        _tls(options),
+        options.connect_timeout,
+        options.request_timeout,
+        options.num_retries,
+        options.retry_interval,
+    )
+
+
+def _wire(options: Options) -> Client:
+    groups = Groups()
+    pool = Pool(_dialling(options), groups.asked)
+    calls = Calls(pool, options.request_timeout, credentials(options), scope(options))
+    routes = Routes(NameServers(calls, options.name_server))
+    instance = Instance(groups, calls, routes)
+    questions, admin = BrokerQuestions(calls, routes), Admin(options.name_server, calls)
+    kinds = Kinds(calls, routes)
+    send = RemotingSender(calls, routes, instance, kinds)
+    retry = Retry(options.num_retries, options.retry_interval)
+    return Client(
+        calls=calls,
+        routes=routes,
+        brokers=Brokers(questions),
+        instance=instance,
+        sender=send,
+        committer=RemotingCommitter(questions, admin),
+        member=RemotingMember(questions, routes, instance, send, kinds),
+        pulls=RemotingPulls(calls, routes, kinds, retry),
+        kinds=kinds,
+        admin=admin,
+        retry=retry,
+    )
+
+
+def sender(options: Options) -> Sender:
+    return proxied.sender(options) if options.transport == transport.GRPC else client(options).sender
+
+
+def message_types(options: Options, topic: str, deadline: Deadline) -> frozenset[str] | None:
+    """Which types of messages a topic takes; None where the topic type is not checked, as at brokers."""
+    return proxied.sender(options).message_types(topic, deadline) if options.transport == transport.GRPC else None
+
+
+def routes(options: Options) -> RouteReader:
+    return client(options).routes
+
+
+def offsets(options: Options) -> OffsetReader:
+    return client(options).brokers
+
+
+def committer(options: Options) -> OffsetCommitter:
+    return client(options).committer
+
+
+def member(options: Options) -> GroupMember:
+    return client(options).member
+
+
+def pop_member(options: Options) -> PopMember:
+    return proxied.pop_member(options)
+
+
+def pulls(options: Options) -> PullSource:
+    return client(options).pulls
+
+
+def _dialling(options: Options) -> Dialling:
+    return Dialling(options.connect_timeout, _tls(options), options.address_map)
+
+
+def _tls(options: Options) -> TlsSettings | None:
+    if not options.tls:
+        return None
+    password = options.tls_key_password
+    return TlsSettings(
+        options.tls_ca_file,
+        options.tls_cert_file,
+        options.tls_key_file,
+        password.reveal() if password else None,
+        options.tls_check_hostname,
+    )
+
+
+def ensure_topic(options: Options, topic: str, queues: int = 8) -> None:
+    """Make ``topic`` on all brokers unless it is there."""
+    made = client(options)
+    try:
+        made.routes.get(topic, 0.0)
+    except RouteNotFound:
+        made.admin.create_topic(topic, queues)
+
+
+def kept_ms(options: Options, broker_name: str) -> int | None:
+    """For how long a broker keeps messages; None where it does not tell."""
+    try:
+        hours = client(options).admin.broker_config(broker_name).get("fileReservedTime")
+    except RocketMQError as e:
+        logger.info("broker %s does not tell for how long it keeps messages: %s", broker_name, e)
+        return None
+    return None if hours is None else int(hours) * 3_600_000
+
+
+def puller(options: Options, read_from: str | None = None) -> Puller:
+    """What opens reads with these options; ``read_from`` instead of theirs."""
+    from rocketmq_spark.pull.puller import Puller
+    from rocketmq_spark.pull.requests import PullSettings  # here, for reads need numpy, and a producer does not
+
+    settings = PullSettings.of(options)
+    return Puller(pulls(options), _dialling(options), options.group, settings, read_from or options.read_from)
+
+
+def close_all() -> None:
+    """Close the clients of this process and forget all that it keeps: for tests and commands that end."""
+    kept = process.forget()
+    for spool in kept.get(SPOOLS, {}).values():
+        spool.close(Deadline.after(0))
+    proxied.close(kept)
+    gone: dict[object, Client] = kept.get(_CLIENTS, {})
+    for client in gone.values():
+        client.instance.close()
+        client.calls.pool.close()

@@ -1,0 +1,180 @@
+"""The classes that users make: their options parsed, and wired to what speaks with brokers or a Proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.base import extras
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.pop import simple_consumer
+from rocketmq_spark.consumer.pull import pull_consumer
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.push import consumer as group_consumer
+from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.settings import ConsumerSettings, PopSettings, PullConsumerSettings
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue, OffsetRange, PullRequest, ReceivedMessage
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.producer import producer as engine
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.session import member, pop_member, puller, sender
+from rocketmq_spark.session.access import scope
+from rocketmq_spark.session.spools import open_store, resending
+from rocketmq_spark.spool.folders import SpoolSettings
+
+if TYPE_CHECKING:
+    from rocketmq_spark.options.typed import (
+        ConsumerOptions,
+        ProducerOptions,
+        PullConsumerOptions,
+        SimpleConsumerOptions,
+    )
+    from rocketmq_spark.pull.reading import PlainRun
+
+
+def _parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
+    """Options of a public constructor; None is what is not given."""
+    given = {"name_server": name_server, "group": group, **keywords}
+    return options_table.parse(given, keywords=True).for_role(role)
+
+
+class Producer(engine.BaseProducer):
+    """Sends messages. Defaults are those of RocketMQ's Java client.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        group: Producer group. Required.
+        options: Options of a producer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a producer. Lists all problems.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[ProducerOptions]
+    ) -> None:
+        parsed = _parsed("producer", name_server, group, options)
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the producer group")
+        settings, spool = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
+        send = sender(parsed)
+        opened = None
+        if spool is not None:
+            opened = resending(open_store(spool.folder, parsed, spool), send, settings)
+        try:
+            super().__init__(send, settings, spool=opened)
+        except BaseException:
+            if opened is not None:
+                opened.close(Deadline.after(0))
+            raise
+
+
+class Consumer(group_consumer.BaseConsumer):
+    """Consumes as a member of a group. Defaults are those of RocketMQ's Java client.
+
+    With ``transport="grpc", proxy_endpoint="host:port"`` a Proxy hands out the messages (docs/grpc.md).
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        group: Consumer group. Required.
+        options: Options of a consumer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a consumer. Lists all problems.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[ConsumerOptions]
+    ) -> None:
+        parsed = _parsed("consumer", name_server, group, options)
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        if parsed.transport == transport.GRPC:
+            pop = PopSettings.of(parsed)
+            super().__init__(pop_member(parsed), pop)
+            return
+        settings = ConsumerSettings.of(parsed, scope(parsed).on_wire)
+        super().__init__(member(parsed), settings, ConsumerTools(read_ahead=_read_ahead(parsed, settings.group)))
+
+
+class PullConsumer(pull_consumer.BasePullConsumer):
+    """Reads queues that its group shares, or that its user names, whenever it is polled.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required.
+        group: Consumer group. Required.
+        options: Options of a pull consumer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or
+            text (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a pull consumer. Lists all problems.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
+    ) -> None:
+        parsed = _parsed("pull consumer", name_server, group, options)
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        settings = PullConsumerSettings.of(parsed, scope(parsed).on_wire)
+        super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
+
+
+class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
+    """Receives messages from a Proxy and acknowledges each by itself (docs/grpc.md).
+
+    Args:
+        name_server: Not used over gRPC; give ``proxy_endpoint``.
+        group: Consumer group. Required.
+        options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
+            Durations are milliseconds or text (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a simple consumer. Lists all problems.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[SimpleConsumerOptions]
+    ) -> None:
+        options.setdefault("transport", transport.GRPC)
+        parsed = _parsed("simple consumer", name_server, group, options)
+        if parsed.transport != transport.GRPC:
+            raise OptionError(
+                "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it speaks with a Proxy"
+            )
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
+
+
+def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
+    from rocketmq_spark.columnar.decode.decoder import batch_of  # here, for who polls messages needs no Arrow
+
+    begun = {part.queue: part.begun for part in parts if part.begun > part.start}
+    return batch_of((((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts), begun)
+
+
+def _read_ahead(options: Options, group: str) -> ReadAhead | None:
+    """How a consumer reads ahead; None where numpy is not installed, which that needs: 13 MiB, loaded by the first backlog."""
+    if not extras.installed("numpy"):
+        return None
+    inside = scope(options)
+
+    @cache
+    def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRun]:
+        from rocketmq_spark.pull.reading import PlainRun
+
+        return partial(PlainRun, replace(puller(options, "hint"), group=group))
+
+    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Iterator[ReceivedMessage]:
+        return wanted_of(PullRequest(group, queue, start), stored, inside)
+
+    return ReadAhead(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)

@@ -1,0 +1,79 @@
+"""Folders of sends that failed for passing reasons, opened in the process that sends them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocketmq_spark.base import process
+from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender, Spool
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.remoting.connection import together
+from rocketmq_spark.session import SPOOLS, connection_key, sender
+from rocketmq_spark.spool.folders import SpoolSettings, owner_of
+
+if TYPE_CHECKING:
+    from rocketmq_spark.spool.spool import RedeliveryPolicy, SendSpool
+    from rocketmq_spark.spool.store import Store
+
+
+def open_store(path: Path, options: Options, spool: SpoolSettings | None = None) -> Store:
+    """The store of a folder, which holds sends of the cluster, namespace and environment of the options only."""
+    from rocketmq_spark.spool.store import Store
+
+    store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path)
+    try:
+        store.belong(owner_of(options))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def resending(
+    store: Store,
+    send: Sender,
+    settings: ProducerSettings,
+    clock: Callable[[], int] | None = None,
+    trade: RedeliveryPolicy | None = None,
+) -> SendSpool:
+    """Redelivery of a store that was opened in the process that uses it."""
+    from rocketmq_spark.producer.resending import EngineResender
+    from rocketmq_spark.spool.spool import SENDS, SendSpool
+
+    name = f"rocketmq-{settings.group}-spool"
+    resender = EngineResender(send, settings, Timer(f"{name}-send"), together)
+    return SendSpool(store, resender, Timer(name), clock, trade=trade or SENDS)
+
+
+def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
+    """The spool of this worker process, below ``spoolDir``; what dead processes left there is in it, too. None without one.
+
+    It lives as long as the process, whatever tasks come and go, and sends meanwhile.
+    """
+    spool = SpoolSettings.of(options)
+    if spool is None:
+        return None
+    from rocketmq_spark.spool import folders
+
+    def make(path: Path) -> Store:
+        return open_store(path, options, spool)
+
+    with process.lock():
+        connection = options.transport, options.proxy_endpoint, connection_key(options)
+        key = (spool, owner_of(options), options.environments, connection, settings)
+        spools: dict[object, SendSpool] = process.kept(SPOOLS)
+        if key not in spools:
+            spools[key] = resending(folders.claim(spool.folder, make), sender(options), settings)
+        mine = spools[key]
+        if folders.adopt(spool.folder, mine.store, make, mine.now_ms()):
+            mine.redelivery.begin()
+    return mine
+
+
+def drainer(path: Path, options: Options) -> SendSpool:
+    """What sends all that lies in a folder, for commands."""
+    return resending(open_store(path, options), sender(options), ProducerSettings.of(options))
