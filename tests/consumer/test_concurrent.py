@@ -115,13 +115,17 @@ def test_1_21_of_a_batch_only_what_nobody_takes_back_comes_again(group: GroupBen
     assert (held.count, held.last_consume_ms) == (1, int(group.time.now * 1000) - 100)
 
 
-def test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic(group: GroupBench) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic(group: GroupBench, fails: bool) -> None:
+    """Once, also when it fails in the end."""
     inside, go_on = threading.Event(), threading.Event()
 
-    def listener(messages: Any, context: Any) -> None:
+    def listener(messages: Any, context: Any) -> Any:
         if messages[0].body == b"hangs" and not messages[0].reconsume_times:
             inside.set()
             assert go_on.wait(60)
+            return context.retry() if fails else None
+        return None
 
     _consumer, port = started(group, listener, consume_timeout_s=60.0)
     hanging: list[threading.Thread] = []

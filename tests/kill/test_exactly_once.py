@@ -68,9 +68,11 @@ def test_a_driver_killed_in_the_midst_of_a_batch_and_workers_that_die(
     running.wait(script, running.sending, "rows of every query")
     running.kill(script)
     running.hold.unlink()
+    script = running.begin()
     for pipe in running.pipes:
-        running.dies(pipe)
-    running.finish(running.begin())
+        running.dies(pipe, script)
+    running.finish(script)
+    assert running.died(), "a worker that was to die has not"
     repeats = running.check(keys)
     assert repeats[running.pipes[-1].name] > 0
     assert running.found > 0
@@ -135,8 +137,10 @@ def test_brokers_that_die_and_freeze_and_one_that_is_away_over_the_restart(
     awaited(lambda: time.monotonic() >= thaw_at)
     os.kill(pid, signal.SIGCONT)
     running.finish(script)
-    running.dies(job)
     running.pipes.append(job)
-    running.finish(running.begin())  # the streams read what was on the broker that was away when the run before began
+    script = running.begin()
+    running.dies(job, script)
+    running.finish(script)  # the streams read what was on the broker that was away when the run before began
+    assert not list(running.folder.glob("*.dies"))
     running.check(keys)
     assert running.found > 0

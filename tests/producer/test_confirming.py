@@ -127,9 +127,13 @@ class Broker:
         self.fails = False
         self.followers = ""
         self.offsets: Counter[MessageQueue] = Counter()
+        self.queues = qs("a:0-1 b:0-1")
+        self.late: Callable[[Callable[[], None]], None] | None = None  # what has its answer come later
+        self.breaks: Exception | None = None
+        self.stopped = 0
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        return qs("a:0-1 b:0-1")
+        return self.queues
 
     def send_async(
         self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Callable[[Outcome], None]
@@ -151,6 +155,10 @@ class Broker:
             "timeout": CallTimeout("no answer"), "lost": ConnectionLost("reset"), "1": answer(1),
             "followers": answer(1, self.followers),
         }  # fmt: skip
+        if says == "late":
+            assert self.late is not None
+            self.late(lambda: done(CallTimeout("no answer")))
+            return
         done(SendResult(SendStatus.SEND_OK, "", queue, first) if says == "ok" else ambiguous[says])
 
     def end(self, queue: MessageQueue) -> int:
@@ -158,12 +166,14 @@ class Broker:
 
     def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
         self.looks.append(dict(since))
+        if self.breaks is not None:
+            raise self.breaks
         if self.fails:
             raise UnprovedError("nobody knows", remedy="Look")
         return {name for queue, at, name in self.places if queue in since and at >= since[queue] and name in ids}
 
     def stop(self) -> None:
-        pass
+        self.stopped += 1
 
 
 def run(bench: Bench, broker: Broker, requests: Sequence[SendRequest], pinned: Sequence[Any]) -> list[Ended]:
@@ -174,6 +184,7 @@ def run(bench: Bench, broker: Broker, requests: Sequence[SendRequest], pinned: S
     )  # fmt: skip
     engine = Engine(broker, settings, ManualTimer(bench.time))  # type: ignore[arg-type]
     engine.confirming = Confirming(broker, engine.timer)
+    broker.late = lambda answer: engine.timer.later(1.0, answer)
     for request, queue in zip(requests, pinned, strict=True):
         engine.submit(Outgoing("T", request, 60.0, queue, ordered=queue is not None, done=ended.append))
     bench.time.advance(120.0)
@@ -215,6 +226,48 @@ def test_a_look_begins_behind_what_was_acknowledged_before(bench: Bench) -> None
     ended = run(bench, broker, [batch("x", "y"), batch("z"), batch("w")], [queue] * 3)
     assert [each.confirmed for each in ended] == [0, 0, 1]
     assert broker.looks == [{queue: 2}]
+
+
+def test_one_look_for_several_begins_with_the_first_of_them(bench: Bench) -> None:
+    """What came between the first and the last was acknowledged; a look from there on would miss the first."""
+    broker = Broker([("all", "late"), ("all", "ok"), ("all", "late")])
+    broker.queues = qs("a:0")
+    ended = run(bench, broker, [batch("x"), batch("y"), batch("z")], [None] * 3)
+    assert broker.looks == [{q("a:0"): 0}]
+    assert broker.stored == {"x": 1, "y": 1, "z": 1}
+    assert sum(each.confirmed for each in ended) == 2
+
+
+def test_a_look_after_another_attempt_begins_where_that_attempt_began(bench: Bench) -> None:
+    """It may have gone to another queue, which is much shorter."""
+    broker = Broker([("none", "refused"), ("all", "timeout")])
+    asked: list[MessageQueue] = []
+
+    def end(queue: MessageQueue) -> int:
+        asked.append(queue)
+        return 50 if queue == asked[0] else 3
+
+    broker.end = end  # type: ignore[method-assign]
+    broker.offsets = Counter(dict.fromkeys(broker.queues, 3))
+    (ended,) = run(bench, broker, [batch("x")], [None])
+    assert broker.looks == [{asked[1]: 3}]
+    assert (broker.stored, ended.confirmed) == ({"x": 1}, 1)
+    assert asked[0].broker_name != asked[1].broker_name
+
+
+def test_a_look_that_breaks_is_an_outcome(bench: Bench) -> None:
+    broker = Broker([("all", "timeout")])
+    broker.breaks = ZeroDivisionError("a bug")
+    (ended,) = run(bench, broker, [batch("x")], [None])
+    assert isinstance(ended.outcome, UnprovedError)
+    assert "looking up what is stored failed: ZeroDivisionError: a bug" in ended.outcome.message
+
+
+def test_the_close_ends_looks(bench: Bench) -> None:
+    """What they wait for would hold up the task that is over."""
+    broker = Broker([])
+    run(bench, broker, [batch("x")], [None])
+    assert broker.stopped == 1
 
 
 def test_an_equal_row_of_an_earlier_attempt_confirms_nothing(bench: Bench) -> None:

@@ -15,9 +15,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import session
+from rocketmq_spark import exactly_once_conf, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, OptionError, RocketMQError, UnprovedError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    CallTimeout,
+    ClosedError,
+    MessageRefused,
+    OptionError,
+    RocketMQError,
+    UnprovedError,
+)
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.options import Options
@@ -30,6 +38,7 @@ from rocketmq_spark.spark.sink.once import NotedSender, OncePlan, TaskOnce, plan
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
+from rocketmq_spark.stored.ends import QueueEnds
 from tests.helpers import indexed, stored
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Make, bodies, frame, numbered, sink_options
@@ -139,6 +148,11 @@ def test_another_partition_sends_rows_that_moved_to_it(rocketmq: LocalBroker, ma
     plan = sink.plan(options)
     assert sink.attempt(plan, options, frame(body=["x"]), partition=1).sent == 1
     assert sink.attempt(plan, options, frame(body=["x"]), partition=0).already_stored == 1
+    plan = sink.plan(options)
+    done = [sink.attempt(plan, options, frame(body=["x"] * 2), partition=i) for i in range(2)]
+    assert [(each.sent, each.already_stored) for each in done] == [(1, 1)] * 2, (
+        "an equal row of another one is not its own"
+    )
 
 
 def test_a_later_attempt_looks_by_itself(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
@@ -309,14 +323,30 @@ def test_what_retention_deleted_cannot_be_proved(
         sink.plan(options)
 
 
-def test_rights_are_checked_at_the_start(make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+def denied(*given: object) -> None:
+    raise AccessDenied("no")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "error"),
+    [
+        ("broker.Brokers.sample", denied, AccessDenied),
+        ("broker.Brokers.log_states", lambda *given: {"broker-a": AccessDenied("no")}, AccessDenied),
+        ("broker.Brokers.is_proxy", lambda *given: True, OptionError),
+        ("pulls.RemotingPulls.compacted", lambda *given: True, OptionError),
+    ],
+)
+def test_rights_and_kinds_are_checked_at_the_start(
+    make_topic: Make,
+    sink: Sink,
+    monkeypatch: pytest.MonkeyPatch,
+    question: str,
+    answer: Any,
+    error: type[RocketMQError],
+) -> None:
     options = sink.options(topic=make_topic(queues=1))
-
-    def denied(*given: object) -> None:
-        raise AccessDenied("no")
-
-    monkeypatch.setattr("rocketmq_spark.client.broker.Brokers.sample", denied)
-    with pytest.raises(AccessDenied):
+    monkeypatch.setattr(f"rocketmq_spark.client.{question}", answer)
+    with pytest.raises(error):
         sink.plan(options)
     assert not (sink.path / notes.ROOM).exists(), "nothing was begun"
 
@@ -384,6 +414,48 @@ def test_cancelled_tasks_are_gone_when_the_settle_time_is_over(killed: str | Non
 def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(killed: str, settle_s: float) -> None:
     with pytest.raises(OptionError, match=f"killTimeout is {killed}"):
         guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "lacks"),
+    [
+        ({}, True, None),
+        ({"spark.speculation": None}, True, None),
+        ({"spark.speculation": "true"}, False, "spark.speculation=false .it is true"),
+        ({"spark.stage.maxConsecutiveAttempts": None}, False, "maxConsecutiveAttempts=1 .it is not set"),
+        ({"spark.stage.ignoreDecommissionFetchFailure": None}, True, "ignoreDecommissionFetchFailure=false"),
+        ({guarantee.ADAPTIVE: None}, True, "stateless.enabled=false"),
+        ({guarantee.ADAPTIVE: None}, False, None),
+    ],
+)
+def test_settings_that_allow_what_the_sink_cannot_see_are_refused(
+    given: dict[str, str | None], streaming: bool, lacks: str | None
+) -> None:
+    get = {**exactly_once_conf(), **given}.get
+    if lacks is None:
+        guarantee.check_settings(get, streaming, "it")
+        return
+    with pytest.raises(OptionError, match=lacks):
+        guarantee.check_settings(get, streaming, "it")
+
+
+def test_a_task_of_another_query_or_batch_than_the_note_s_is_refused() -> None:
+    names, here = {"query": "q", "batch": "b"}, {"q": "query-1", "b": "7"}
+    guarantee.check_batch(here.get, "query-1", 7, names)
+    guarantee.check_batch({}.get, "query-1", 7, names)  # Spark Connect does not say it
+    for query, number, said in (("query-2", 7, "query-1"), ("query-1", 6, "7")):
+        with pytest.raises(OptionError, match=f"Spark says that . is {said}"):
+            guarantee.check_batch(here.get, query, number, names)
+
+
+def test_a_look_ends_with_its_task() -> None:
+    """It would wait for its broker, on a thread of a worker that goes on with other tasks."""
+    queue = MessageQueue("t", "a", 0)
+    options = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
+    looking = once.SinkStoredIds(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
+    looking.stop()
+    with pytest.raises(ClosedError, match="the task ended"):
+        looking.among({queue: 0}, {"id"}, Deadline.after(20))
 
 
 def test_a_stream_must_say_where_its_checkpoint_is() -> None:

@@ -83,6 +83,20 @@ def test_3_23_g2_5_an_exception_counts_as_a_failure(bench: Bench, caplog: pytest
     assert len(bench.store) == 0
 
 
+def test_the_first_answer_counts(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.waiting = []
+    bench.add(record(b"x"), after_s=0)
+    bench.time.advance(0)
+    (done,) = bench.waiting
+    done(Handled())
+    done(Handled("too late"))
+    bench.time.advance(1)
+    done(Handled("much too late"))
+    bench.time.advance(5000)
+    assert (bench.redelivery.delivered, len(bench.store), bench.store.totals.dead) == (1, 0, 0)
+    assert (bench.payloads, bench.redelivery.trouble, caplog.text) == ([b"x"], None, "")
+
+
 def test_a_final_failure_is_not_repeated(bench: Bench) -> None:
     bench.works = lambda one: Handled("no permission", final=True)
     bench.add(record(b"x"))

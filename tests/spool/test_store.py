@@ -19,6 +19,7 @@ from rocketmq_spark import options
 from rocketmq_spark.errors import SpoolError, SpoolFull
 from rocketmq_spark.spool import files
 from rocketmq_spark.spool import store as store_module
+from rocketmq_spark.spool.changes import Ticket
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.folders import owner_of
 from rocketmq_spark.spool.keys import OWNER, RECORD, numbered
@@ -137,6 +138,30 @@ test_g2_a_store_and_its_model_do_the_same = StoreMachine.TestCase
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "not" / "yet" / "there"
+
+
+def test_what_went_with_a_head_that_is_given_up_waits_on(path: Path) -> None:
+    """Only what was delivered takes those behind it along."""
+    store = Store(path, "never")
+    store.add([(record(body, lane=b"l"), 0) for body in (b"1", b"2", b"3")])
+    (work,) = store.take(1000, 10, joins=lambda first: lambda other: True)
+    assert [each.record.payload for each in work.behind] == [b"2", b"3"]
+    store.settle([(work, Dead("too often"))], 1000)
+    assert (len(store), store.totals.dead) == (2, 1)
+    (work,) = store.take(1000, 10, joins=lambda first: lambda other: True)
+    assert [work.record.payload, *(each.record.payload for each in work.behind)] == [b"2", b"3"]
+    store.settle([(work, Done())], 1000)
+    assert (len(store), store.totals.dead, store.holds(b"l")) == (0, 1, False)
+    store.close()
+
+
+def test_3_18_additions_that_are_written_together_are_within_the_bound_together(path: Path) -> None:
+    tickets = [Ticket([(record(b"x" * 100), 0)]) for _ in range(4)]
+    store = Store(path, "batch", max_bytes=2 * tickets[0].size + tickets[0].size // 2)
+    store._add(tickets)
+    assert [type(each.error) for each in tickets] == [type(None)] * 2 + [SpoolFull] * 2
+    assert len(store) == 2
+    store.close()
 
 
 def payloads(works: list[Work]) -> list[bytes]:

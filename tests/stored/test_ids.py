@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from rocketmq_spark.columnar.encode.content import BatchName, ContentIds
-from rocketmq_spark.stored.ids import compared, with_scope
+from rocketmq_spark.errors import UnprovedError
+from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
+from rocketmq_spark.pull.fetched import Fetched, Hole
+from rocketmq_spark.pull.verdict import Cause, OnLoss
+from rocketmq_spark.stored.ids import compared, ids_of, with_scope
+from tests.decode import fetching
 
 NAME = BatchName("query", 0, 7, b"offsets", "sink")
 ROWS = np.arange(36, dtype=np.uint8).reshape(3, 12)
@@ -30,3 +39,53 @@ def test_ids_of_two_attempts_compare_equal_and_others_are_dropped() -> None:
     assert len(of_batch) == 9
     assert compared(of_batch.slice(3), 7)[0].tolist() == [0, 0, 4, *ROWS[0].tolist()]
     assert compared(with_scope(stored, bytes(10)), 10).shape == (0, 12)
+
+
+class Pulls:
+    """A puller whose one reader says a loss first, and then gives what it has; holes that are doubted are lost."""
+
+    compacted = staticmethod(lambda queue: False)
+
+    def __init__(self, fetched: Fetched, loss: Cause | None = None) -> None:
+        self.fetched, self.loss = fetched, loss
+
+    def reader(self, ranges: Sequence[OffsetRange], on_loss: OnLoss, filtered: Filter, known: str | None) -> Pulls:
+        assert filtered is NO_FILTER
+        self.ranges, self.on_loss = ranges, on_loss
+        return self
+
+    def fetch(self) -> Iterator[Fetched]:
+        if self.loss is not None:
+            self.on_loss(self.ranges[0], self.loss)
+        yield self.fetched
+
+    def doubt(self, holes: Sequence[Hole]) -> int:
+        for hole in holes:
+            self.on_loss(OffsetRange(self.ranges[0].queue, hole.start, hole.end), Cause.TRUNCATED)
+        return len(self.fetched.pieces)
+
+
+def read(pulls: Any, end: int) -> list[str]:
+    ranges = [OffsetRange(fetching.QUEUES[0], 5, end)]
+    return [each for part in ids_of(lambda: pulls)(ranges) for each in part.to_pylist()]
+
+
+def answer(*offsets: int) -> Fetched:
+    made = [fetching.stored(properties=fetching.text(UNIQ_KEY=f"id-{at}"), queue_offset=at) for at in offsets]
+    return fetching.fetch(fetching.Answer(made, start=5))
+
+
+def test_ids_of_ranges_are_read() -> None:
+    assert read(Pulls(answer(5, 6, 7)), 8) == ["id-5", "id-6", "id-7"]
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_what_is_gone_cannot_be_proved(cause: Cause) -> None:
+    with pytest.raises(UnprovedError, match="offsets 5 to 8 are gone") as e:
+        read(Pulls(answer(5, 6, 7), cause), 8)
+    assert "may repeat rows" in str(e.value)
+
+
+def test_a_hole_in_what_was_read_cannot_be_proved() -> None:
+    with pytest.raises(UnprovedError, match="offsets 6 to 8 are gone"):
+        read(Pulls(answer(5, 8)), 9)

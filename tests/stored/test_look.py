@@ -140,12 +140,20 @@ def test_a_busy_broker_is_indexed_to_where_its_log_was(scripted: Brokers) -> Non
 
 
 def test_where_copies_must_confirm_the_index_has_nothing_left(scripted: Brokers) -> None:
-    since = scripted.noted()
+    """Such a broker says how far its index is behind what is confirmed, and its log may grow beyond that meanwhile."""
+    since, log = scripted.noted(), [40]
     scripted.late = True
     scripted.queues[A] += ["a2", "a3"]
     scripted.unindexed["a"] = 1
-    scripted.events[103.0] = lambda: scripted.unindexed.clear()
+    scripted.states["a"] = lambda: LogState(log[0], 10, 0)
+
+    def indexed() -> None:
+        scripted.unindexed.clear()
+        scripted.states.clear()
+
+    scripted.events |= {100.5: lambda: log.__setitem__(0, 90), 103.0: indexed}
     assert scripted.look(since) == ["a2", "a3"]
+    assert min(at for what, at in scripted.asked if what == "ends") >= 103.0
 
 
 def test_a_broker_that_stood_still_begins_its_settle_time_anew(scripted: Brokers) -> None:
@@ -269,6 +277,42 @@ def test_access_denied_is_not_waited_for(scripted: Brokers) -> None:
     with pytest.raises(AccessDenied):
         scripted.look(scripted.noted())
     assert scripted.now == 100.0
+
+
+def test_access_that_is_denied_within_the_settle_time_is_not_waited_for(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.events[104.0] = lambda: scripted.states.update(a=lambda: AccessDenied("not any more"))
+    with pytest.raises(AccessDenied):
+        scripted.look(since)
+    assert scripted.now < 105.0
+
+
+def routed(scripted: Brokers, *queues: QueueData) -> Any:
+    """The scripted brokers with a route of their topic."""
+    route = TopicRoute("t", queues, {name: BrokerData(name, "c", {0: f"{name}:1"}) for name in scripted.masters})
+    scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
+    return scripted
+
+
+def test_a_queue_that_takes_messages_and_is_not_read_cannot_be_noted(scripted: Brokers) -> None:
+    """What went there would never be found again."""
+    brokers = routed(scripted, QueueData("a", 1, 2, 6), QueueData("b", 1, 1, 6))
+    with pytest.raises(UnprovedError, match=r"broker a reports no end of t/a/1"):
+        ends_now(brokers, brokers, ["t"], Deadline.after(0), 1.0)
+
+
+def test_a_broker_that_does_not_say_its_ends_is_asked_again(scripted: Brokers) -> None:
+    brokers = routed(scripted, QueueData("a", 1, 1, 6), QueueData("b", 1, 1, 6))
+    bounds, away = scripted.bounds, [CallTimeout("it starts"), ConnectionLost("it starts")]
+
+    def answered(queues: Any, deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
+        if away:
+            raise away.pop()
+        return bounds(queues, deadline)
+
+    scripted.bounds = answered  # type: ignore[method-assign]
+    assert ends_now(brokers, brokers, ["t"], Deadline.after(60), 1.0) == scripted.noted()
+    assert not away
 
 
 def test_ends_as_json() -> None:
