@@ -227,6 +227,15 @@ def test_a_note_leaves_out_brokers_without_a_master_of_their_own(scripted: Broke
     assert (ends.queues, ends.masters) == ({A: 2}, {"a": "a:1"})
 
 
+def test_no_note_is_made_of_copies_alone(scripted: Brokers) -> None:
+    """A master that comes back would not be the one of the note."""
+    acting = BrokerData("a", "c", {0: "a:2"}, acting=True)
+    route = TopicRoute("t", (QueueData("a", 1, 1, 6),), {"a": acting})
+    scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(BrokerNotFound, match="no broker of the topic has a master of its own"):
+        ends_now(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
+
+
 def shorter(scripted: Brokers) -> None:
     scripted.queues[A].pop()
 
