@@ -5,16 +5,19 @@ Nothing is inferred from an end that went back: that broker lost its tail, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.errors import RocketMQError, UnprovedError
-from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError, UnprovedError
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds, TopicRoute
 from rocketmq_spark.ports import OffsetReader, RouteReader
 
 AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
+
+# Of a topic: raises an error unless rows can be sent with the queues alone whose brokers have masters.
+Enough = Callable[[TopicRoute, Set[MessageQueue]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class QueueEnds:
         """Those of some topics."""
         wanted = set(topics)
         return self._only({queue: end for queue, end in self.queues.items() if queue.topic in wanted})
+
+    def with_others(self, other: QueueEnds) -> QueueEnds:
+        """These, and those of ``other`` for queues that are not among them."""
+        return QueueEnds({**other.queues, **self.queues}, {**other.masters, **self.masters})
 
     def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
         """One broker with other ends of some of its queues."""
@@ -82,12 +89,20 @@ class QueueEnds:
 
 
 def ends_now(
-    routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, question_s: float
+    routes: RouteReader,
+    offsets: OffsetReader,
+    topics: Sequence[str],
+    deadline: Deadline,
+    question_s: float,
+    enough: Enough = lambda route, led: None,
 ) -> QueueEnds:
-    """The ends of all queues of ``topics``. Raises the error of a broker that does not say; tried again until ``deadline``."""
+    """The ends of the queues of ``topics`` whose brokers have masters. Raises the error of a broker that does not say, or of
+    ``enough`` for queues that do not suffice; tried again until ``deadline``.
+    """
     for pause in backoff(0.1, 1.0):
         try:
-            return _ends_now(routes, offsets, topics, Deadline.after(question_s).within(deadline.remaining()))
+            within = Deadline.after(question_s).within(deadline.remaining())
+            return _ends_now(routes, offsets, topics, within, enough)
         except RocketMQError as e:
             if not e.retriable or deadline.expired:
                 raise
@@ -95,14 +110,19 @@ def ends_now(
     raise AssertionError("pauses have no end")
 
 
-def _ends_now(routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline) -> QueueEnds:
+def _ends_now(
+    routes: RouteReader, offsets: OffsetReader, topics: Sequence[str], deadline: Deadline, enough: Enough
+) -> QueueEnds:
     queues: list[MessageQueue] = []
     for topic in topics:
         route = routes.get(topic, 0.0, deadline)
         named = {*route.readable(), *route.writable()}
         # Tasks send to brokers with a master only. Where another copy answers for it, that one is gone when the master is back.
         led = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}
-        queues += led or named
+        if not led:
+            raise BrokerNotFound("no broker of the topic has a master of its own now", topic=topic)
+        enough(route, led)
+        queues += led
     names = sorted({queue.broker_name for queue in queues})
     masters = {name: routes.address(name) for name in names}
     bounds = offsets.bounds(queues, deadline)

@@ -60,10 +60,9 @@ class Look:
 
         Raises ``UnprovedError`` for what cannot be proved, and the error of a broker that was waited for in vain.
         """
-        began = self._clock.now()
         first = self._ends()
         self._take(self._since.ranges(first), take)
-        self._settle(began)
+        self._settle()
         last = self._ends()
         self._take(QueueEnds(first, {}).ranges(last), take)
         return last
@@ -126,13 +125,13 @@ class Look:
             self._heard[name] = now
         return states
 
-    def _settle(self, began: float) -> None:
-        """Until every broker has answered all the time, and has no send in its queue that is older than the look."""
+    def _settle(self) -> None:
+        """Until every broker has answered all the time, and has no send in its queue that came before that was over."""
         waited_since = self._clock.now()
         while True:
             states = self._states(Deadline.after(min(_QUESTION_S, self._tools.question_s)))
             now = self._clock.now()
-            unsettled = [name for name in self._names if not self._is_settled(name, states[name], now, began)]
+            unsettled = [name for name in self._names if not self._is_settled(name, states[name], now)]
             if not unsettled:
                 return
             name = unsettled[0]
@@ -143,18 +142,19 @@ class Look:
                 )
             if now - waited_since > self._tools.timeout_s + _ROUNDS * self._tools.settle_s:
                 raise CallTimeout(
-                    f"broker {name} answers now and then only, or has a send in its queue that is older than the look, so that "
-                    "what is stored there cannot be proved",
+                    f"broker {name} answers now and then only, or keeps sends in its queue for long, so that what is stored "
+                    "there cannot be proved",
                     remedy=f"See what keeps broker {name} busy, {AT_LEAST_ONCE}",
                 )
             self._clock.sleep(_POLL_S)
 
-    def _is_settled(self, name: str, state: LogState | RocketMQError, now: float, began: float) -> bool:
+    def _is_settled(self, name: str, state: LogState | RocketMQError, now: float) -> bool:
         if isinstance(state, RocketMQError):
             if not state.retriable:
                 raise state
             return False
-        return now - self._steady[name] >= self._tools.settle_s and state.head_wait_ms < 1000 * (now - began)
+        over_s = now - self._steady[name] - self._tools.settle_s
+        return over_s >= 0 and state.head_wait_ms <= 1000 * over_s
 
     def _patiently(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
         """The answer, once there is one; the first error when the time is over."""

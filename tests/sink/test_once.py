@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from rocketmq_spark import exactly_once_conf, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import (
     AccessDenied,
+    BrokerNotFound,
     CallTimeout,
     ClosedError,
     MessageRefused,
@@ -27,9 +29,11 @@ from rocketmq_spark.errors import (
     UnprovedError,
 )
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
+from rocketmq_spark.model import BrokerData, MessageQueue, QueueData, SendRequest, SendResult, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
+from rocketmq_spark.producer.confirming import EndKind, end_of
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
@@ -39,9 +43,10 @@ from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
 from rocketmq_spark.stored.ends import QueueEnds
-from tests.helpers import indexed, stored
+from tests.helpers import awaited, indexed, killed, stored
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Make, bodies, frame, numbered, sink_options
+from tests.reading import names
 from tests.sink.test_notes import checkpoint
 
 KINDS = pytest.mark.parametrize("attributes", [None, {"queue.type": "BatchCQ"}], ids=["ordinary", "batch topic"])
@@ -189,6 +194,44 @@ def test_topics_of_a_namespace_and_queues_of_an_environment(
     assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 0
 
 
+def test_nothing_goes_to_a_queue_that_was_not_noted() -> None:
+    """An environment that counts keeps its queue whatever the route says, and a repeat would not look there."""
+    noted, other = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
+    sender, outcomes = Asked(), list[Any]()
+    request = SendRequest("g", b"x", "")
+    for queue in (noted, other):
+        NotedSender(cast(Sender, sender), [noted]).send_async(queue, request, Deadline.after(1), outcomes.append)
+    assert sender.asked == [noted]
+    (refused,) = outcomes
+    assert end_of(refused) is EndKind.REFUSED
+    assert isinstance(Attempts(RetryPolicy(None, None), True).judge(other, refused, (), 60.0), UnprovedError)
+
+
+class Asked:
+    """A sender that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[MessageQueue] = []
+
+    def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: object) -> None:
+        self.asked.append(queue)
+
+
+@pytest.mark.parametrize("layout", ['{"dev": {"broker-b": [0]}, "prod": {"broker-a": [0]}}', None])
+def test_a_note_waits_for_the_queues_of_an_environment(monkeypatch: pytest.MonkeyPatch, layout: str | None) -> None:
+    """Its tasks may send to no other ones."""
+    given = {"environment": "dev" if layout else "2", **({"environments": layout} if layout else {})}
+    a, b = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
+    monkeypatch.setattr(checks, "positions", lambda options: {} if layout else {"t": (b,)})
+    enough = once._enough(sink_options("x:1", topic="t", deliveryGuarantee="exactly-once", **given))
+    led = {name: BrokerData(name, "c", {0: f"{name}:1"}) for name in ("broker-a", "broker-b")}
+    route = TopicRoute("t", tuple(QueueData(name, 1, 1, 6) for name in led), led)
+    enough(route, {a, b})
+    enough(route, {b})
+    with pytest.raises(BrokerNotFound, match="broker-b"):
+        enough(route, {a})
+
+
 def test_tasks_of_a_process_share_what_an_environment_owns() -> None:
     """Each task has a sender of its own, and what is kept for a sender stays as long as the process."""
     how = checks.settings(sink_options("x:1", topic="t", environment="2")).environment
@@ -279,6 +322,31 @@ def test_queues_that_joined_since_are_used_from_the_next_batch_on(
     assert {queue.queue_id for _, queue, _ in sink.sender.sends} == {0}
     with pytest.raises(MessageRefused, match="has no queue 3 that takes messages"):
         sink.attempt(plan, options, frame(body=["x"], queueId=[3]))
+
+
+def test_a_broker_without_a_master_when_the_batch_was_begun_is_used_when_it_is_begun_again(
+    pair: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the batch can be there, so that its end may be noted later."""
+    sink = Sink(pair, tmp_path, monkeypatch)
+    (topic,) = names(1, "once")
+    pair.create_topic(topic, queues=1)
+    options = sink.options(topic=topic, sendTimeout="5s")
+    rows = frame(body=["x", "y"], brokerName=["broker-a", "broker-b"], queueId=[0, 0])
+    killed(pair, "broker-b")
+    awaited(lambda: {q.broker_name for q in sink.plan(options).ends.queues} == {"broker-a"} or forgotten(sink), bool)
+    with pytest.raises(MessageRefused, match="has no queue 0 on broker 'broker-b' that takes messages"):
+        sink.attempt(sink.plan(options), options, rows)
+    pair.restart("broker-b")
+    assert sink.attempt(sink.plan(options), options, rows).sent == 2
+    assert sink.attempt(sink.plan(options), options, rows).already_stored == 2
+    assert sorted(bodies(stored(pair, topic, 2))) == ["x", "y"]
+
+
+def forgotten(sink: Sink) -> bool:
+    """No note any more; never true."""
+    shutil.rmtree(sink.path / notes.ROOM)
+    return False
 
 
 def test_allowed_topics_are_all_that_rows_may_name(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:

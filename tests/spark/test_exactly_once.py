@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCRIPT = """
     from rocketmq_spark import exactly_once_conf, foreach_batch_writer, write_rocketmq
-    from pyspark.sql import functions as f
+    from concurrent.futures import ThreadPoolExecutor
 
     name_server, topic, folder = sys.argv[1:]
     spark = new_session("local[2]", **{k.replace(".", "_"): v for k, v in exactly_once_conf().items()})
@@ -57,7 +57,28 @@ SCRIPT = """
             said["report"] = [report.sent, report.already_stored, report.confirmed, report.unmatched]
         return write
 
+    def beside(checkpoint):
+        write = foreach_batch_writer(name_server, checkpoint_location=checkpoint, **given)
+        def both(df, number):
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda _: write(df.limit(10), number), range(2)))
+        return both
+
+    def dies_after(checkpoint):
+        write = foreach_batch_writer(name_server, checkpoint_location=checkpoint, **given)
+        def once(df, number):
+            with ThreadPoolExecutor(1) as pool:  # whose threads know nothing of the query
+                pool.submit(write, df.limit(10), number).result()
+            if "first" not in said:
+                said["first"] = write.last_report.sent
+                raise ValueError("after the write")
+            said.setdefault("second", write.last_report.already_stored)
+        return once
+
     run("same", twice(None, None))
+    run("beside", beside)
+    run("dies", dies_after)
+    run("dies", dies_after)
     run("named", twice("one", "two"))
     run("format", by_format)
     run("function", by_function)
@@ -84,7 +105,10 @@ def test_each_write_of_a_batch_has_a_name_and_df_write_has_no_place_in_it(
     topic = make_topic(queues=2)
     said = run_script(SCRIPT, rocketmq.name_server, topic, tmp_path / "checkpoints").report
     assert "Give each write of the batch a write_name of its own" in said["same"]
+    assert "Give each write of the batch a write_name of its own" in said["beside"]
+    assert (said["dies"], said["first"], said["second"]) == ("done", 10, 10), "a restart in the same process"
     assert said["named"] == said["function"] == "done"
     assert "Write with foreach_batch_writer" in said["format"]
     assert said["report"] == [10, 0, 0, 0]
-    assert Counter(bodies(stored(rocketmq, topic, 40))) == {str(i): 4 for i in range(10)}
+    counts = Counter(bodies(stored(rocketmq, topic, 70)))
+    assert {counts[str(i)] for i in range(10)} == {6}, counts

@@ -183,6 +183,20 @@ def test_a_send_that_waits_in_the_broker_since_before_the_look_is_waited_for(scr
     assert scripted.look(since) == ["waited"]
 
 
+def test_a_send_that_came_within_the_settle_time_and_waits_in_the_broker_is_waited_for(scripted: Brokers) -> None:
+    """An earlier attempt may have sent it: it is not stored yet when the settle time is over."""
+    since = scripted.noted()
+    came_at, stored_at = 105.0, 117.0
+
+    def waits() -> LogState:
+        waited_s = scripted.now - came_at if came_at <= scripted.now < stored_at else 0.0
+        return scripted.state("a")._replace(head_wait_ms=int(1000 * waited_s))
+
+    scripted.states["a"] = waits
+    scripted.events[stored_at] = lambda: scripted.queues[A].append("late")
+    assert scripted.look(since) == ["late"]
+
+
 def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(scripted: Brokers) -> None:
     since = scripted.noted()
     master = scripted.masters.pop("b")
@@ -213,7 +227,7 @@ def test_a_send_that_stays_in_the_brokers_queue_is_an_error_in_the_end(scripted:
     since = scripted.noted()
     scripted.head_wait_ms = 10_000_000
     scripted.events[9_000.0] = lambda: pytest.fail("it is looked at for good")
-    with pytest.raises(CallTimeout, match="has a send in its queue"):
+    with pytest.raises(CallTimeout, match="keeps sends in its queue"):
         scripted.look(since)
 
 
@@ -233,6 +247,15 @@ def test_a_note_leaves_out_brokers_without_a_master_of_their_own(scripted: Broke
     scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
     ends = ends_now(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
     assert (ends.queues, ends.masters) == ({A: 2}, {"a": "a:1"})
+
+
+def test_no_note_is_made_of_copies_alone(scripted: Brokers) -> None:
+    """A master that comes back would not be the one of the note."""
+    acting = BrokerData("a", "c", {0: "a:2"}, acting=True)
+    route = TopicRoute("t", (QueueData("a", 1, 1, 6),), {"a": acting})
+    scripted.get = lambda topic, max_age_s, deadline: route  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(BrokerNotFound, match="no broker of the topic has a master of its own"):
+        ends_now(scripted, scripted, ["t"], Deadline.after(0), 1.0)  # type: ignore[arg-type]
 
 
 def shorter(scripted: Brokers) -> None:

@@ -132,6 +132,14 @@ def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds]) -> Beg
     return Begun(there, True)
 
 
+def extend(folder: Folder, note: BatchNote, now: QueueEnds) -> BatchNote:
+    """The note with the ends ``now`` of queues that it lacks: no task has sent to them. Durable when this returns."""
+    made = BatchNote(note.name, note.ends.with_others(now))
+    if made != note:
+        folder.replace(f"{ROOM}/{note.name.number}/{note.name.write}", made.to_bytes())
+    return made
+
+
 def others(folder: Folder, name: BatchName) -> list[BatchNote]:
     """Notes of other writes of the same batch."""
     found = []

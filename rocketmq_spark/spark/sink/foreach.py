@@ -12,7 +12,8 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
@@ -152,9 +153,17 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
     names = checks.check(options, df.schema)
     checks.check_brokers(options, names, once)
     _warn_of_speculation(df)
-    plan, run = None, ""
-    if guarantee.wanted(options):
-        plan, run = _planned(df, options, batch)
+    if not guarantee.wanted(options):
+        return _sent(df, options, names, None, what)
+    _check_context(df, options, batch is not None)
+    if batch is None:
+        return _sent(df, options, names, plan_job(options), what)
+    with _named(df, batch, guarantee.topics(options)):
+        plan = plan_batch(options, batch.checkpoint, batch.write, batch.number)
+        return _sent(df, options, names, plan, what)
+
+
+def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan | None, what: str) -> Written:
     # Not a lambda, whose own module Spark would have to send: workers import this one.
     send = functools.partial(_send, options, names, checks.positions(options), plan)
     written = Written()
@@ -163,30 +172,59 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
     logger.info("%s: %s", what, written)
     warn_of_unmatched(written, what)
-    if plan is not None and plan.streaming:
-        process.kept(_WRITES)[plan.name.query, plan.name.write] = plan.name, run
     return written
 
 
-def _planned(df: DataFrame, options: Options, batch: QueryBatch | None) -> tuple[OncePlan, str]:
-    """The plan of a write, and the run of the query that it belongs to, as far as this process knows it."""
+def _check_context(df: DataFrame, options: Options, streaming: bool) -> None:
     context = getattr(df.sparkSession, "_sc", None)  # Spark Connect has none
-    run = ""
     if context is not None:
         conf = context.getConf()
-        guarantee.check_settings(conf.get, batch is not None, "the Spark context")
+        guarantee.check_settings(conf.get, streaming, "the Spark context")
         guarantee.check_settle(conf.get, options.exactly_once_settle)
-        run = context.getLocalProperty("spark.jobGroup.id") or ""
-    if batch is None:
-        return plan_job(options), run
+
+
+class _Run(NamedTuple):
+    """The run of a query that a write belongs to, as far as it is known: each has a session, and a group of jobs that only its
+    own thread sees.
+    """
+
+    session: str = ""
+    group: str = ""
+
+    @classmethod
+    def of(cls, df: DataFrame) -> _Run:
+        context = getattr(df.sparkSession, "_sc", None)
+        if context is None:  # Spark Connect has a process for each run
+            return cls()
+        spark: Any = df.sparkSession
+        return cls(spark._jsparkSession.sessionUUID(), context.getLocalProperty("spark.jobGroup.id") or "")
+
+    def may_be(self, other: _Run) -> bool:
+        return self.session == other.session and (self.group == other.group or not (self.group and other.group))
+
+
+@contextmanager
+def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
+    """A write of a batch, which no other one of the same name may follow, or run beside it. One that fails may be tried again."""
     name = batch_name(checkpoint_folder(batch.checkpoint), batch.write, batch.number)
-    if process.kept(_WRITES).get((name.query, name.write)) == (name, run):
-        raise OptionError(
-            f"batch {name.number} is written to {', '.join(guarantee.topics(options))} a second time, and both writes have the "
-            f"name {name.write!r}: after a crash between them the second one would look stored",
-            remedy="Give each write of the batch a write_name of its own",
-        )
-    return plan_batch(options, batch.checkpoint, batch.write, batch.number), run
+    key, run = (name.query, name.write), _Run.of(df)
+    mine = name, run
+    with process.lock():
+        before = process.kept(_WRITES).get(key)
+        if before is not None and before[0] == name and run.may_be(before[1]):
+            raise OptionError(
+                f"batch {name.number} is written to {', '.join(topics)} a second time, and both writes have the name "
+                f"{name.write!r}: after a crash between them the second one would look stored",
+                remedy="Give each write of the batch a write_name of its own",
+            )
+        process.kept(_WRITES)[key] = mine
+    try:
+        yield
+    except BaseException:
+        with process.lock():
+            if process.kept(_WRITES).get(key) is mine:
+                del process.kept(_WRITES)[key]
+        raise
 
 
 def _map_in_arrow(df: DataFrame, send: Callable[..., Any]) -> DataFrame:

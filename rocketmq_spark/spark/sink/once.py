@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import threading
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -34,14 +34,21 @@ from rocketmq_spark.columnar.encode.content import (
     StoredRows,
 )
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
-from rocketmq_spark.errors import BrokerNotFound, ClosedError, MessageRefused, OptionError, RocketMQError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    ClosedError,
+    MessageRefused,
+    OptionError,
+    RocketMQError,
+    UnprovedError,
+)
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
-from rocketmq_spark.spark.sink import guarantee
-from rocketmq_spark.stored.ends import QueueEnds, ends_now
+from rocketmq_spark.spark.sink import checks, guarantee
+from rocketmq_spark.stored.ends import Enough, QueueEnds, ends_now
 from rocketmq_spark.stored.ids import compared, ids_of, with_scope
 from rocketmq_spark.stored.look import Look, LookTools
 
@@ -87,7 +94,13 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     if not made.before:
         return OncePlan(name, ends)
     found, until = _found(options, name, ends)
-    return OncePlan(name, ends, True, True, found, None if found is not None else until)
+    try:
+        ends = notes.extend(folder, made.note, _noted(options)).ends
+    except RocketMQError as e:
+        if not e.retriable:
+            raise
+        logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
+    return OncePlan(name, ends, True, True, found, None if found is not None else {**ends.queues, **until})
 
 
 def plan_job(options: Options) -> OncePlan:
@@ -103,9 +116,26 @@ def _noted(options: Options) -> QueueEnds:
         topics,
         Deadline.after(options.send_timeout),
         options.request_timeout,
+        _enough(options),
     )
     process.once(_CHECKED, (options.cluster, options.namespace, tuple(topics)), lambda: _check(options, ends))
     return ends
+
+
+def _enough(options: Options) -> Enough:
+    """The queues of an environment are waited for, as tasks would: they may go nowhere else."""
+    environment = checks.settings(options).environment
+    kept = checks.positions(options)
+
+    def enough(route: TopicRoute, led: Set[MessageQueue]) -> None:
+        if environment is None:
+            return
+        if route.topic not in kept:
+            environment.publish(route.readable(), [queue for queue in route.writable() if queue in led])
+        elif not led & set(kept[route.topic]):
+            raise BrokerNotFound(f"{kept[route.topic][0]} has no master now", topic=route.topic)
+
+    return enough
 
 
 def _check(options: Options, ends: QueueEnds) -> bool:
@@ -273,7 +303,7 @@ def check_task(plan: OncePlan, settle_s: float) -> None:
 
 
 class NotedSender:
-    """A sender whose topics have the queues that were noted; what joined a route since is used from the next batch on.
+    """A sender whose topics have the queues that were noted; what joined a route since is used from the next plan on.
 
     Those of one process with the same queues are equal: each task makes one, and what a process keeps for its senders stays.
     """
@@ -291,6 +321,26 @@ class NotedSender:
 
     def __hash__(self) -> int:
         return hash((self._sender, self._noted))
+
+    def send_async(
+        self,
+        queue: MessageQueue,
+        request: SendRequest,
+        deadline: Deadline,
+        done: Callable[[SendResult | RocketMQError], None],
+    ) -> None:
+        """Nothing goes to a queue that was not noted, where a repeat does not look."""
+        if queue in self._noted:
+            self._sender.send_async(queue, request, deadline, done)
+            return
+        error = UnprovedError(
+            f"where {queue} ended when the batch was begun was not noted: its broker had no master then",
+            topic=queue.topic,
+            queue=str(queue),
+            remedy="Start the query again, which notes it",
+        )
+        error.unsent = True
+        done(error)
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         found = self._sender.publish_queues(topic, deadline, refresh)
