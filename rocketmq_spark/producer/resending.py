@@ -61,6 +61,8 @@ class EngineResender:
             attempt_timeout_s=None,
             retries=2,
             pinned_retries=0,
+            send_latency_fault=True,  # what may go to any broker keeps away from one that hangs
+            detector=False,
             queues_stay_shut=False,
             max_in_flight=1024,
             max_in_flight_per_broker=None,

@@ -12,8 +12,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response, SysFlag
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import ConnectionLost, RocketMQError, RouteNotFound
-from rocketmq_spark.model import Resent, SendRequest, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.long_delays import TIMERS_S
 from rocketmq_spark.producer.resending import EngineResender
@@ -58,6 +58,16 @@ def test_without_a_queue_it_goes_to_any_and_is_tried_on_other_brokers(bench: Ben
     found = resent(bench, resender, SpooledSend("T", REQUEST))
     assert found.queue in qs("a:0-1 b:0-1")
     assert len(bench.sender.calls) == 3
+
+
+def test_what_may_go_to_any_broker_keeps_away_from_one_that_hangs(bench: Bench, resender: EngineResender) -> None:
+    """Each try there takes all the time that it has, and holds up what waits behind it."""
+    bench.sender.by_broker, bench.sender.latency_s = {"a": lambda: CallTimeout("no answer in time")}, {"a": 3.0}
+    found: list[MessageQueue | None] = []
+    for _ in range(30):
+        resender.resend(SpooledSend("T", REQUEST), lambda resent: found.append(resent.queue))
+        bench.time.advance(0.01)
+    assert bench.sender.brokers.split().count("a") == found.count(None) == 1
 
 
 def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_left(bench: Bench) -> None:
