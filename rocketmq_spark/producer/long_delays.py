@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence, Set
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import TIMER_MAX_DELAY_S, Property
-from rocketmq_spark.errors import AccessDenied, MessageRefused, RouteNotFound
+from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.destination import Destination
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # A broker's configuration may change, and who consumes may go.
 TIMERS_S, SILENT_S, CONSUMED_S = 600.0, 30.0, 10.0
+_UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
 _TIMERS = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 _NOBODY = "Start what delays them: rocketmq-spark delay serve, or the Spark job of docs/delay.md"
 
@@ -37,9 +38,13 @@ class Timers:
         self._sender = sender
         self._known = known
 
-    def longest_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
-        """By broker, 0 for none. A broker that is silent is left out, and asked again after a while."""
-        due = [name for name in brokers if name not in self._known or self._known[name][1].expired]
+    def longest_ms(
+        self, topic: str, brokers: Collection[str], deadline: Deadline, insist: bool = False
+    ) -> dict[str, int]:
+        """By broker, 0 for none. One that is silent does what it said before. If it never said it, it is left out, and asked
+        again after a while; with ``insist`` each time.
+        """
+        due = [name for name in brokers if self._is_due(name, insist)]
         if due:
             timers = self._sender.timers(topic, sorted(due), deadline)
             for name in due:
@@ -47,9 +52,14 @@ class Timers:
                     logger.info("broker %s does not say what its timers do", name)
                 # One without is asked again each time: it is refused, and may have been updated.
                 rest_s = SILENT_S if name not in timers else TIMERS_S if timers[name] else 0.0
-                self._known[name] = timers.get(name), Deadline.after(rest_s)
+                before, _ = self._known.get(name, _UNKNOWN)
+                self._known[name] = timers.get(name, before), Deadline.after(rest_s)
         found = {name: self._known[name][0] for name in brokers}
         return {name: longest for name, longest in found.items() if longest is not None}
+
+    def _is_due(self, name: str, insist: bool) -> bool:
+        longest, rest = self._known.get(name, _UNKNOWN)
+        return rest.expired or (insist and longest is None)
 
 
 class LongDelays:
@@ -63,12 +73,20 @@ class LongDelays:
         self._consumed = Deadline(0.0)
 
     def placed(
-        self, prepared: Prepared, place: Destination, queues: Callable[[], Sequence[MessageQueue]], deadline: Deadline
+        self,
+        prepared: Prepared,
+        place: Destination,
+        queues: Callable[[], Sequence[MessageQueue]],
+        deadline: Deadline,
+        insist: bool = False,
     ) -> tuple[Prepared, Destination]:
-        """What is sent for a message with a timer, and where to: itself, or its envelope. ``queues`` are those of its topic."""
+        """What is sent for a message with a timer, and where to: itself, or its envelope. ``queues`` are those of its topic.
+
+        With ``insist`` all brokers must have said what their timers do: raises ``CallTimeout`` while one has not.
+        """
         known = (place.queue,) if place.queue is not None else queues()
         brokers = {queue.broker_name for queue in known}
-        due_ms = self.needed(prepared.message.topic, prepared.properties, brokers, deadline)
+        due_ms = self.needed(prepared.message.topic, prepared.properties, brokers, deadline, insist)
         if due_ms is None:
             return prepared, place
         chosen = place.queue
@@ -88,11 +106,13 @@ class LongDelays:
             )
         return random.choice(known if place.selection is None else chooser(topic, *place.selection)(known))
 
-    def needed(self, topic: str, properties: str, brokers: Collection[str], deadline: Deadline) -> int | None:
+    def needed(
+        self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, insist: bool = False
+    ) -> int | None:
         """When a message is due that needs an envelope; None where timers of all ``brokers`` serve, or it has none.
 
         Raises ``MessageRefused`` with ``longDelay=error`` where brokers would deliver at once; a delay that is only too long
-        they refuse themselves.
+        they refuse themselves. ``insist`` is that of ``placed``.
         """
         found = decode_properties(properties)
         delay, moment = (found.get(name) for name in _TIMERS)
@@ -102,14 +122,19 @@ class LongDelays:
         due_ms = now_ms + int(delay) if delay is not None else int(moment or 0)
         if due_ms <= now_ms:
             return None
-        longest = self._timers.longest_ms(topic, brokers, deadline)
-        if self._settings.long_delay == "error":
-            without = sorted(name for name, ms in longest.items() if not ms)
-            if without:
-                raise no_timers(f"a delay of {(due_ms - now_ms) / 1000:g} s", without, topic)
-            return None
+        longest = self._timers.longest_ms(topic, brokers, deadline, insist)
+        without = sorted(name for name, ms in longest.items() if not ms)
+        if without and self._settings.long_delay == "error":
+            raise no_timers(f"a delay of {(due_ms - now_ms) / 1000:g} s", without, topic)
         served = min(longest.values(), default=1000 * TIMER_MAX_DELAY_S)
-        return due_ms if due_ms - now_ms > served else None
+        if due_ms - now_ms > served and self._settings.long_delay == "dmq":
+            return due_ms
+        if insist and (silent := sorted(brokers - longest.keys())):
+            raise CallTimeout(
+                f"{', '.join(silent)} does not say what its timers do, and might deliver a delayed message at once",
+                topic=topic,
+            )
+        return None
 
     def enveloped(self, prepared: Prepared, due_ms: int, queue: MessageQueue | None, deadline: Deadline) -> Prepared:
         """The message as the body of another one. Raises ``MessageRefused`` if no consumer takes envelopes."""

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property
+from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property, SysFlag
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, RouteNotFound
-from rocketmq_spark.model import Resent, SendStatus, SpooledSend
+from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, RocketMQError, RouteNotFound
+from rocketmq_spark.model import Message, Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.destination import Destination
+from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.engine import Engine, Together
+from rocketmq_spark.producer.long_delays import LongDelays, Timers
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import cause_of, chooser, passing
+from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.identifiers import UniqKeys
 from rocketmq_spark.wire.messages import encode_item
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
+
+logger = logging.getLogger(__name__)
 
 # Java's send timeout: who sends to a producer's is not kept waiting by a long one of a sink.
 TRY_S = 3.0
@@ -30,6 +38,7 @@ GATHER_S = 0.002
 _RUN, _RUN_BYTES, _BORN_MS = 256, 1 << 20, 1000
 # What a message in a batch may have of RocketMQ's own: the others say what its broker is to do with it, and a batch has no more.
 _PLAIN = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
+_TIMERS = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 _ids = UniqKeys()
 
 
@@ -52,6 +61,8 @@ class EngineResender:
             attempt_timeout_s=None,
             retries=2,
             pinned_retries=0,
+            send_latency_fault=True,  # what may go to any broker keeps away from one that hangs
+            detector=False,
             queues_stay_shut=False,
             max_in_flight=1024,
             max_in_flight_per_broker=None,
@@ -62,6 +73,9 @@ class EngineResender:
         self._max_message_size = settings.max_message_size
         self._engine = Engine(sender, once, timer, together=together or contextlib.nullcontext)
         self._timer = timer
+        self._asking = timer.beside("timers")
+        self._settings = settings
+        self._long_delays = LongDelays(sender, Timers(sender, {}), settings, timer.wall_ms)
         self._gathers = together is not None
         self._pumps = threading.Lock()  # held while a pump is to come
 
@@ -81,6 +95,40 @@ class EngineResender:
         except RuntimeError as e:
             done(Resent(None, str(e), passing=True))
             return
+        if not self._settings.proxied and any(name in send.request.properties for name in _TIMERS):
+            self._asking.soon(functools.partial(self._resend_delayed, send, done))
+        else:
+            self._resend(send, done)
+
+    def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        """When it was spooled its brokers may have been silent, and one without timers would deliver it at once."""
+        try:
+            send = self._served(send, Deadline.after(TRY_S))
+        except RocketMQError as e:
+            refused = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
+            soon = isinstance(e, RouteNotFound | MessageRefused) and not refused
+            done(Resent(None, str(e), soon or passing(e, self._sender)))
+        except Exception as e:  # whatever it is, it must become an outcome
+            logger.exception("what timers do for %s cannot be found out", send.topic)
+            done(Resent(None, f"{type(e).__name__}: {e}", passing=True))
+        else:
+            self._resend(send, done)
+
+    def _served(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
+        """Itself, or its envelope if brokers of its topic do not serve its delay."""
+        request = send.request
+        body = decompress(request.body, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.body
+        message = Message(send.topic, bytes(body), flag=request.flag)
+        prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)
+        place = Destination(send.queue, None if send.selector is None else (send.selector, send.arg))
+        queues = functools.partial(self._engine.topics.queues, send.topic, deadline)
+        prepared, _ = self._long_delays.placed(prepared, place, queues, deadline, insist=True)
+        if prepared.waiting is None:
+            return send
+        topic, now_ms = prepared.message.topic, self._timer.wall_ms()
+        return SpooledSend(topic, single_request(prepared, self._settings, now_ms), msg_ids=send.msg_ids)
+
+    def _resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         candidates = None
         if send.queue is None and send.selector is not None:
             candidates = chooser(send.topic, send.selector, send.arg)
@@ -121,6 +169,7 @@ class EngineResender:
         self._engine.pump()
 
     def close(self, deadline: Deadline) -> None:
+        self._asking.close(deadline.remaining())
         self._engine.close(deadline)
 
 

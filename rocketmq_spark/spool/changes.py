@@ -53,6 +53,12 @@ class AtomicChange:
         self.puts.append((due.key, state.encode()))
         self.earliest = min(self.earliest, due)
 
+    def move(self, record: Record, pending: Due, due: Due, state: RecordState) -> None:
+        """A pending record is due at another moment."""
+        self.deletes.append(pending.key)
+        self.pend(due, state)
+        self.mark(record, due)
+
     def remark(self, data: bytes | None, due: Due) -> None:
         """The same of a record as it is stored, if it can be read."""
         if isinstance(record := decoded(data), Record):

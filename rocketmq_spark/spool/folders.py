@@ -21,9 +21,10 @@ from pathlib import Path
 from rocketmq_spark.base import extras
 from rocketmq_spark.errors import OptionError, SpoolError, SpoolFull
 from rocketmq_spark.options import Options, option_name
-from rocketmq_spark.spool.database import in_use, is_database
+from rocketmq_spark.spool.database import Database, in_use, is_database
+from rocketmq_spark.spool.keys import RECORD, behind
 from rocketmq_spark.spool.records import SpoolOwner
-from rocketmq_spark.spool.salvage import DAMAGED
+from rocketmq_spark.spool.salvage import DAMAGED, held
 from rocketmq_spark.spool.store import Done, Store
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def _compact(layout: str) -> str:
         return layout
 
 
-_PREFIX = "worker-"
+_PREFIX, _EMPTIED = "worker-", "emptied-"
 _PAGE, _PAGE_BYTES = 500, 8 << 20
 _ENDLESS_MS = 2**63
 
@@ -117,6 +118,8 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
     by a clock that was ahead of ``now_ms`` keeps its distance.
     """
     moved = 0
+    for emptied in folder.glob(f"{_EMPTIED}*"):  # of who was killed while it removed one
+        shutil.rmtree(emptied, ignore_errors=True)
     for path in spools(folder):
         if in_use(path):
             continue
@@ -125,17 +128,35 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
             try:
                 for count in _move(store, into, max(0, store.totals.last_ms - now_ms)):
                     moved += count
-                if store.totals.all_bytes == 0 and path != folder and not any(path.glob(f"{DAMAGED}-*")):
-                    # While it is locked: no process begins to write there meanwhile.
-                    shutil.rmtree(path, ignore_errors=True)
+                empty = store.totals.all_bytes == 0
             finally:
                 store.close()
+            if empty and path != folder and not any(path.glob(f"{DAMAGED}-*")):
+                _remove(path)
         except SpoolFull as e:
             logger.warning("what lies in the spool in %s stays there for now: %s", path, e)
             break
         except SpoolError as e:
             logger.warning("the spool in %s is left alone: %s", path, e)
     return moved
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder of which nothing is left.
+
+    Not while it is open: when RocksDB closes, it deletes what it does not know in the folder of that name, also the log of
+    a process that has made the folder again. By one rename, with the lock: who opens it meanwhile finds all of it or nothing.
+    """
+    emptied = path.with_name(f"{_EMPTIED}{uuid.uuid4().hex}")
+    with held(path):
+        db = Database(path, read_only=True)
+        try:
+            left = next(db.scan(RECORD, behind(RECORD)), None) or db.gaps or db.damage
+        finally:
+            db.close()
+        if not left:  # else another process was there in between
+            path.rename(emptied)
+    shutil.rmtree(emptied, ignore_errors=True)
 
 
 def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:

@@ -12,7 +12,8 @@ was deleted before the first key that is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.spool.changes import AtomicChange
@@ -46,6 +47,17 @@ class Behind(NamedTuple):
     size: int
 
 
+class Work(NamedTuple):
+    """A record that was taken, with those of its lane that go with it; ``size`` is what it counts against the bound."""
+
+    due: Due
+    state: RecordState
+    record: Record
+    size: int
+    taken_ms: int
+    behind: tuple[Behind, ...] = ()
+
+
 class Runs:
     """Which records of a lane go as one: those that ``joins`` lets, but for those of a run that was refused for good. They go
     one by one, so that the one which no broker takes is found.
@@ -72,6 +84,61 @@ class Runs:
 
 def _nothing(first: Record) -> Callable[[Record], bool]:
     return lambda record: False
+
+
+# So many that are due may lie before others because their target takes no more: with more they are put off.
+SPARE = 64
+
+
+class Window(NamedTuple):
+    """Of a target that failed: so many of its records may be out. Others that are in the way are put off for so long, 0 for
+    not at all, for it answers.
+    """
+
+    size: int
+    put_off_ms: int
+
+
+class Turns:
+    """Which records may be handed out now: of targets with a window no more than that, with those that are ``out`` already.
+
+    ``late`` are those of the others that may be put off, with the moment until which.
+    """
+
+    def __init__(self, windows: Mapping[str, Window], out: Iterable[str], now_ms: int) -> None:
+        self._windows = windows
+        self._now_ms = now_ms
+        self._out = Counter(out) if windows else Counter()
+        self.spare = 1 + SPARE if windows else 0  # how many more than it takes one looks at
+        self.refused = False
+        self.late: list[tuple[Work, int]] = []
+
+    @property
+    def crowd(self) -> bool:
+        """Whether those that may be put off hide others."""
+        return len(self.late) > SPARE
+
+    def joins(self, joins: Joins) -> Joins:
+        """The same, but a record of a target of which one may be out goes alone."""
+
+        def joined(first: Record) -> Callable[[Record], bool]:
+            window = self._windows.get(first.target)
+            return (joins if window is None or window.size > 1 else _nothing)(first)
+
+        return joined
+
+    def takes(self, work: Work) -> bool:
+        """Whether the next record may go."""
+        window = self._windows.get(work.record.target)
+        if window is None:
+            return True
+        self._out[work.record.target] += 1
+        if self._out[work.record.target] <= window.size:
+            return True
+        self.refused = True
+        if window.put_off_ms:
+            self.late.append((work, self._now_ms + window.put_off_ms))
+        return False
 
 
 def lanes(db: Database) -> Iterator[bytes]:

@@ -1,8 +1,9 @@
 """What is due is handed to its handler, and what comes of it is settled.
 
 A driver: a thread of a ``Timer``, and the clock as an argument. It holds no more than it hands out, reads a page at a time,
-and keeps no snapshot. While tries fail it hands out one record after the other, so that an outage costs each record no more
-tries than its schedule has and a broker that is back is found with the next one; with each success it hands out twice as many.
+and keeps no snapshot. While tries of a target fail it hands out one of its records after the other, so that an outage costs each
+no more tries than its schedule has and a broker that is back is found with the next one; with each success it hands out twice as
+many. What waits for other targets does not wait for that.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.spool.keys import Due
-from rocketmq_spark.spool.lanes import Runs
+from rocketmq_spark.spool.lanes import Runs, Turns, Window, Work
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.schedule import Schedule, UnreachableTargets
-from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict, Work
+from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict
 
 logger = logging.getLogger(__name__)
 
 MAX_OUT = 64
 PAGE = 1000
 GATHER_S = 0.005
+# Records that are due and in the way of those for other targets are put off: for longer where a try took as long as that,
+# since it will be a while until the next one is taken.
+HANGS_MS, PUT_OFF_MS, PUT_OFF_HANGING_MS = 1000, 2000, 10_000
 # After a failure of the store, such as a full disk.
 TROUBLE_S = 1.0
 
@@ -72,9 +76,10 @@ class Redelivery:
         self._silences = UnreachableTargets()
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
-        self._since_ms: dict[int, int] = {}
         self._ended: deque[tuple[Work, Handled]] = deque()
-        self._window = self._max_out = max_out
+        self._max_out = max_out
+        self._windows: dict[str, Window] = {}  # of targets that failed
+        self._put_off_ms = 0  # until then
         # With a large window many end in a moment: they are settled by one write, and no small part of it is filled up, for
         # each look at the store passes over all that is out.
         self._least, self._gather_s = (1, 0.0) if max_out <= MAX_OUT else (max_out // 8, GATHER_S)
@@ -116,7 +121,7 @@ class Redelivery:
         with self._changed:
             before_ms = self._silences.next_ms()
             called = self._silences.answered(targets, self._clock())
-            self._called.update(dict.fromkeys(called))
+            self._call(called)
             later = self._silences.next_ms() != before_ms
         if called or later:
             self.wake()
@@ -144,7 +149,7 @@ class Redelivery:
         if self._asked or self._turning or self._called or self._out:
             return True
         due_ms = self._store.next_due_ms()
-        return due_ms is not None and due_ms <= self._clock()
+        return due_ms is not None and due_ms <= max(self._clock(), self._put_off_ms)
 
     def _turn(self) -> None:
         with self._changed:
@@ -184,13 +189,14 @@ class Redelivery:
             if self._closed or (self._alarm_ms is not None and self._alarm_ms <= at_ms):
                 return
             self._alarm_ms = at_ms
-        self._timer.later(pause_s, functools.partial(self._rung, at_ms))
 
-    def _rung(self, at_ms: int) -> None:
-        with self._changed:
-            if self._alarm_ms == at_ms:
-                self._alarm_ms = None
-        self._turn()
+        def ring() -> None:
+            with self._changed:
+                if self._alarm_ms == at_ms:
+                    self._alarm_ms = None
+            self._turn()
+
+        self._timer.later(pause_s, ring)
 
     def _hand_out(self) -> float | None:
         """Seconds until more is due; None when something else will say it."""
@@ -198,25 +204,28 @@ class Redelivery:
         with self._changed:
             if self._held:
                 return None
-            room = 0 if self._closed else self._window - len(self._out)
+            room = 0 if self._closed else self._max_out - len(self._out)
             crowded = room < self._least and len(self._out) > len(self._ended)
+            turns = Turns(self._windows, (work.record.target for work in self._out.values()), now_ms)
         if room > 0 and not crowded:
-            # While tries fail each goes alone.
-            joins = self.runs.of if self._window > 1 else None
-            for work in self._store.take(now_ms, room, joins=joins):
+            # While tries of a target fail each of its records goes alone.
+            for work in self._store.take(now_ms, room, joins=turns.joins(self.runs.of), turns=turns):
                 self._try(work)
         with self._changed:
+            if turns.crowd:
+                self._put_off_ms = max(self._put_off_ms, *(until_ms for _, until_ms in turns.late))
+                return 0.0
             if self._called:
                 return 0.0
-            if crowded or len(self._out) >= self._window:  # what ends calls the next turn
+            if crowded or len(self._out) >= self._max_out:  # what ends calls the next turn
                 return None
-        first = (self._store.next_due_ms(), self._silences.next_ms())
+        # So does what ends of a target whose others are due and refused.
+        first = (self._store.next_due_ms(now_ms + 1 if turns.refused else 0), self._silences.next_ms())
         return min((max(0.0, (due_ms - now_ms) / 1000) for due_ms in first if due_ms is not None), default=None)
 
     def _try(self, work: Work) -> None:
         with self._changed:
             self._out[work.due.sequence] = work
-            self._since_ms[work.due.sequence] = self._clock()
         handler = self._handlers.get(work.record.kind)
         if handler is None:
             self._end(work, Handled(f"no handler for records of kind {work.record.kind!r}", final=True))
@@ -247,9 +256,10 @@ class Redelivery:
                 for work, handled in ended:
                     self._ended.popleft()
                     del self._out[work.due.sequence]
-                    self._note(work, handled, now_ms, self._since_ms.pop(work.due.sequence))
+                    self._note(work, handled, now_ms)
                 if not len(self._store):
                     self._silences.forget()
+                    self._windows.clear()
                 self.listens = bool(self._silences)
 
     def _verdict(self, work: Work, handled: Handled, now_ms: int) -> Verdict:
@@ -268,18 +278,27 @@ class Redelivery:
         )
         return Dead(handled.reason)
 
-    def _note(self, work: Work, handled: Handled, now_ms: int, since_ms: int) -> None:
+    def _note(self, work: Work, handled: Handled, now_ms: int) -> None:
         self.runs.ended(work.record.lane, 1 + len(work.behind), handled.reason is None, handled.final)
+        target = work.record.target
         if handled.reason is None:
             self.delivered += 1 + len(work.behind)
-            self._window = min(self._max_out, 2 * self._window)
+            if (window := self._windows.pop(target, None)) is not None and 2 * window.size < self._max_out:
+                self._windows[target] = Window(2 * window.size, 0)
         elif not handled.final:
-            self._window = 1
-            self._silences.failed(work.record.target, now_ms, since_ms)
+            hangs = now_ms - work.taken_ms >= HANGS_MS
+            self._windows[target] = Window(1, PUT_OFF_HANGING_MS if hangs else PUT_OFF_MS)
+            self._silences.failed(target, now_ms, work.taken_ms)
+
+    def _call(self, targets: set[str]) -> None:
+        """What waits for them is to fall due, and what was put off for them is not any more."""
+        self._called.update(dict.fromkeys(targets))
+        for target in targets & self._windows.keys():
+            self._windows[target] = self._windows[target]._replace(put_off_ms=0)
 
     def _hasten(self) -> None:
         with self._changed:
-            self._called.update(dict.fromkeys(self._silences.due(self._clock())))
+            self._call(self._silences.due(self._clock()))
             called = dict(self._called)
         if not called:
             return

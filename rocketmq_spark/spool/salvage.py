@@ -38,7 +38,7 @@ class Salvaged(NamedTuple):
 
 def salvage(path: Path) -> Salvaged:
     """Make a database of what can be read. It must not be open. Raises ``SpoolError`` where its folder is in use."""
-    with _held(path):
+    with held(path):
         new = Database(path / _NEW)
         try:
             gaps, counted = _copy_readable(path, new)
@@ -60,7 +60,7 @@ def finish(path: Path) -> None:
     except OSError as e:  # a disk that fails, or a mount that has gone
         raise SpoolError(f"the spool in {path} cannot be looked at: {e}", remedy="See to its disk") from e
     if left:
-        with _held(path):
+        with held(path):
             pass
 
 
@@ -111,15 +111,15 @@ def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """With RocksDB's own lock, and nothing left of an earlier time."""
+def held(path: Path) -> Iterator[None]:
+    """With RocksDB's own lock, and nothing left of an earlier time. Raises ``SpoolError`` where a process has it open."""
     try:
         lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
-                raise SpoolError(f"the spool in {path} is damaged, and in use by another process") from e
+                raise SpoolError(f"the spool in {path} is in use by another process") from e
             if (path / WHOLE).exists():
                 _exchange(path)
             for name in (_NEW, _LEAVING, _COPY):

@@ -22,23 +22,13 @@ from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.files import full
 from rocketmq_spark.spool.keys import NOTE, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered
-from rocketmq_spark.spool.lanes import Behind, Joins, Marks, followers, lane_with, lanes, leave
+from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, lane_with, lanes, leave
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals, decoded
 from rocketmq_spark.spool.salvage import Salvaged, finish, salvage
 
 logger = logging.getLogger(__name__)
 
 REVIVED_AT_ONCE, REVIVED_BYTES = 1000, 8 << 20
-
-
-class Work(NamedTuple):
-    """A record that was taken, with those of its lane that go with it; ``size`` is what it counts against the bound."""
-
-    due: Due
-    state: RecordState
-    record: Record
-    size: int
-    behind: tuple[Behind, ...] = ()
 
 
 class Done(NamedTuple):
@@ -139,9 +129,11 @@ class Store:
                 self._write(change)
             return len(gone)
 
-    def take(self, now_ms: int, limit: int, max_bytes: int = 1 << 62, joins: Joins | None = None) -> list[Work]:
-        """The first records that are due and not leased, at most ``limit``, and until they have ``max_bytes``; with what
-        ``joins`` lets go with each.
+    def take(
+        self, now_ms: int, limit: int, max_bytes: int = 1 << 62, joins: Joins | None = None, turns: Turns | None = None
+    ) -> list[Work]:
+        """The first records that are due, not leased and not refused by ``turns``, at most ``limit``, and until they have
+        ``max_bytes``; with what ``joins`` lets go with each. Many that are refused are put off, for others lie behind them.
 
         Each is to be settled. One that cannot be read goes to the dead with the reason, as it is.
         """
@@ -152,16 +144,25 @@ class Store:
                 first = first or due
                 if due.sequence not in self._leased:
                     found.append((due, value))
-                    if len(found) >= limit:
+                    if len(found) >= limit + (turns.spare if turns else 0):
                         break
             self._floor = first or Due(now_ms + 1, 0)
-            taken, size = [], 0
+            taken: list[Work] = []
+            size = 0
             for due, value in found:
-                if size < max_bytes and (work := self._read(due, value, now_ms)) is not None:
+                if size >= max_bytes or len(taken) >= limit or (work := self._read(due, value, now_ms)) is None:
+                    continue
+                if turns is None or turns.takes(work):
                     if joins is not None:
                         work = work._replace(behind=followers(self._db, due.sequence, work.record, joins))
                     taken.append(work)
                     size += work.size
+            if turns is not None and turns.crowd:
+                change = AtomicChange(self.totals)
+                for work, due_ms in turns.late:
+                    state = work.state._replace(target=work.record.target)  # which may answer before
+                    change.move(work.record, work.due, Due(due_ms, work.due.sequence), state)
+                self._write(change)
             self._leased.update(work.due.sequence for work in taken)
             return taken
 
@@ -177,12 +178,11 @@ class Store:
                 sequence, tries = work.due.sequence, work.state.tries + 1
                 if (pending := self._moved.get(sequence, work.due)) is None:
                     continue  # damage took it, or an earlier one of its lane came back: it is not the head any more
-                change.deletes.append(pending.key)
                 if isinstance(verdict, RetryLater):
-                    due = Due(verdict.due_ms, sequence)
-                    change.pend(due, RecordState(tries, now_ms, work.record.target, verdict.reason))
-                    change.mark(work.record, due)
+                    state = RecordState(tries, now_ms, work.record.target, verdict.reason)
+                    change.move(work.record, pending, Due(verdict.due_ms, sequence), state)
                     continue
+                change.deletes.append(pending.key)
                 change.unmark(work.record)
                 if isinstance(verdict, Dead):
                     change.bury(sequence, work.size, RecordState(tries, now_ms, "", verdict.reason))
@@ -225,10 +225,10 @@ class Store:
                 self._write(change)
             return goes_on
 
-    def next_due_ms(self) -> int | None:
-        """When the first record is due that is not leased."""
+    def next_due_ms(self, from_ms: int = 0) -> int | None:
+        """When the first record is due that is not leased, of those that are not due before ``from_ms``."""
         with self._ready:
-            for key, _ in self._db.scan(self._floor.key, behind(PENDING)):
+            for key, _ in self._db.scan(max(self._floor, Due(from_ms, 0)).key, behind(PENDING)):
                 due = Due.parse(key)
                 if due.sequence not in self._leased:
                     return due.due_ms
@@ -338,7 +338,7 @@ class Store:
     def _read(self, due: Due, value: bytes, now_ms: int) -> Work | None:
         data = self._db.get(numbered(RECORD, due.sequence)) or b""
         try:
-            return Work(due, RecordState.decode(value), Record.decode(data), len(data))
+            return Work(due, RecordState.decode(value), Record.decode(data), len(data), now_ms)
         except DecodeError as e:
             logger.error("record %d of the spool in %s goes to its dead: %s", due.sequence, self.path, e)
             change = AtomicChange(self.totals)

@@ -215,6 +215,18 @@ def test_brokers_are_asked_seldom(bench: Bench) -> None:
     assert asked("a") == 1
 
 
+def test_a_broker_that_is_silent_does_what_it_said_before(served: Bench) -> None:
+    """One without timers would deliver at once what reaches it when it is back."""
+    served.sender.longest_timers = {"a": 0, "b": 259_200_000}
+    producer = served.producer(long_delay="dmq")
+    producer.send(M, delay=7, queue=q("a:0"))
+    for _ in range(2):
+        served.sender.longest_timers = {}
+        producer.send(M, delay=7, queue=q("a:0"))
+        served.time.advance(long_delays.TIMERS_S)
+    assert [queue.topic for _, queue, _ in served.sender.calls] == [INNER_TOPIC] * 3
+
+
 def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
     from rocketmq_spark.model import SendResult
     from rocketmq_spark.producer.encoding import EnvelopedMessage, Prepared

@@ -10,16 +10,19 @@ from threading import Event
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.base.codes import Property, Response, SysFlag
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import ConnectionLost, RocketMQError, RouteNotFound
-from rocketmq_spark.model import Resent, SendRequest, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.long_delays import TIMERS_S
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
+from rocketmq_spark.wire.compression import compress, decompress
+from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.messages import BatchItem, decode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 from tests.helpers import no_more_threads, raising
@@ -55,6 +58,16 @@ def test_without_a_queue_it_goes_to_any_and_is_tried_on_other_brokers(bench: Ben
     found = resent(bench, resender, SpooledSend("T", REQUEST))
     assert found.queue in qs("a:0-1 b:0-1")
     assert len(bench.sender.calls) == 3
+
+
+def test_what_may_go_to_any_broker_keeps_away_from_one_that_hangs(bench: Bench, resender: EngineResender) -> None:
+    """Each try there takes all the time that it has, and holds up what waits behind it."""
+    bench.sender.by_broker, bench.sender.latency_s = {"a": lambda: CallTimeout("no answer in time")}, {"a": 3.0}
+    found: list[MessageQueue | None] = []
+    for _ in range(30):
+        resender.resend(SpooledSend("T", REQUEST), lambda resent: found.append(resent.queue))
+        bench.time.advance(0.01)
+    assert bench.sender.brokers.split().count("a") == found.count(None) == 1
 
 
 def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_left(bench: Bench) -> None:
@@ -140,6 +153,85 @@ def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> Non
     resender.close(Deadline.after(0))
     resender.resend(SpooledSend("T", REQUEST, q("b:1"), ("late",)), found.append)
     assert (found[-1].queue, found[-1].passing) == (None, True)
+
+
+DUE_MS = 1_700_000_000_000 + 5_000_000
+LARGE = b"large " * 1000
+
+
+def delayed(bench: Bench, resender: EngineResender, body: bytes, queue: str | None = None) -> Resent:
+    """A message with a timer that was spooled while nobody said what timers do."""
+    text = encode_properties({Property.UNIQ_KEY: "ID", Property.TIMER_DELIVER_MS: str(DUE_MS), "p": "v"})
+    packed, sys_flag = (body, 0) if body is not LARGE else (compress(body), int(SysFlag.COMPRESSED | SysFlag.ZLIB))
+    request = SendRequest("g", packed, text, sys_flag, 7, 5)
+    bench.sender.calls.clear()
+    return resent(bench, resender, SpooledSend("T", request, q(queue) if queue else None, ("ID",)))
+
+
+@pytest.mark.parametrize("body", [b"small", LARGE], ids=["plain", "compressed"])
+@pytest.mark.parametrize("queue", [None, "a:1"])
+def test_what_timers_do_not_serve_goes_as_an_envelope_also_from_a_spool(
+    bench: Bench, body: bytes, queue: str | None
+) -> None:
+    """A broker without timers would deliver it at once."""
+    bench.sender = Sender(bench.time)
+    settings = ProducerSettings(group="g", long_delay="dmq")
+    resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
+    bench.sender.longest_timers = {}
+    for _ in range(2):
+        found = delayed(bench, resender, body, queue)
+        assert (found.queue, found.passing, bench.sender.calls) == (None, True, [])
+        assert found.error is not None
+        assert "does not say what its timers do" in found.error
+    bench.sender.longest_timers = {"a": 0, "b": 259_200_000}
+    found = delayed(bench, resender, body, queue)
+    assert (found.queue, found.passing, bench.sender.calls) == (None, True, []), "nobody takes envelopes"
+    bench.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
+    bench.sender.consumed_topics.add(INNER_TOPIC)
+    assert delayed(bench, resender, body, queue).queue == q("a:0", INNER_TOPIC)
+    ((_, _, request),) = bench.sender.calls
+    stored = decompress(request.body, request.sys_flag) if request.sys_flag else request.body
+    envelope, found_properties = unpack(stored), decode_properties(request.properties)
+    assert (envelope.topic, envelope.due_ms, envelope.flag, envelope.body) == ("T", DUE_MS, 7, body)
+    assert found_properties[Property.UNIQ_KEY] == "ID"
+    chosen = {} if queue is None else {QUEUE: queue}
+    assert decode_properties(envelope.properties) == {Property.UNIQ_KEY: "ID", "p": "v"} | chosen
+    bench.sender.longest_timers = {"a": 259_200_000, "b": 259_200_000}
+    bench.time.advance(TIMERS_S)
+    assert delayed(bench, resender, body, queue).queue in qs("a:0-1 b:0-1")
+
+
+@pytest.mark.parametrize(
+    ("timers", "sent", "passing"),
+    [({"a": 0, "b": 5}, False, False), ({"b": 5}, False, True), ({"a": 5, "b": 5}, True, False)],
+)
+def test_without_the_service_it_waits_for_who_says_what_timers_do(
+    bench: Bench, resender: EngineResender, timers: dict[str, int], sent: bool, passing: bool
+) -> None:
+    bench.sender.longest_timers = timers
+    found = delayed(bench, resender, b"x")
+    assert (len(bench.sender.calls), found.passing) == (sent, passing)
+    bench.sender.longest_timers, calls = {}, len(bench.sender.seen("timers"))
+    bench.time.advance(10_000)
+    assert delayed(bench, resender, b"x").queue is not None, "it is due"
+    assert len(bench.sender.seen("timers")) == calls
+
+
+def test_whatever_goes_wrong_with_a_delay_is_an_outcome(
+    bench: Bench, resender: EngineResender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bench.sender, "timers", raising(ZeroDivisionError("a bug")))
+    found = delayed(bench, resender, b"x")
+    assert (found.queue, found.error, found.passing) == (None, "ZeroDivisionError: a bug", True)
+    assert "cannot be found out" in caplog.text
+
+
+def test_a_proxy_is_not_asked_what_timers_do(bench: Bench) -> None:
+    bench.sender = Sender(bench.time)
+    bench.sender.longest_timers = {}
+    settings = ProducerSettings(group="g", proxied=True, auto_create_topics=False)
+    resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
+    assert delayed(bench, resender, b"x").queue is not None
 
 
 def single(body: bytes, born_ms: int = 5, **properties: str) -> SpooledSend:

@@ -16,13 +16,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import exactly_once_conf, session
+from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,
     CallTimeout,
-    ClosedError,
     MessageRefused,
     OptionError,
     RocketMQError,
@@ -42,7 +41,6 @@ from rocketmq_spark.spark.sink.once import NotedSender, OncePlan, TaskOnce, plan
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
-from rocketmq_spark.stored.ends import QueueEnds
 from tests.helpers import awaited, indexed, killed, stored
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Make, bodies, frame, numbered, sink_options
@@ -447,86 +445,3 @@ def test_a_rewound_batch_is_sent_again(rocketmq: LocalBroker, make_topic: Make, 
     notes.raise_epoch(checkpoint_folder(str(sink.path)))
     assert sink.attempt(sink.plan(options), options, frame(body=["x"])).sent == 1
     assert bodies(stored(rocketmq, topic, 2)) == ["x", "x"]
-
-
-@pytest.mark.parametrize(
-    ("given", "columns", "why"),
-    [
-        ({"transport": "grpc", "proxyEndpoint": "x:1"}, {}, "'transport' is 'grpc'"),
-        ({"onSendFailure": "spool", "spoolDir": "/tmp/s"}, {}, "a spooled row is sent later"),
-        ({"requireStoreOk": "ok"}, {}, "would be stored once more"),
-        ({}, {"delayLevel": [1]}, "column 'delaylevel' delays rows"),
-        ({"topic": None}, {"topic": ["t"]}, "option 'allowedTopics' must list all of them"),
-        ({"allowedTopics": "t"}, {}, "means nothing with option 'topic'"),
-        ({"exactlyOnceSettle": "50ms"}, {}, "expected 0.1 s at least"),
-        ({"deliveryGuarantee": "at-least-once", "exactlyOnceSettle": "9s"}, {}, "without 'deliveryGuarantee' exactly-once"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_combined_is_refused_with_its_reason(
-    given: dict[str, Any], columns: dict[str, Any], why: str
-) -> None:
-    chosen = {"topic": "t", "deliveryGuarantee": "exactly-once", **given}
-    options = sink_options("x:1", **{name: value for name, value in chosen.items() if value is not None})
-    with pytest.raises(OptionError, match=why):
-        checks.check(options, from_arrow_schema(frame(body=["x"], **columns).schema))
-
-
-@pytest.mark.parametrize(("killed", "settle_s"), [(None, 4.0), ("2s", 4.0), ("2000", 4.0), ("8s", 10.0), ("1m", 62.0)])
-def test_cancelled_tasks_are_gone_when_the_settle_time_is_over(killed: str | None, settle_s: float) -> None:
-    guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
-
-
-@pytest.mark.parametrize(
-    ("killed", "settle_s"), [("2001", 4.0), ("9s", 10.0), ("1m", 60.0), ("1d", 60.0), ("1min", 600.0)]
-)
-def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(killed: str, settle_s: float) -> None:
-    with pytest.raises(OptionError, match=f"killTimeout is {killed}"):
-        guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
-
-
-@pytest.mark.parametrize(
-    ("given", "streaming", "lacks"),
-    [
-        ({}, True, None),
-        ({"spark.speculation": None}, True, None),
-        ({"spark.speculation": "true"}, False, "spark.speculation=false .it is true"),
-        ({"spark.stage.maxConsecutiveAttempts": None}, False, "maxConsecutiveAttempts=1 .it is not set"),
-        ({"spark.stage.ignoreDecommissionFetchFailure": None}, True, "ignoreDecommissionFetchFailure=false"),
-        ({guarantee.ADAPTIVE: None}, True, "stateless.enabled=false"),
-        ({guarantee.ADAPTIVE: None}, False, None),
-    ],
-)
-def test_settings_that_allow_what_the_sink_cannot_see_are_refused(
-    given: dict[str, str | None], streaming: bool, lacks: str | None
-) -> None:
-    get = {**exactly_once_conf(), **given}.get
-    if lacks is None:
-        guarantee.check_settings(get, streaming, "it")
-        return
-    with pytest.raises(OptionError, match=lacks):
-        guarantee.check_settings(get, streaming, "it")
-
-
-def test_a_task_of_another_query_or_batch_than_the_note_s_is_refused() -> None:
-    names, here = {"query": "q", "batch": "b"}, {"q": "query-1", "b": "7"}
-    guarantee.check_batch(here.get, "query-1", 7, names)
-    guarantee.check_batch({}.get, "query-1", 7, names)  # Spark Connect does not say it
-    for query, number, said in (("query-2", 7, "query-1"), ("query-1", 6, "7")):
-        with pytest.raises(OptionError, match=f"Spark says that . is {said}"):
-            guarantee.check_batch(here.get, query, number, names)
-
-
-def test_a_look_ends_with_its_task() -> None:
-    """It would wait for its broker, on a thread of a worker that goes on with other tasks."""
-    queue = MessageQueue("t", "a", 0)
-    options = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
-    looking = once.SinkStoredIds(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
-    looking.stop()
-    with pytest.raises(ClosedError, match="the task ended"):
-        looking.among({queue: 0}, {"id"}, Deadline.after(20))
-
-
-def test_a_stream_must_say_where_its_checkpoint_is() -> None:
-    options = sink_options("x:1", topic="t", deliveryGuarantee="exactly-once")
-    with pytest.raises(OptionError, match=r"Give the writer .option\('checkpointLocation', ...\)"):
-        RocketMQStreamWriter(options, from_arrow_schema(frame(body=["x"]).schema))

@@ -102,17 +102,42 @@ def test_large_records_are_moved_a_few_at_a_time(tmp_path: Path, monkeypatch: py
     mine.close()
 
 
-def test_an_empty_folder_is_removed_before_its_lock_is_given_back(
+def test_an_empty_folder_is_removed_when_it_is_closed_and_with_its_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits for the lock would write what is removed."""
+    """RocksDB's close deletes what it finds in a folder of that name; and what is written without the lock is removed, too."""
     fill(tmp_path / "worker-1", 3)
+    (tmp_path / "emptied-1").mkdir()  # of who was killed here
     mine = make(tmp_path / "worker-2")
     there: list[bool] = []
-    close = Store.close
+    locked: list[str] = []
+    close, rename = Store.close, Path.rename
     monkeypatch.setattr(Store, "close", lambda self: (there.append(self.path.exists()), close(self)))
+
+    def renamed(self: Path, target: Path) -> Path:
+        look = f"from rocketmq_spark.spool.database import in_use, Path; print(in_use(Path({str(self)!r})))"
+        locked.append(subprocess.check_output([sys.executable, "-c", look], cwd=ROOT, text=True, timeout=60).strip())
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
     assert adopt(tmp_path, mine, make, NOW_MS) == 3
-    assert there == [False]
+    assert (there, locked) == ([True], ["True"])
+    assert list(tmp_path.iterdir()) == [mine.path]
+    mine.close()
+
+
+def test_a_folder_in_which_another_process_was_in_between_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "worker-1", 3)
+    mine = make(tmp_path / "worker-2")
+    close = Store.close
+    monkeypatch.setattr(Store, "close", lambda self: (close(self), fill(self.path, 2)))
+    assert adopt(tmp_path, mine, make, NOW_MS) == 3
+    monkeypatch.undo()
+    rest = make(tmp_path / "worker-1")
+    assert len(rest) == 2
+    rest.close()
     mine.close()
 
 

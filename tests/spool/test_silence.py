@@ -1,8 +1,20 @@
-"""What answers again is called at once, and not without end."""
+"""What answers again is called at once, and not without end; what does not answer holds up no other."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.spool.keys import PENDING, Due, behind
+from rocketmq_spark.spool.records import Record, RecordState
+from rocketmq_spark.spool.redelivery import MAX_OUT, Handled
 from rocketmq_spark.spool.schedule import FORGOTTEN_MS, UnreachableTargets
+from tests.producer.scripted import ManualTimer
+from tests.spool.bench import BASE_MS, Bench, record
+
+DOWN = Handled("down")
 
 
 def test_what_failed_and_answers_is_called_once() -> None:
@@ -69,3 +81,92 @@ def test_when_nothing_waits_all_is_forgotten() -> None:
     silences.failed("a", 0)
     silences.forget()
     assert not silences
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "s")
+
+
+def hanging(bench: Bench, until_s: float) -> None:
+    """What is for target ``h`` has no answer for 3 s and fails, until a moment; all else succeeds at once."""
+    timer = ManualTimer(bench.time)
+
+    def handle(records: Sequence[Record], done: Callable[[Handled], None]) -> None:
+        (one,) = records
+        seconds = bench.time.now - bench.start
+        bench.tried.append((round(seconds, 3), one.payload))
+        if one.target == "h" and seconds < until_s:
+            timer.later(3.0, lambda: done(DOWN))
+            return
+        done(Handled())
+        bench.redelivery.answered([one.target])
+
+    bench.redelivery._handlers = {"k": handle}
+
+
+def test_what_is_for_a_target_that_hangs_holds_up_no_other(bench: Bench) -> None:
+    hanging(bench, until_s=60)
+    for second in range(50):
+        bench.add(*(record(b"h", target="h") for _ in range(20)), record(b"a", target="a"), after_s=second)
+    bench.time.advance(55)
+    others = [at - second for second, (at, payload) in enumerate(t for t in bench.tried if t[1] == b"a")]
+    assert len(others) == 50
+    assert max(others) < 3.5, "the first tries fill the window until they fail"
+    assert sum(others[10:]) < 0.1
+    assert len(bench.tried) - 50 < 150
+    assert bench.store.totals.depth == 1000
+    assert {entry.tries for _, entry in states(bench)} <= {0, 1, 2, 3}
+    bench.time.advance(20)
+    assert (bench.store.totals.depth, bench.store.totals.dead) == (0, 0), "and are sent when it answers"
+
+
+def states(bench: Bench) -> list[tuple[Due, RecordState]]:
+    return [(Due.parse(k), RecordState.decode(v)) for k, v in bench.store._db.scan(PENDING, behind(PENDING))]
+
+
+def test_what_is_put_off_keeps_its_marks_its_tries_and_its_turn(bench: Bench) -> None:
+    hanging(bench, until_s=1000)
+    marked = [Record("k", b"%d" % i, BASE_MS, "h", marks=((b"id", Due(1, i).key),)) for i in range(2 * MAX_OUT + 100)]
+    bench.add(*marked, after_s=0)
+    bench.time.advance(5)
+    places = dict(bench.store._marks.all(b"id"))
+    pending = {due.sequence: due for due, _ in states(bench)}
+    assert {due.sequence: due for due in places.values()} == pending
+    late = [state for due, state in states(bench) if due.due_ms > BASE_MS + 5000 and not state.tries]
+    assert len(late) >= 100
+    assert {state.target for state in late} == {"h"}, "so that it is due when that answers"
+    assert bench.store.forget([marked[-1].marks[0]]) == 1
+
+
+def test_a_drain_waits_for_what_is_put_off(bench: Bench) -> None:
+    bench.waiting = []
+    bench.add(*(record(b"%d" % i, target="h") for i in range(2 * MAX_OUT + 2)), after_s=0)
+    bench.time.advance(0)
+    for _ in range(MAX_OUT):
+        bench.waiting.pop(0)(DOWN)
+    bench.time.advance(0)
+    bench.waiting.pop(0)(Handled("no", final=True))
+    bench.time.advance(0)
+    assert not bench.waiting
+    assert bench.store.next_due_ms() == BASE_MS + 2000
+    assert bench.redelivery._busy()
+
+
+def test_what_fails_fast_is_put_off_for_a_shorter_time_and_not_while_it_answers(bench: Bench) -> None:
+    bench.works = lambda one: DOWN if bench.time.now - bench.start < 4 else Handled()
+    bench.add(*(record(b"%d" % i, target="h") for i in range(10 * MAX_OUT)), after_s=0)
+    bench.waiting = []
+    bench.time.advance(0)
+    for _ in range(MAX_OUT):
+        bench.waiting.pop(0)(DOWN)
+    bench.time.advance(0)
+    assert len(bench.waiting) == 1
+    assert sum(due.due_ms == BASE_MS + 2000 for due, _ in states(bench)) > 100
+    bench.redelivery.answered(["h"])
+    bench.time.advance(0)
+    late = sum(due.due_ms > BASE_MS for due, _ in states(bench))
+    bench.waiting.pop(0)(Handled())
+    bench.time.advance(0)
+    assert len(bench.waiting) == 2
+    assert late == 0
