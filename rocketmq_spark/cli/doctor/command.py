@@ -57,6 +57,7 @@ class Subject:
     topics: Sequence[str] = ()
     group: str | None = None
     checkpoint: str | None = None
+    exactly_once: bool = False
 
 
 def examine(target: Target, subject: Subject) -> Iterator[Finding]:
@@ -89,6 +90,8 @@ def of_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
     for topic in subject.topics:
         yield from of_topic(client, options, topic, subject.group)
     yield from of_readers(target, client, subject)
+    if subject.exactly_once:
+        yield of_exactly_once(target, subject)
 
 
 def of_machine() -> Iterator[Finding]:
@@ -265,6 +268,31 @@ def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
     yield _kept(client, check, positions.look(client, there))
 
 
+def of_exactly_once(target: Target, subject: Subject) -> Finding:
+    """Whether a query, or a batch write, can write the topics so: what its first batch would find."""
+    from rocketmq_spark import options as options_table
+    from rocketmq_spark.spark.checkpoints import entries, notes
+    from rocketmq_spark.spark.sink import guarantee, once
+
+    check, topics = "exactly-once", list(dict.fromkeys(subject.topics))
+    named: dict[str, object] = {"topic": topics[0]} if len(topics) == 1 else {"allowed_topics": ",".join(topics)}
+    given = {**target.settings(), **named, "delivery_guarantee": guarantee.EXACTLY_ONCE}
+    try:
+        options = options_table.parse(given).for_role("sink")
+        ends = once.noted(options)
+        begun = ""
+        if subject.checkpoint is not None:
+            begun = f"; {notes.standing(entries.checkpoint_folder(subject.checkpoint), once.SINK)}"
+    except RocketMQError as e:
+        return failed(check, e, "See docs/exactly-once.md")
+    queues = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"
+    return findings.ok(
+        check,
+        f"{', '.join(topics)}: {queues} say where they end, and what is stored there may be read{begun}. Not to be seen from "
+        "here: whether the Spark context was started with exactly_once_conf()",
+    )
+
+
 def _kept(client: Client, whose: str, look: positions.QueuePositions) -> Finding:
     """Next to the shortest time for which one of the brokers keeps messages."""
     if look.errors:
@@ -288,6 +316,9 @@ _INDENT = 8
 @click.option("--group", metavar="NAME", help="A consumer group that reads.")
 @click.option("--checkpoint", metavar="FOLDER", help="The checkpointLocation of a query that reads.")
 @click.option(
+    "--exactly-once", is_flag=True, help="Check that the topics can be written with deliveryGuarantee=exactly-once."
+)
+@click.option(
     "--proxy-endpoint",
     metavar="HOST:PORT",
     help="The gRPC port of a Proxy, several with ';'; it alone, or beside a name server.",
@@ -305,6 +336,7 @@ def doctor(
     topics: tuple[str, ...],
     proxy_endpoint: str | None,
     strict: bool,
+    exactly_once: bool,
     **readers: str | None,
 ) -> None:
     """Diagnose problems of a cluster, a topic or a reader, and suggest fixes.
@@ -314,13 +346,16 @@ def doctor(
     """
     from rocketmq_spark.cli.doctor.findings import Level, code
 
+    if exactly_once and not topics:
+        raise click.UsageError("--exactly-once needs the topics that are written: --topic NAME")
     if server is not None:
         target = replace(target, given={**target.given, "name_server": server})
     if proxy_endpoint is not None:
         target = replace(target, given={**target.given, "proxy_endpoint": proxy_endpoint})
     width = width_of(sys.stdout)
     found = []
-    for finding in examine(target, Subject(topics, readers["group"], readers["checkpoint"])):
+    subject = Subject(topics, readers["group"], readers["checkpoint"], exactly_once)
+    for finding in examine(target, subject):
         found.append(finding)
         row = {"check": finding.check, "level": finding.level.value, "found": finding.found, "remedy": finding.remedy}
         output.item(row, "\n".join(lines(finding, width)))

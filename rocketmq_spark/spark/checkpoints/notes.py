@@ -140,6 +140,17 @@ def extend(folder: Folder, note: BatchNote, now: QueueEnds) -> BatchNote:
     return made
 
 
+def standing(folder: Folder, write: str) -> str:
+    """How far a query has come, in words. Raises ``RocketMQError`` for a folder with which it could not go on."""
+    if folder.read_bytes("metadata") is None and not folder.files("offsets"):
+        return "the query was not started yet"
+    name = batch_name(folder, write)
+    content = folder.read_bytes(f"{ROOM}/{name.number}/{write}")
+    note = BatchNote.from_bytes(content) if content is not None else None
+    state = "finished" if folder.read_bytes(f"commits/{name.number}") is not None else "begun"
+    return f"batch {name.number} is {state}, {'with' if note is not None and note.name == name else 'without'} a note"
+
+
 def others(folder: Folder, name: BatchName) -> list[BatchNote]:
     """Notes of other writes of the same batch."""
     found = []

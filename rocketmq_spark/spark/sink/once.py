@@ -82,7 +82,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     """Begin a micro-batch: by default the last one that Spark has planned."""
     folder = checkpoint_folder(checkpoint)
     name = notes.batch_name(folder, write, number)
-    made = notes.begin(folder, name, lambda: _noted(options))
+    made = notes.begin(folder, name, lambda: noted(options))
     ends = made.note.ends
     topics = guarantee.topics(options)
     if ends.topics != topics:
@@ -95,7 +95,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
         return OncePlan(name, ends)
     found, until = _found(options, name, ends)
     try:
-        ends = notes.extend(folder, made.note, _noted(options)).ends
+        ends = notes.extend(folder, made.note, noted(options)).ends
     except RocketMQError as e:
         if not e.retriable:
             raise
@@ -105,10 +105,11 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
 
 def plan_job(options: Options) -> OncePlan:
     """Begin a batch write, whose tasks Spark may repeat."""
-    return OncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), _noted(options), streaming=False)
+    return OncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), noted(options), streaming=False)
 
 
-def _noted(options: Options) -> QueueEnds:
+def noted(options: Options) -> QueueEnds:
+    """Where the queues of all topics end now. Raises what keeps a query from writing to them exactly once."""
     topics = guarantee.topics(options)
     ends = ends_now(
         session.routes(options),

@@ -24,12 +24,15 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.lag import QueueLag
 from rocketmq_spark.session.public import Consumer, PullConsumer
+from rocketmq_spark.spark.sink import once
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
 from tests.helpers import awaited
+from tests.live.writes import sink_options
 from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok
 from tests.reading import names
+from tests.sink.test_notes import checkpoint as query
 from tests.source.test_checkpoint import entry
 
 SERVERS = Subject()
@@ -297,3 +300,32 @@ class TestOfReaders:
         ]
         assert found[0].remedy == "Start it on its data; nothing is lost"
         assert "failOnDataLoss" not in str(found)
+
+    def test_whether_topics_can_be_written_exactly_once(self, rocketmq: LocalBroker, tmp_path: Path) -> None:
+        one, two, compacted = names(3, "once")
+        for topic, attributes in ((one, None), (two, None), (compacted, {"cleanup.policy": "COMPACTION"})):
+            rocketmq.create_topic(topic, 2, attributes=attributes)
+        folder = query(tmp_path / "query")
+
+        def said(*topics: str) -> tuple[Level, str]:
+            found = doctor(rocketmq.name_server, Subject(topics, checkpoint=str(folder), exactly_once=True))[-1]
+            assert found.check == "exactly-once"
+            return found.level, found.found
+
+        level, text = said(one, two)
+        assert (level, f"{one}, {two}: 4 queues of broker-a" in text) == (Level.OK, True)
+        assert "batch 0 is begun, without a note" in text
+        once.plan_batch(sink_options(rocketmq.name_server, topic=one, deliveryGuarantee="exactly-once"), str(folder))
+        (folder / "commits").mkdir()
+        (folder / "commits" / "0").write_text("v1\n{}")
+        assert "batch 0 is finished, with a note" in said(one)[1]
+        assert "compaction topic" in said(compacted)[1]
+        (folder / "metadata").write_text("{}")
+        assert (said(one)[0], "has no id" in said(one)[1]) == (Level.BROKEN, True)
+
+    def test_a_user_who_may_write_and_not_read(self, secured: Secured) -> None:
+        (topic,) = names(1, "once")
+        secured.admin.create_topic(topic, 2)
+        user = secured.user(f"u-{topic}", (f"Topic:{topic}", "Pub"))
+        found = doctor(secured.mq.name_server, Subject([topic], exactly_once=True), **user)[-1]
+        assert (found.check, found.level, "denied" in found.found) == ("exactly-once", Level.BROKEN, True)
