@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark import options, proxied, session
+from rocketmq_spark import options, session
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, SendRequest
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.session import proxied
 from rocketmq_spark.wire.compression import compress
 
 GRPC = {"transport": "grpc", "proxyEndpoint": "p:8081"}
@@ -82,7 +83,8 @@ def test_without_the_extra_the_error_says_what_to_install():
     """In a process of its own: modules that were imported once keep what they had."""
     code = (
         "import sys; sys.modules['grpc'] = None\n"
-        "from rocketmq_spark import options, proxied\n"
+        "from rocketmq_spark import options\n"
+        "from rocketmq_spark.session import proxied\n"
         f"proxied.sender(options.parse({GRPC}).for_role('producer'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

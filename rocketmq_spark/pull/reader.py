@@ -130,7 +130,8 @@ class RangeReader:
                 try:
                     self._step()
                 except RocketMQError as e:
-                    yield from self._deliver(leaving=True)
+                    if e.retriable:  # else what was refused is not among what is missing
+                        yield from self._deliver(leaving=True)
                     self._drop_stream()
                     queue = self._ranges[self._missing.frontier()[0]].queue
                     e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost, RouteNotFound
+from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, ConnectionLost, RouteNotFound
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.pull.replica import SILENCE_S
 from rocketmq_spark.pull.requests import PullSettings
@@ -291,6 +291,17 @@ def test_what_came_whole_before_a_connection_was_left_is_delivered_and_not_read_
     result = read(model, [(0, 2000)], PullSettings(batch_size=1, depth=4))
     assert (result.of(0), result.lost, result.error) == (list(range(2000)), [], None)
     assert len(model.streams) > 5
+
+
+@pytest.mark.parametrize("at", [0, 1950])
+def test_an_answer_that_ends_a_read_skips_nothing(at: int) -> None:
+    model = Model([Queue(0, 2000)])
+    real, bad = model.answer, Answer(0, "no such code", None, None, None, None)
+    model.answer = lambda queue, start, count: bad if start <= at < start + count else real(queue, start, count)  # type: ignore[method-assign]
+    result = read(model, [(0, 2000)], PullSettings(batch_size=50))
+    assert isinstance(result.error, BrokerError)
+    assert result.of(0) == list(range(len(result.delivered)))
+    assert len(result.delivered) <= at
 
 
 def test_a_broker_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
