@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.answers import broken
 from rocketmq_spark.grpc_proxy.facts import Rpc
@@ -112,6 +113,10 @@ _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
 
+# gRPC counts a call before it starts the thread for answers. Where there is none the channel hands over no answer any more, and
+# who closes or drops it waits for one without end: such a channel is kept, and of no use.
+_deaf: list[grpc.Channel] = []
+
 Headers = Callable[[], list[tuple[str, str]]]
 Done = Callable[[Any], None]
 
@@ -138,6 +143,7 @@ class ProxyChannel:
         self._calls: dict[str, Any] = {}
         self._closed = False
         self._stamps: list[tuple[int, int]] = []
+        self._lacks_threads = False
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
         """The answer to one call; raises ``ConnectionLost``, ``CallTimeout`` and others."""
@@ -150,10 +156,9 @@ class ProxyChannel:
 
     def ask_async(self, rpc: Rpc, request: Any, deadline: Deadline, done: Done) -> None:
         """``done`` gets the answer or a ``RocketMQError``, once, on a thread of gRPC."""
-        try:
-            future = self._call(rpc).future(request, timeout=deadline.remaining(), metadata=self._headers())
-        except ValueError as e:
-            raise self._not_asked(e) from e
+        future = self._begun(
+            rpc, lambda call: call.future(request, timeout=deadline.remaining(), metadata=self._headers())
+        )
 
         def ended(call: Any) -> None:
             try:
@@ -169,10 +174,7 @@ class ProxyChannel:
     def stream(self, rpc: Rpc, request: Any, deadline: Deadline | None) -> Any:
         """A call that is answered many times; ``answers`` reads it. Its ``cancel`` ends it."""
         timeout = None if deadline is None else deadline.remaining()
-        try:
-            return self._call(rpc)(request, timeout=timeout, metadata=self._headers())
-        except ValueError as e:
-            raise self._not_asked(e) from e
+        return self._begun(rpc, lambda call: call(request, timeout=timeout, metadata=self._headers()))
 
     def answers(self, call: Any) -> Iterator[Any]:
         """What comes of a ``stream``."""
@@ -189,6 +191,22 @@ class ProxyChannel:
             self._calls = {}
         if made is not None:
             made.close()
+
+    def _begun(self, rpc: Rpc, begin: Callable[[Any], Any]) -> Any:
+        """A call that is under way, with a thread of gRPC that hands over its answers."""
+        try:
+            if self._lacks_threads:
+                start_thread("rocketmq-grpc", _nothing).join()  # at most one channel is lost while threads lack
+                self._lacks_threads = False
+            return begin(self._call(rpc))
+        except ValueError as e:
+            raise self._not_asked(e) from e
+        except RuntimeError as e:
+            with self._lock:
+                if self._made is not None:
+                    _deaf.append(self._made)
+                self._made, self._calls, self._lacks_threads = None, {}, True
+            raise ConnectionLost(f"there is no thread for the answer: {e}", self.address) from e
 
     def _call(self, rpc: Rpc) -> Any:
         call = self._calls.get(rpc.name)
@@ -239,6 +257,10 @@ class ProxyChannel:
             with self._lock:  # gRPC reads no file again: the next call makes a channel with what they hold now
                 self._made, self._calls = None, {}
         return made
+
+
+def _nothing() -> None:
+    pass
 
 
 def _serialized(request: Any) -> bytes:

@@ -146,9 +146,9 @@ class ProxyMember:
         set_seconds(request.invisible_duration, invisible_s)
         set_seconds(request.long_polling_timeout, wait_s)
         channel = self._proxy.channel()
+        found: list[PoppedMessage] = []
         try:
             call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
-            found: list[PoppedMessage] = []
             room = max(_MIN_OPENED_BYTES, count * _MESSAGE_BYTES)
             for answer in channel.answers(call):
                 if answer.HasField("message"):
@@ -163,7 +163,11 @@ class ProxyMember:
                     raise refused(answer.status, channel.address, topic)
         except RocketMQError as e:
             self._proxy.noted(channel.address, e)
-            raise
+            if not found:
+                raise
+            # What came is ours until its lease ends. Given back it would come again as slowly, until it is a dead letter.
+            logger.warning("of what %s gave for topic %s the rest comes again: %s", channel.address, topic, e)
+            return found
         self._proxy.noted(channel.address)
         return found
 

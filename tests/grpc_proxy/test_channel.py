@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -178,3 +179,37 @@ def test_a_stream_of_a_channel_that_closes_at_that_moment(nobody):
     channel._calls = kept  # as a thread has it that got there before
     with pytest.raises(errors.ClosedError):
         channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10))
+
+
+def asks(channel: ProxyChannel, outcomes: SimpleQueue[Any]) -> None:
+    channel.ask_async(QUERY_ROUTE, REQUEST, Deadline.after(10), outcomes.put)
+
+
+def receives(channel: ProxyChannel, outcomes: SimpleQueue[Any]) -> None:
+    call = channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10))
+    outcomes.put(next(channel.answers(call)))
+
+
+@pytest.mark.parametrize("first", [asks, receives])
+def test_a_channel_is_of_use_again_after_a_moment_without_threads(monkeypatch, first):
+    me, start, outcomes = threading.current_thread(), threading.Thread.start, SimpleQueue()
+
+    def starts(thread: threading.Thread) -> None:
+        if threading.current_thread() is me:  # not those of the server
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    answers = [proto("ReceiveMessageResponse")(status=status(Code.OK))]
+    before = len(channel_module._deaf)  # to lose one of them would hang
+    with serving({"QueryRoute": route(), "ReceiveMessage": lambda request, context: iter(answers)}) as address:
+        channel = ProxyChannel(address, headers)
+        for _ in range(3):
+            with monkeypatch.context() as lacking:
+                lacking.setattr(threading.Thread, "start", starts)
+                with pytest.raises(errors.ConnectionLost, match="no thread"):
+                    first(channel, outcomes)
+        assert len(channel_module._deaf) == before + 1
+        for ask in (asks, receives):
+            ask(channel, outcomes)
+            assert outcomes.get(timeout=60).status.code == Code.OK
+        channel.close()

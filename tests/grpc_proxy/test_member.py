@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
+import grpc
 import pytest
 
 from rocketmq_spark import errors
@@ -94,7 +95,7 @@ def test_what_java_compressed_is_opened_and_filters_are_the_brokers(proxied):
 
 
 @contextmanager
-def giving(*bodies: bytes) -> Iterator[ProxyMember]:
+def giving(*bodies: bytes, end: Callable[[Any], Iterator[Any]] = lambda context: iter(())) -> Iterator[ProxyMember]:
     """Of a Proxy that gives all these, whatever it was asked for; each is opened to a hundred times its bytes."""
 
     def assigned(request: Any, context: Any) -> Any:
@@ -109,6 +110,7 @@ def giving(*bodies: bytes) -> Iterator[ProxyMember]:
             answer.message.system_properties.message_id = f"{n}"
             answer.message.system_properties.body_encoding = Encoding.GZIP
             yield answer
+        yield from end(context)
 
     with serving({"QueryAssignment": assigned, "ReceiveMessage": give}) as address:
         proxy = client(address)
@@ -133,6 +135,38 @@ def test_what_an_answer_becomes_has_a_limit(monkeypatch):
         assert ids(member, 5) == ["0", "1", "2"]
         monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 100)
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
+
+
+def breaks(context: Any) -> Iterator[Any]:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "it ends")
+    yield
+
+
+def hangs(context: Any) -> Iterator[Any]:
+    over = threading.Event()
+    context.add_callback(over.set)
+    over.wait(60)
+    yield proto("ReceiveMessageResponse")(status=status(Code.OK))
+
+
+def refuses(context: Any) -> Iterator[Any]:
+    yield proto("ReceiveMessageResponse")(status=status(Code.INTERNAL_SERVER_ERROR))
+
+
+@pytest.mark.parametrize("end", [breaks, hangs, refuses])
+def test_what_came_of_an_answer_that_does_not_end_well_is_kept(end):
+    """Else it comes again later, with one attempt more, and at last is a dead letter that no listener has seen."""
+    for count in (3, 0):
+        with giving(*[b"x"] * count, end=end) as member:
+            if count:
+                assert [one.msg_id for one in member.receive("t", 0, 9, 30.0, 1.0, Deadline.after(2))] == [
+                    "0",
+                    "1",
+                    "2",
+                ]
+            else:
+                with pytest.raises(errors.RocketMQError):
+                    member.receive("t", 0, 9, 30.0, 1.0, Deadline.after(2))
 
 
 class Forgetful:
