@@ -92,8 +92,9 @@ _PLACES_S = 30.0
 class ProxyMember:
     """One consumer of ``group``. The ``proxy`` is its own, since a Proxy knows the settings of a client by its id."""
 
-    def __init__(self, proxy: Proxy, group: str, unpack: Callable[[bytes], bytes]) -> None:
+    def __init__(self, proxy: Proxy, group: str, unpack: Callable[[bytes], bytes], ordered: bool = False) -> None:
         self._proxy = proxy
+        self._ordered = ordered
         self._group = group
         self._unpack = unpack
         self._filters: Mapping[str, Filter] = {}
@@ -256,6 +257,7 @@ class ProxyMember:
         made.access_point.CopyFrom(self._proxy.endpoints())
         set_seconds(made.request_timeout, self._proxy.access.request_timeout_s)
         made.subscription.group.CopyFrom(self._proxy.resource(self._group))
+        made.subscription.fifo = self._ordered  # which a Proxy goes by while it cannot ask brokers about the group
         for topic, wanted in self._filters.items():
             made.subscription.subscriptions.add(topic=self._proxy.resource(topic), expression=_expression(wanted))
         return made

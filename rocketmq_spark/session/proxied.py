@@ -83,7 +83,7 @@ def pop_member(options: Options) -> ProxyMember:
     proxy = _proxy(options)
     from rocketmq_spark.grpc_proxy.member import ProxyMember
 
-    return ProxyMember(proxy, options.group, unpack)
+    return ProxyMember(proxy, options.group, unpack, options.ordered)
 
 
 def unpack(body: bytes) -> bytes:

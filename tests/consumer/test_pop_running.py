@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.consumer.pop.running import LOOK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.errors import ConnectionLost, OptionError
@@ -176,6 +177,24 @@ def test_an_ordered_group_keeps_its_order():
     member.proxy.put(*(of(f"{n:02}", "a") for n in range(20)))
     eventually(lambda: len(member.got) == 20, 60)
     assert member.got == [f"{n:02}" for n in range(20)]
+    assert member.consumer.stop(30) == []
+
+
+def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_ordered_listener(caplog):
+    member = Member(ordered=True)
+    member.start()
+    member.proxy.put(of("A", "a"))
+    eventually(lambda: member.got == ["A"], 60)
+    member.proxy.said = GroupPolicy(3, False, (10.0,))
+    member.proxy.put(of("B", "a"))
+    member.time.advance(LOOK_S)
+    eventually(lambda: not member.consumer._running._popping._threads, 60)
+    assert [record.levelname for record in caplog.records if "asks for no messages" in record.message] == ["ERROR"]
+    assert member.got == ["A"]
+    member.proxy.said = GroupPolicy(3, True, (10.0,))
+    member.time.advance(60)  # what the last question got comes again
+    member.time.run_due()
+    eventually(lambda: member.got == ["A", "B"], 60)
     assert member.consumer.stop(30) == []
 
 

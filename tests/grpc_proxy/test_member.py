@@ -203,6 +203,23 @@ class Forgetful:
         eventually(lambda: self.beats.get(timeout=30) is known, 30)
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_proxy_hears_whether_its_member_wants_the_order(ordered):
+    """By which it goes while it cannot ask brokers about the group."""
+    heard: SimpleQueue[bool] = SimpleQueue()
+
+    def telemetry(commands: Any, context: Any) -> Any:
+        for command in commands:
+            heard.put(command.settings.subscription.fifo)
+            yield command
+
+    with serving({"Telemetry": telemetry}) as address:
+        member = ProxyMember(client(address, connect_timeout_s=30.0), "g", bytes, ordered)
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        assert heard.get(timeout=30) is ordered
+        member.close(Deadline.after(10))
+
+
 def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxy = Forgetful(refuses=True)

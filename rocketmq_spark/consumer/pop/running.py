@@ -108,7 +108,7 @@ class Popping:
         self._submit(self._in_hand.came(topic, found, now_ms + round(1000 * INVISIBLE_S), now_ms))
 
     def _over(self, place: Place) -> bool:
-        return self._closed.is_set() or place not in self._wanted
+        return self._closed.is_set() or place not in self._wanted or not keeps_order(self._settings, self._port)
 
     def _places(self, topic: str) -> int:
         try:
@@ -116,6 +116,11 @@ class Popping:
         except RocketMQError as e:
             logger.info("topic %s is not known yet: %s", topic, e)
             return sum(known == topic for known, _ in self._wanted)
+
+
+def keeps_order(settings: PopSettings, port: PopMember) -> bool:
+    """Whether messages come in the order that is wanted. The Proxy may say another time that they do not."""
+    return not settings.ordered or port.policy().ordered
 
 
 START_S = 10.0
@@ -193,7 +198,7 @@ class PopRunning:
         return InOrder(listener, port, self._settings, in_hand, settling, (workers, self._looks))
 
     def _check_order(self) -> None:
-        if self._settings.ordered and not self._port.policy().ordered:
+        if not keeps_order(self._settings, self._port):
             raise OptionError(
                 f"option 'ordered' is true, but brokers hand out messages of group {self._settings.group!r} in any order; "
                 "expected a group with consumeMessageOrderly",
@@ -202,6 +207,13 @@ class PopRunning:
 
     def _look(self) -> None:
         self._workers.start_missing()  # where the system had no threads to give, work waits for them
+        if not keeps_order(self._settings, self._port):
+            logger.error(
+                "group %s asks for no messages: option 'ordered' is true, and brokers hand them out in any order now. "
+                "mqadmin updateSubGroup -o true on every broker has them keep the order",
+                self._settings.group,
+            )
+            return
         self._popping.look(self._subscriptions.all())
 
     def _log_stats(self) -> None:
