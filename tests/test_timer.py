@@ -4,12 +4,13 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.timer import Timer
-from tests.helpers import RAISED, no_more_threads, raising
+from tests.helpers import RAISED, WAIT_S, no_more_threads, raising
 
 
 @pytest.fixture
@@ -94,6 +95,19 @@ def test_what_is_due_in_centuries_holds_up_nothing(timer: Timer) -> None:
     timer.later(1e15, done.set)
     timer.later(0, done.set)
     assert done.wait(60)
+
+
+def test_a_call_that_is_interrupted_before_the_thread_is_woken_holds_up_no_later_one(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+    timer.begin()
+    with monkeypatch.context() as ctrl_c:
+        ctrl_c.setattr(timer, "_wakes", SimpleNamespace(put=raising(KeyboardInterrupt())))
+        with pytest.raises(KeyboardInterrupt):
+            timer.later(0, done.set)
+    timer.later(0, done.set)
+    assert done.wait(WAIT_S)
 
 
 def test_every_goes_on_after_a_failure(timer: Timer) -> None:

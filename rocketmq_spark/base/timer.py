@@ -70,12 +70,13 @@ class Timer:
         with self._lock:
             if self._closed:
                 return
-            self._start()  # before the call is noted: where there is no thread, the caller hears of it
+            # Before the call is noted: where there is no thread, or Ctrl-C comes, the caller hears of it. The thread waits
+            # for the lock when it wakes; one that slept on would not be woken by later calls either.
+            self._start()
             entry = (time.monotonic() + seconds, next(self._numbers), call)
+            if not self._due or entry < self._due[0]:
+                self._wakes.put(None)
             heapq.heappush(self._due, entry)
-            is_next = self._due[0] is entry
-        if is_next:
-            self._wakes.put(None)
 
     def soon(self, call: Callable[[], None]) -> None:
         """Call once on the thread, or here where the system gives no more threads."""

@@ -209,7 +209,7 @@ class Wal:
             self._files[name] = os.open(self._path / name, os.O_RDONLY)
         for name in self._files.keys() - names:
             os.close(self._files.pop(name))
-        self._newest = self._files[max(names)]
+        self._newest = self._files[max(names, key=lambda name: int(name.removesuffix(LOG)))]
 
     def close(self) -> None:
         while self._files:

@@ -51,6 +51,12 @@ def test_3_16_a_new_log_file_has_all_of_them_synced_and_then_the_newest_alone(
     versions.number = 3
     wal.sync(versions)
     assert list(wal._files) == ["000007.log"]
+    for name in ("999999.log", "1000003.log"):
+        (tmp_path / name).touch()
+    versions.number = 4
+    wal.sync(versions)
+    wal.sync(versions)
+    assert synced[-1] == "1000003.log"
     wal.close()
 
 
