@@ -261,7 +261,9 @@ class Store:
                 )
             self._owner = owner
             if held != owner:
-                self._db.write([(key, owner.encode()) for key in OWNER], sync=self._sync)
+                # What was noted is of the other one's brokers, which may have the same names.
+                notes = () if owner.is_same(held) else [key for key, _ in self._db.scan(NOTE, behind(NOTE))]
+                self._db.write([(key, owner.encode()) for key in OWNER], notes, sync=self._sync)
 
     def close(self) -> None:
         """Give the folder free; what is leased is due for the next one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -326,6 +327,16 @@ OTHERS = (
     dataclasses.replace(A_CLUSTER, servers=("c:1",)),
     dataclasses.replace(A_CLUSTER, purpose="the delay service"),
 )
+
+
+def test_what_is_noted_of_a_cluster_is_not_believed_in_another(path: Path) -> None:
+    with contextlib.closing(Store(path)) as store:
+        store.belong(A_CLUSTER)
+        store.add([], {b"broker-a": b"7"})
+        store.belong(dataclasses.replace(A_CLUSTER, servers=(*A_CLUSTER.servers, "d:1")))
+        assert store.notes() == {b"broker-a": b"7"}
+        store.belong(dataclasses.replace(A_CLUSTER, servers=("c:1",)))
+        assert store.notes() == {}
 
 
 def test_3_1_a_spool_with_records_keeps_its_owner_and_an_empty_one_takes_another(path: Path) -> None:
