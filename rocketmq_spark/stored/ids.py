@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC, Bad
-from rocketmq_spark.columnar.encode.content import COMPARED_DIGITS, ID_DIGITS
+from rocketmq_spark.columnar.encode.content import COMPARED_DIGITS, ID_DIGITS, PARTITION_BYTES, ROW_BYTES, SCOPE_BYTES
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, OffsetRange
 from rocketmq_spark.pull import reading
@@ -60,6 +60,40 @@ def compared(ids: pa.Array, scope_bytes: int) -> Bytes:
     values = _DIGITS[digits[:, 2 * scope_bytes : COMPARED_DIGITS]]
     made: Bytes = values[:, ::2] * np.uint8(16) + values[:, 1::2]
     return made
+
+
+class ScopedHashes:
+    """What is compared of the ids that begin with ``scope``; no more than ``limit`` of them."""
+
+    def __init__(self, scope: bytes, limit: int | None = None) -> None:
+        self._scope = scope
+        self._limit = limit
+        self._parts: list[Bytes] = []
+        self.count = 0
+
+    def __call__(self, ids: pa.Array) -> None:
+        mine = with_scope(ids, self._scope)
+        if not len(mine):
+            return
+        self.count += len(mine)
+        if self._limit is not None and self.count > self._limit:
+            self._parts.clear()
+        else:
+            self._parts.append(compared(mine, len(self._scope)))
+
+    def rows(self) -> Bytes | None:
+        """All of them; None where they were too many."""
+        if self._limit is not None and self.count > self._limit:
+            return None
+        return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._parts])
+
+    def by_partition(self) -> dict[int, bytes] | None:
+        """Those of a whole batch, by partition; None where they were too many."""
+        rows = self.rows()
+        if rows is None:
+            return None
+        numbers = rows[:, 0].astype(np.int64) << 16 | rows[:, 1].astype(np.int64) << 8 | rows[:, 2]
+        return {int(each): rows[numbers == each, PARTITION_BYTES:].tobytes() for each in np.unique(numbers).tolist()}
 
 
 def _lost(part: OffsetRange, cause: Cause) -> None:

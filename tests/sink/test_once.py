@@ -38,7 +38,7 @@ from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, guarantee, once
 from rocketmq_spark.spark.sink.once import NotedSender, OncePlan, TaskOnce, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import Written
+from rocketmq_spark.spark.sink.report import Written, total
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
 from tests.helpers import awaited, indexed, killed, stored
@@ -156,6 +156,24 @@ def test_another_partition_sends_rows_that_moved_to_it(rocketmq: LocalBroker, ma
     assert [(each.sent, each.already_stored) for each in done] == [(1, 1)] * 2, (
         "an equal row of another one is not its own"
     )
+
+
+@pytest.mark.parametrize("max_ids", [once.MAX_IDS, 5])
+def test_rows_of_tasks_that_the_repeat_does_not_have_are_unmatched(
+    make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, max_ids: int
+) -> None:
+    """Adaptive execution may make one task of three: then no other task sees what these stored."""
+    monkeypatch.setattr(once, "MAX_IDS", max_ids)
+    options = sink.options(topic=make_topic(queues=2))
+    plan = sink.plan(options)
+    parts = [frame(body=numbered(10, 10 * partition)) for partition in range(3)]
+    for partition, part in enumerate(parts):
+        sink.attempt(plan, options, part, partition=partition)
+    again = sink.plan(options)
+    assert total([sink.attempt(again, options, part, partition=i) for i, part in enumerate(parts)]).unmatched == 0
+    done = total([sink.attempt(again, options, *parts)])
+    assert (done.sent, done.already_stored, done.unmatched) == (20, 10, 20)
+    assert total([sink.attempt(again, options, parts[1], partition=1), None]).unmatched == 0, "others may follow"
 
 
 def test_a_later_attempt_looks_by_itself(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:

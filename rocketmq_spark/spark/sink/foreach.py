@@ -38,7 +38,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_COUNTS = ("rows", "bytes", "batches", "retries", "spooled", "already_stored", "confirmed", "unmatched")
+_COUNTS = (
+    "rows",
+    "bytes",
+    "batches",
+    "retries",
+    "spooled",
+    "already_stored",
+    "confirmed",
+    "unmatched",
+    "found",
+    "found_of_batch",
+)
 _WRITES = "exactly-once writes of batches"
 _SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
 
@@ -170,6 +181,7 @@ def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan
     for row in _map_in_arrow(df, send).collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
+    written = written.of_all_tasks()
     logger.info("%s: %s", what, written)
     warn_of_unmatched(written, what)
     return written

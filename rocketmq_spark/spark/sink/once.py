@@ -25,9 +25,7 @@ from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.content import (
-    PARTITION_BYTES,
     ROW_BYTES,
-    SCOPE_BYTES,
     BatchName,
     ContentIds,
     RowHash,
@@ -48,8 +46,9 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, guarantee
+from rocketmq_spark.spark.sink.report import Tally
 from rocketmq_spark.stored.ends import Enough, QueueEnds, ends_now
-from rocketmq_spark.stored.ids import compared, ids_of, with_scope
+from rocketmq_spark.stored.ids import ScopedHashes, ids_of
 from rocketmq_spark.stored.look import Look, LookTools
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,8 @@ _CHECKED = "topics checked for exactly-once"
 class OncePlan:
     """What the tasks of a batch must know. ``begun`` is whether an earlier run may have sent some of its rows.
 
-    Then ``found`` has the hashes of what is stored, by partition; or ``until`` says how far tasks must read.
+    Then ``found`` has the hashes of what is stored, by partition; or ``until`` says how far tasks must read. ``stored`` is how
+    many they are.
     """
 
     name: BatchName
@@ -76,6 +76,7 @@ class OncePlan:
     streaming: bool = True
     found: Mapping[int, bytes] | None = None
     until: Mapping[MessageQueue, int] | None = None
+    stored: int = 0
 
 
 def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int | None = None) -> OncePlan:
@@ -93,14 +94,16 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
         )
     if not made.before:
         return OncePlan(name, ends)
-    found, until = _found(options, name, ends)
+    hashes, until = _found(options, name, ends)
+    found = hashes.by_partition()
     try:
         ends = notes.extend(folder, made.note, noted(options)).ends
     except RocketMQError as e:
         if not e.retriable:
             raise
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
-    return OncePlan(name, ends, True, True, found, None if found is not None else {**ends.queues, **until})
+    rest = None if found is not None else {**ends.queues, **until}
+    return OncePlan(name, ends, True, True, found, rest, hashes.count)
 
 
 def plan_job(options: Options) -> OncePlan:
@@ -175,53 +178,16 @@ def tools(options: Options, timeout_s: float | None = None) -> LookTools:
     )
 
 
-class _Hashes:
-    """What is compared of the ids that begin with ``scope``; no more than ``limit`` of them."""
-
-    def __init__(self, scope: bytes, limit: int | None = None) -> None:
-        self._scope = scope
-        self._limit = limit
-        self._parts: list[Bytes] = []
-        self.count = 0
-
-    def __call__(self, ids: pa.Array) -> None:
-        mine = with_scope(ids, self._scope)
-        if not len(mine):
-            return
-        self.count += len(mine)
-        if self._limit is not None and self.count > self._limit:
-            self._parts.clear()
-        else:
-            self._parts.append(compared(mine, len(self._scope)))
-
-    def rows(self) -> Bytes | None:
-        """All of them; None where they were too many."""
-        if self._limit is not None and self.count > self._limit:
-            return None
-        return np.concatenate([np.empty((0, _width(self._scope)), np.uint8), *self._parts])
-
-
-def _width(scope: bytes) -> int:
-    return SCOPE_BYTES + ROW_BYTES - len(scope)
-
-
-def _found(
-    options: Options, name: BatchName, ends: QueueEnds
-) -> tuple[dict[int, bytes] | None, dict[MessageQueue, int]]:
-    """What is stored of a batch, by partition, and how far that was looked for."""
-    hashes = _Hashes(name.digest(), MAX_IDS)
+def _found(options: Options, name: BatchName, ends: QueueEnds) -> tuple[ScopedHashes, dict[MessageQueue, int]]:
+    """What is stored of a batch, and how far that was looked for."""
+    hashes = ScopedHashes(name.digest(), MAX_IDS)
     until = Look(tools(options), ends).run(hashes)
     logger.warning(
         "batch %d was begun before: %d of its rows are stored already, and will not be sent again",
         name.number,
         hashes.count,
     )
-    rows = hashes.rows()
-    if rows is None:
-        return None, until
-    numbers = rows[:, 0].astype(np.int64) << 16 | rows[:, 1].astype(np.int64) << 8 | rows[:, 2]
-    found = {int(number): rows[numbers == number, PARTITION_BYTES:].tobytes() for number in np.unique(numbers).tolist()}
-    return found, until
+    return hashes, until
 
 
 class TaskOnce:
@@ -233,6 +199,10 @@ class TaskOnce:
         self._topic = options.topic
         self._hash = RowHash(plan.name.query.encode())
         self._rows = _stored_rows(options, plan, partition, attempt)
+        if plan.until is not None and self._rows is not None:
+            self._found = self._rows.left
+        else:
+            self._found = len((plan.found or {}).get(partition, b"")) // ROW_BYTES
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
         self.stored = SinkStoredIds(options, plan.ends)
 
@@ -241,10 +211,11 @@ class TaskOnce:
         """Whether rows may be stored already."""
         return self._rows is not None
 
-    @property
-    def unmatched(self) -> int:
-        """Stored messages of this task that no row has matched so far."""
-        return self._rows.left if self._rows is not None else 0
+    def count(self, tally: Tally) -> None:
+        """Note what is stored, and which of it no row has matched."""
+        if self._rows is not None:
+            tally.unmatched = self._rows.left
+        tally.found, tally.found_of_batch = self._found, self.plan.stored
 
     def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str]) -> Bytes:
         return self._hash(batch, columns, self._topic)
@@ -269,7 +240,7 @@ class TaskOnce:
 
 def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int) -> StoredRows | None:
     if attempt:
-        hashes = _Hashes(plan.name.scope(partition))
+        hashes = ScopedHashes(plan.name.scope(partition))
         Look(tools(options), plan.ends).run(hashes)
         logger.warning(
             "attempt %d of partition %d: %d of its rows are stored already", attempt, partition, hashes.count
@@ -280,7 +251,7 @@ def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int)
     if plan.found is not None:
         return StoredRows(np.frombuffer(plan.found.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
     assert plan.until is not None
-    hashes = _Hashes(plan.name.scope(partition))
+    hashes = ScopedHashes(plan.name.scope(partition))
     for ids in tools(options).read(plan.ends.ranges(plan.until)):
         hashes(ids)
     return StoredRows(cast(Bytes, hashes.rows()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -36,7 +36,8 @@ class Written(WriterCommitMessage):
     ``batches`` counts requests: batches, and rows that travelled alone. ``spooled`` rows are not among ``rows``: they are
     in the spool of their worker. With ``deliveryGuarantee`` exactly-once ``confirmed`` of the rows had no acknowledgement and
     were found stored; ``already_stored`` rows, not among ``rows``, were stored by an earlier attempt; ``unmatched`` messages of
-    such attempts match no row of this one.
+    such attempts match no row of this one. ``found`` is what earlier runs of the batch stored for these tasks, and
+    ``found_of_batch`` what they stored in all.
     """
 
     rows: int = 0
@@ -48,6 +49,8 @@ class Written(WriterCommitMessage):
     already_stored: int = 0
     confirmed: int = 0
     unmatched: int = 0
+    found: int = 0
+    found_of_batch: int = 0
 
     @property
     def sent(self) -> int:
@@ -67,7 +70,13 @@ class Written(WriterCommitMessage):
             self.already_stored + other.already_stored,
             self.confirmed + other.confirmed,
             self.unmatched + other.unmatched,
+            self.found + other.found,
+            max(self.found_of_batch, other.found_of_batch),
         )
+
+    def of_all_tasks(self) -> Written:
+        """With what an earlier run stored of tasks that this one does not have: no row of these can match it."""
+        return replace(self, unmatched=self.unmatched + max(0, self.found_of_batch - self.found))
 
     def __str__(self) -> str:
         text = f"{self.rows} rows in {self.batches} batches, {self.bytes} bytes, {self.retries} retries"
@@ -89,11 +98,13 @@ class Written(WriterCommitMessage):
 
 def total(messages: Iterable[Any]) -> Written:
     """The sum of the tasks' messages; a task that did not finish has none."""
-    written = Written()
+    written, finished = Written(), True
     for message in messages:
         if isinstance(message, Written):
             written += message
-    return written
+        else:
+            finished = False
+    return written.of_all_tasks() if finished else written
 
 
 def with_report(error: RocketMQError, written: Written) -> RocketMQError:
@@ -113,7 +124,7 @@ class Tally:
     def __init__(self) -> None:
         self._rows = self._bytes = self._batches = self._retries = self._spooled = 0
         self._already_stored = self._confirmed = 0
-        self.unmatched = 0
+        self.unmatched = self.found = self.found_of_batch = 0
         self._brokers: dict[str, list[int]] = {}
 
     def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
@@ -144,7 +155,8 @@ class Tally:
     def written(self) -> Written:
         brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
         counts = self._rows, self._bytes, self._batches, self._retries
-        return Written(*counts, brokers, self._spooled, self._already_stored, self._confirmed, self.unmatched)
+        once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
+        return Written(*counts, brokers, self._spooled, *once)
 
     def _at(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

@@ -174,7 +174,7 @@ class TaskWriter:
             while self._expected:
                 self._settle()
             if self._once is not None:
-                self._tally.unmatched = self._once.unmatched
+                self._once.count(self._tally)
             return self._tally.written()
         except RocketMQError as e:
             while not self._outcomes.empty():
