@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rocketmq_spark.columnar.encode.content import BatchName
@@ -30,10 +30,11 @@ _OFFSETS_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """What a batch is, and where the queues ended before it."""
+    """What a batch is, and where the queues ended before it. ``within`` is the namespace and environment of its topics."""
 
     name: BatchName
     ends: QueueEnds
+    within: str = ""
 
     def to_bytes(self) -> bytes:
         name = self.name
@@ -44,6 +45,7 @@ class BatchNote:
             "batch": name.number,
             "offsets": name.offsets.hex(),
             "write": name.write,
+            "within": self.within,
             **self.ends.to_json(),
         }
         return json.dumps(value).encode() + b"\n"
@@ -58,7 +60,7 @@ class BatchNote:
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
                 )
-                return cls(name, QueueEnds.from_json(value))
+                return cls(name, QueueEnds.from_json(value), str(value.get("within", "")))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
         raise OptionError(
@@ -105,7 +107,7 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
     return BatchName(query, epoch(folder), number, digest, write)
 
 
-def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds]) -> Begun:
+def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within: str = "") -> Begun:
     """The note of a batch: the one that is there if it is of this batch, or a new one with ``ends``, durable when this returns.
 
     One with another epoch or other offsets is of a batch that an operator took back.
@@ -115,7 +117,7 @@ def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds]) -> Beg
     there = BatchNote.from_bytes(content) if content is not None else None
     if there is not None and there.name == name:
         return Begun(there, True)
-    made = BatchNote(name, ends())
+    made = BatchNote(name, ends(), within)
     if content is not None:
         folder.replace(path, made.to_bytes())
         return Begun(made, False)
@@ -134,7 +136,7 @@ def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds]) -> Beg
 
 def extend(folder: Folder, note: BatchNote, now: QueueEnds) -> BatchNote:
     """The note with the ends ``now`` of queues that it lacks: no task has sent to them. Durable when this returns."""
-    made = BatchNote(note.name, note.ends.with_others(now))
+    made = replace(note, ends=note.ends.with_others(now))
     if made != note:
         folder.replace(f"{ROOM}/{note.name.number}/{note.name.write}", made.to_bytes())
     return made

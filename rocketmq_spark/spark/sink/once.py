@@ -83,13 +83,13 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     """Begin a micro-batch: by default the last one that Spark has planned."""
     folder = checkpoint_folder(checkpoint)
     name = notes.batch_name(folder, write, number)
-    made = notes.begin(folder, name, lambda: noted(options))
+    topics, within = guarantee.topics(options), _within(options)
+    made = notes.begin(folder, name, lambda: noted(options), within)
     ends = made.note.ends
-    topics = guarantee.topics(options)
-    if ends.topics != topics:
+    if (ends.topics, made.note.within) != (topics, within):
         raise OptionError(
-            f"batch {name.number} was begun for the topics {', '.join(ends.topics)}, and the query now writes to "
-            f"{', '.join(topics)}: the note is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
+            f"batch {name.number} was begun for {', '.join(ends.topics)}{made.note.within}, and the query now writes to "
+            f"{', '.join(topics)}{within}: the note is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
             remedy="Finish the batch with the old options, or take the query back with: rocketmq-spark checkpoint rewind",
         )
     if not made.before:
@@ -104,6 +104,15 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
     rest = None if found is not None else {**ends.queues, **until}
     return OncePlan(name, ends, True, True, found, rest, hashes.count)
+
+
+def _within(options: Options) -> str:
+    """Where the topics are: the same names elsewhere are other topics, or other queues."""
+    words = [f"namespace {options.namespace!r}"] if options.namespace else []
+    if options.environment is not None:
+        how = [options.environment_mode, f"environments={options.environments}" if options.environments else ""]
+        words.append(f"environment {options.environment!r} ({', '.join(filter(None, how))})")
+    return f" in {', '.join(words)}" if words else ""
 
 
 def plan_job(options: Options) -> OncePlan:
