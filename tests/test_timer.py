@@ -103,7 +103,7 @@ def test_a_call_that_is_interrupted_before_the_thread_is_woken_holds_up_no_later
     done = threading.Event()
     timer.begin()
     with monkeypatch.context() as ctrl_c:
-        ctrl_c.setattr(timer, "_wakes", SimpleNamespace(put=raising(KeyboardInterrupt())))
+        ctrl_c.setattr(timer, "_wakes", SimpleNamespace(put=raising(KeyboardInterrupt()), get=timer._wakes.get))
         with pytest.raises(KeyboardInterrupt):
             timer.later(0, done.set)
     timer.later(0, done.set)
