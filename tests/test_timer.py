@@ -100,12 +100,18 @@ def test_what_is_due_in_centuries_holds_up_nothing(timer: Timer) -> None:
 def test_a_call_that_is_interrupted_before_the_thread_is_woken_holds_up_no_later_one(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = threading.Event()
+    done, asleep, woken = threading.Event(), threading.Event(), timer._wakes
+
+    def get(timeout: float | None) -> None:
+        asleep.set()
+        woken.get(timeout=timeout)
+
+    monkeypatch.setattr(timer, "_wakes", SimpleNamespace(put=raising(KeyboardInterrupt()), get=get))
     timer.begin()
-    with monkeypatch.context() as ctrl_c:
-        ctrl_c.setattr(timer, "_wakes", SimpleNamespace(put=raising(KeyboardInterrupt())))
-        with pytest.raises(KeyboardInterrupt):
-            timer.later(0, done.set)
+    assert asleep.wait(WAIT_S)
+    with pytest.raises(KeyboardInterrupt):
+        timer.later(0, done.set)
+    monkeypatch.setattr(timer, "_wakes", woken)
     timer.later(0, done.set)
     assert done.wait(WAIT_S)
 
