@@ -9,6 +9,7 @@ Of a *lane* only the first record is pending. The next one follows when the firs
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import threading
@@ -261,8 +262,9 @@ class Store:
                 )
             self._owner = owner
             if held != owner:
-                # What was noted is of the other one's brokers, which may have the same names.
-                notes = () if owner.is_same(held) else [key for key, _ in self._db.scan(NOTE, behind(NOTE))]
+                # What was noted is of the other one's brokers, which may have the same names; for whom it was read is no matter.
+                same = owner.is_same(dataclasses.replace(held, purpose=owner.purpose))
+                notes = () if same else [key for key, _ in self._db.scan(NOTE, behind(NOTE))]
                 self._db.write([(key, owner.encode()) for key in OWNER], notes, sync=self._sync)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # A broker that was silent for longer may have stood still, with requests in its sockets.
 GAP_S = 2.0
-_POLL_S, _QUESTION_S = 0.5, 1.0
+_POLL_S = 0.5
 # One that answers, but does not settle, is waited for so many settle times longer than one that does not answer.
 _ROUNDS = 3
 
@@ -129,7 +129,7 @@ class Look:
         """Until every broker has answered all the time, and has no send in its queue that came before that was over."""
         waited_since = self._clock.now()
         while True:
-            states = self._states(Deadline.after(min(_QUESTION_S, self._tools.question_s)))
+            states = self._states(Deadline.after(self._tools.question_s))
             now = self._clock.now()
             unsettled = [name for name in self._names if not self._is_settled(name, states[name], now)]
             if not unsettled:

@@ -45,7 +45,7 @@ SCRIPT = """
 
     def options(query):
         given = {"nameServer": name_server, "topic": query["topic"], "deliveryGuarantee": query["guarantee"],
-                 "sendTimeout": "60s", "batchMaxBytes": "65536"}
+                 "sendTimeout": "180s", "batchMaxBytes": "65536"}
         if query["guarantee"] == "exactly-once":
             given["exactlyOnceSettle"] = "SETTLE"
         if query["selector"] == "hash":

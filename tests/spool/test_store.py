@@ -333,7 +333,7 @@ def test_what_is_noted_of_a_cluster_is_not_believed_in_another(path: Path) -> No
     with contextlib.closing(Store(path)) as store:
         store.belong(A_CLUSTER)
         store.add([], {b"broker-a": b"7"})
-        store.belong(dataclasses.replace(A_CLUSTER, servers=(*A_CLUSTER.servers, "d:1")))
+        store.belong(dataclasses.replace(A_CLUSTER, servers=(*A_CLUSTER.servers, "d:1"), purpose="another group"))
         assert store.notes() == {b"broker-a": b"7"}
         store.belong(dataclasses.replace(A_CLUSTER, servers=("c:1",)))
         assert store.notes() == {}
