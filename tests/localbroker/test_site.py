@@ -61,7 +61,7 @@ def test_a_port_taken_at_the_last_moment(make_site: Callable[..., Site], monkeyp
     site = make_site()
     with socket.create_server((loopback.HOST, loopback.free_port())) as other:
         taken = other.getsockname()[1]
-        candidates = [taken, *(loopback.free_port() for _ in range(3))]
+        candidates = [taken, *(loopback.free_port() for _ in range(9))]  # others on this machine may take one meanwhile
         monkeypatch.setattr(loopback._blocks, "given", set())
         really_free, looked = loopback.is_free, []
 
@@ -72,7 +72,8 @@ def test_a_port_taken_at_the_last_moment(make_site: Callable[..., Site], monkeyp
         monkeypatch.setattr(loopback._blocks, "candidates", lambda: iter(candidates))
         monkeypatch.setattr(loopback, "is_free", free_when_first_looked_at)
         server = _bring_up(site)
-    assert server.program.ports[0] == candidates[1]
+    assert looked.count(taken) > 1
+    assert server.program.ports[0] in candidates[1:]
 
 
 def test_a_port_that_only_the_server_finds_taken(
