@@ -154,8 +154,12 @@ Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], Bytes]
 class Run(Protocol):
     """A read of ranges."""
 
-    whole: bool
-    reset: tuple[MessageQueue, int] | None  # an operator moved the group there, and the broker says it once
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def resets(self) -> Mapping[MessageQueue, int]:
+        """Where an operator moved the group, which the broker says once for each queue; known when the read has ended."""
 
     def fetch(self) -> Generator[Sequence[Answered], None, None]:
         """What comes; it ends early, and is not ``whole`` then, before what is not plain messages."""
@@ -309,8 +313,8 @@ class Ahead:
             logger.info("reading ahead ended, long polls go on: %s", e)
             calm_s = CALM_S
         with self._changed:
-            if reader.run.reset is not None:
-                self._reset(reader, *reader.run.reset)
+            for queue, offset in reader.run.resets.items():
+                self._reset(reader, queue, offset)
             self._end(reader, calm_s)
 
     def _bring(self, reader: _Reader, answers: Sequence[Answered]) -> None:

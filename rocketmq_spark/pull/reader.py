@@ -1,34 +1,27 @@
 """Offset ranges of one broker as pipelined pulls, and the answers that were received but not read yet.
 
-Answers that were received and not read yet, as pieces of a stream's buffer: which of them may be handed out, and what
-of the buffer is still needed.
-
-Offset ranges of one broker as pipelined pulls: in order, complete, and within a bound of bytes.
-
 The offsets of a range are known, so many pulls are under way at once. Answers may be short (a broker sends 32 messages
 or 256 KiB, 8 when the data is cold), empty (filters, compaction), late or out of order: what an answer did not cover is
 asked for again, and answers are handed out up to the first offset that is still missing. What an answer means is
-decided in ``verdict``, what is missing is kept in ``missing``, what is there in ``collected``, how much to ask for in
-``pacing``; how long to wait in ``patience``, for one offset in ``trials``.
+decided in ``verdict``, what is missing is kept in ``missing``, what is there in ``fetched``, how much to ask for in
+``requests``; how long to wait in ``replica``.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, RocketMQError
-from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.pull.fetched import Fetched, Hole, Piece, covered, first_offset, is_inner_batch
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.pull.fetched import Collected, Fetched, Hole, Piece, covered, first_offset, is_inner_batch
 from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
 from rocketmq_spark.pull.replica import SILENCE_S, Hints, OnHint, Patience
 from rocketmq_spark.pull.requests import Pacing, PullSettings, Requests
 from rocketmq_spark.pull.verdict import (
     Cause,
     Continue,
-    GroupReset,
     Lost,
     OnLoss,
     Reconnect,
@@ -42,53 +35,10 @@ from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found
 logger = logging.getLogger(__name__)
 
 
-class Collected:
-    """``pieces`` in any order and ``rows``, the offsets that they answer: the reader adds to both."""
-
-    def __init__(self) -> None:
-        self.pieces: list[Piece] = []
-        self.rows = 0
-        self.lent: list[Piece] = []  # what is handed out
-        self._returned: list[Piece] = []  # what came back of it
-        self._begin = 0  # where in the buffer what is handed out begins
-
-    def add(self, piece: Piece, rows: int) -> None:
-        self.pieces.append(piece)
-        self.rows += rows
-
-    def before(self, frontier: tuple[int, int]) -> tuple[list[Piece], list[Piece]]:
-        """What lies before the first offset that is missing, in order, and the rest."""
-        self.pieces.sort()
-        split = bisect_left(self.pieces, frontier)
-        return self.pieces[:split], self.pieces[split:]
-
-    def give_back(self, pieces: Sequence[Piece]) -> None:
-        """Of what is handed out: they come again."""
-        self._returned = list(pieces)
-
-    def keep(self, rest: list[Piece], rows: int, stream: BulkStream) -> None:
-        """``rest`` and what was given back are all that is left; the buffer turns where as much might not fit again."""
-        if self._returned:
-            rest, self._returned = self._returned + rest, []
-            rows = covered(rest)
-        self.pieces, self.rows, self.lent = rest, rows, []
-        if stream.full or stream.room < stream.filled - self._begin:
-            moved = stream.turn((piece.begin, piece.end) for piece in self.pieces)
-            self.pieces = [
-                piece._replace(begin=moved[piece.begin], end=moved[piece.begin] + piece.end - piece.begin)
-                for piece in self.pieces
-            ]
-        self._begin = stream.filled
-
-    def drop(self) -> list[Slot]:
-        """Bodies lived in the buffer of a stream that is gone: their offsets, to be asked for again."""
-        lost = [Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)) for piece in self.pieces]
-        self.pieces, self.rows, self._begin = [], 0, 0
-        return lost
-
-
 # How long a look at another address may take while the connection at hand still works.
 MOVE_S = 5.0
+# How long a read that ends waits for the answers to what it asked, where one may tell of a reset.
+LAST_ANSWERS_S = 1.0
 
 
 class RangeReader:
@@ -121,9 +71,13 @@ class RangeReader:
         self._address: str | None = None
         self._stopped = False
         self.requests = Requests(templates)
+        self.resets: dict[MessageQueue, int] = {}
 
     def fetch(self) -> Iterator[Fetched]:
-        """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""
+        """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too.
+
+        A read that follows its group ends when an operator moves it; ``resets`` are the offsets by queue then.
+        """
         self._patience.renew()
         try:
             while self._missing and not self._stopped:
@@ -142,8 +96,7 @@ class RangeReader:
                 # What is given back of the last answers is missing again.
                 yield from self._deliver()
         finally:
-            if self._stream is not None:
-                self._stream.close()
+            self._close_stream()
 
     def stop(self) -> None:
         """Have ``fetch`` end within a second or so of waiting; it may be called on another thread."""
@@ -300,8 +253,7 @@ class RangeReader:
                     self._hints.doubt()
                 self._again(slot)
             case Reset(at):
-                if self._settings.follows_resets:
-                    raise GroupReset(self._ranges[slot.number].queue, at)
+                self._reset(slot, at)
                 self._again(slot)
             case Reconnect():
                 self._missing.put(slot)
@@ -363,14 +315,46 @@ class RangeReader:
         self._stream = fresh
 
     def _drop_stream(self) -> None:
+        if self._stream is None:
+            return
+        self._close_stream()
+        for piece in self._collected.drop():
+            self._missing.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
+        self._missing.recall()
+        self._pacing.forget()
+
+    def _close_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is None:
             return
+        if self._settings.follows_resets:
+            self._hear_resets(stream)
         stream.close()
-        for slot in self._collected.drop():
-            self._missing.put(slot)
-        self._missing.recall()
-        self._pacing.forget()
+
+    def _hear_resets(self, stream: BulkStream) -> None:
+        """A broker tells of a reset once for each queue: the answers to what is under way are heard, and not taken."""
+        until = self._clock.now() + LAST_ANSWERS_S
+        try:
+            while self._missing.in_flight and (left_s := until - self._clock.now()) > 0:
+                if stream.full:
+                    stream.turn(())
+                if not stream.receive(left_s):
+                    continue
+                found, others = stream.scan()
+                answers: list[tuple[int, Answer | None]] = [*((one[0], None) for one in found), *others]
+                for opaque, answer in answers:
+                    if (slot := self._missing.answered(opaque)) is None:
+                        continue
+                    self._missing.put(slot)
+                    if answer is not None and isinstance(decision := judge(slot.start, answer), Reset):
+                        self._reset(slot, decision.at)
+        except RocketMQError as e:
+            logger.info("what is under way is not answered: %s", e)
+
+    def _reset(self, slot: Slot, at: int) -> None:
+        if self._settings.follows_resets:
+            self.resets[self._ranges[slot.number].queue] = at
+            self._stopped = True
 
     def _deliver(self, leaving: bool = False) -> Iterator[Fetched]:
         """Hand out what lies before the first offset that is missing, once it is worth it or nothing is missing.

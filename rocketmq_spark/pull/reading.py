@@ -15,13 +15,13 @@ Ranges as copies of plain answers, for a consumer that reads ahead and follows b
 
 It ends before anything that is not plain messages from the offset asked for: what is lost, illegal, jumped over, or goes on
 beyond what was asked for. A long poll from there gets the broker's word about it. An operator's reset of the group ends it, too:
-that only one pull receives, so it is noted.
+that only one pull of each queue receives, so it is noted, and the answers to all pulls under way are heard at the end.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
@@ -34,7 +34,7 @@ from rocketmq_spark.pull.fetched import Fetched, Hole, Piece, first_offset
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.requests import DEPTH
-from rocketmq_spark.pull.verdict import Cause, GroupReset, OnLoss
+from rocketmq_spark.pull.verdict import Cause, OnLoss
 
 # How often a read that goes on is looked after: what retention removes in between looks as if it had been missed.
 _EVERY_S = 1.0
@@ -178,16 +178,22 @@ class RangesReading:
 
     def fetch(self) -> Generator[Fetched, None, None]:
         """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""
-        for fetched in self._reader.fetch():
-            if self._edge is not None:
-                self._edge.read(fetched)
-            yield fetched
+        with closing(self._reader.fetch()) as fetching:
+            for fetched in fetching:
+                if self._edge is not None:
+                    self._edge.read(fetched)
+                yield fetched
         if self._edge is not None:
             self._edge.end()
 
     def stop(self) -> None:
         """Have ``fetch`` end soon, from another thread; what was not given out by then is not."""
         self._reader.stop()
+
+    @property
+    def resets(self) -> Mapping[MessageQueue, int]:
+        """Where an operator moved the group meanwhile, by queue; known when the read has ended."""
+        return self._reader.resets
 
     @property
     def on_holes(self) -> Callable[[Sequence[Piece], Sequence[Hole]], int] | None:
@@ -226,10 +232,6 @@ class PlainAnswers(NamedTuple):
     stored: bytes
 
 
-class _Odd(Exception):
-    """Not for this kind of read."""
-
-
 class PlainRun:
     """A read of ``ranges``, all of one broker and in their order, a queue's ranges one behind the other.
 
@@ -247,10 +249,19 @@ class PlainRun:
             follows_resets=True,
         )
         self._ranges = ranges
-        self._reading = read(replace(puller, settings=settings), ranges, _lost)
+        self._reading = read(replace(puller, settings=settings), ranges, self._lost)
         self._at = {r.queue: r.start for r in reversed(ranges)}
-        self.whole = True
-        self.reset: tuple[MessageQueue, int] | None = None
+        self._odd = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing ended it before its end but who reads."""
+        return not self._odd and not self.resets
+
+    @property
+    def resets(self) -> Mapping[MessageQueue, int]:
+        """Where an operator moved the group meanwhile, by queue; known when the read has ended."""
+        return self._reading.resets
 
     def fetch(self) -> Generator[list[PlainAnswers], None, None]:
         """What comes, until all is read, ``stop`` was called, or something is odd: then ``whole`` is False.
@@ -258,15 +269,10 @@ class PlainRun:
         Raises what a broker refuses for good, and what lasted.
         """
         with closing(self._reading.fetch()) as fetching:
-            try:
-                for fetched in fetching:
-                    yield self._copies(fetched)
-                    if not self.whole:
-                        return
-            except _Odd:
-                self.whole = False
-            except GroupReset as e:
-                self.whole, self.reset = False, (e.queue, e.offset)
+            for fetched in fetching:
+                yield self._copies(fetched)
+                if self._odd:
+                    return
 
     def stop(self) -> None:
         """End soon, also while a read waits for a broker."""
@@ -282,7 +288,7 @@ class PlainRun:
             ends, parts, size = [], [], 0
             for _, begins_at, limit, next_offset, begin, end in of_range:
                 if begins_at != at or next_offset > limit:
-                    self.whole = False
+                    self._odd = True
                     break
                 at = next_offset
                 size += end - begin
@@ -291,10 +297,10 @@ class PlainRun:
             self._at[queue] = at
             if ends:
                 found.append(PlainAnswers(queue, start, ends, b"".join(parts)))
-            if not self.whole:
+            if self._odd:
                 break
         return found
 
-
-def _lost(part: OffsetRange, cause: Cause) -> None:
-    raise _Odd(part, cause)
+    def _lost(self, part: OffsetRange, cause: Cause) -> None:
+        self._odd = True
+        self.stop()

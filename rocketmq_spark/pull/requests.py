@@ -70,7 +70,7 @@ _INERTIA = 0.9
 @dataclass(frozen=True, slots=True)
 class PullSettings:
     """``depth`` None adapts the number of pulls to the size of the answers. With ``follows_resets`` an operator's reset of the
-    group ends the read (``verdict.GroupReset``).
+    group ends the read (``RangeReader.resets``).
     """
 
     max_bytes_in_flight: int = 8 << 20

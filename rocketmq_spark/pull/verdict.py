@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rocketmq_spark.base.codes import OFFSET_RESET, UNREADABLE, Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
-from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.remoting.bulk import Answer
 
 
@@ -27,14 +27,6 @@ class Cause(enum.Enum):
 
 
 OnLoss = Callable[[OffsetRange, Cause], None]
-
-
-class GroupReset(Exception):
-    """For a read that follows its group: an operator moved it to ``offset`` of ``queue``."""
-
-    def __init__(self, queue: MessageQueue, offset: int) -> None:
-        super().__init__(queue, offset)
-        self.queue, self.offset = queue, offset
 
 
 @dataclass(frozen=True, slots=True)

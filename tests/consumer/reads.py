@@ -18,7 +18,7 @@ class Run:
 
     def __init__(self, reads: Reads, ranges: Sequence[OffsetRange]) -> None:
         self.reads, self.ranges, self.whole = reads, ranges, True
-        self.reset: tuple[MessageQueue, int] | None = None
+        self.resets: dict[MessageQueue, int] = {}
         self.closed = False
         self.stopped = threading.Event()
 
@@ -33,7 +33,8 @@ class Run:
                         self.stopped.wait(WAIT_S)
                         return
                     if self.reads.reset is not None and at >= self.reads.reset_from:
-                        self.whole, self.reset, self.reads.reset = False, (r.queue, self.reads.reset), None
+                        self.whole, self.resets = False, {each.queue: self.reads.reset for each in self.ranges}
+                        self.reads.reset = None
                         return
                     if self.reads.odd in range(at, end):
                         self.whole = False
@@ -59,7 +60,7 @@ class Reads:
         self.runs: list[Run] = []
         self.bounds: list[tuple[int, int]] = []
         self.odd: int | None = None
-        self.reset: int | None = None  # where an operator moves the group, which one pull from there on is told
+        self.reset: int | None = None  # where an operator moves the group, which one pull of each queue from there on is told
         self.reset_from = 0
         self.error: RocketMQError | None = None
         self.hangs = False

@@ -14,7 +14,7 @@ from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.consumer.fake_member import FakeMember, as_rows, bodies, message
 from tests.consumer.reads import COUNT, Reads
 from tests.mockbroker import WAIT_S, eventually
@@ -122,6 +122,31 @@ def test_a_reset_that_a_read_ahead_is_told_of_is_followed(
     consumer.commit()
     assert fake.stored[A] == 2000
     assert f"offsets of {A} are reset by its broker" in caplog.text
+
+
+def test_a_reset_of_all_queues_that_are_read_ahead_is_followed_by_each(
+    fake: FakeMember, reads: Reads, consumer: BasePullConsumer
+) -> None:
+    fake.add(A, 2000)
+    fake.add(B, 2000)
+    reads.hangs = True
+    consumer.assign([A, B])
+
+    def both_are_read() -> bool:
+        for run in reads.runs[-1:]:
+            run.stop()
+            return {r.queue for r in run.ranges} == {A, B}
+        return False
+
+    eventually(both_are_read)
+    reads.reset, reads.hangs = 1990, False
+    eventually(lambda: reads.reset is None)
+    found: list[ReceivedMessage] = []
+    while len(found) < 1000 and {(A, 1999), (B, 1999)} - {(one.queue, one.queue_offset) for one in found}:
+        found += consumer.poll(WAIT_S)
+    assert not [one for one in found if 1000 <= one.queue_offset < 1990]
+    consumer.commit()
+    assert fake.stored == {A: 2000, B: 2000}
 
 
 def test_a_read_ends_when_only_some_of_the_topic_is_wanted(

@@ -215,6 +215,11 @@ class Stream:
         self.model.max_in_flight = max(self.model.max_in_flight, sum(self._size(item) for item in self._pending))
 
     @property
+    def owing(self) -> int:
+        """How many answers were not received."""
+        return len(self._pending)
+
+    @property
     def room(self) -> int:
         return len(self.buffer) - self.filled
 

@@ -91,7 +91,55 @@ def test_it_ends_before_what_is_odd(queue: Queue) -> None:
 def test_an_operators_reset_of_the_group_ends_it_and_is_noted_for_no_other_pull_is_told() -> None:
     one = run(Model([Queue(0, 300), Queue(0, 300)], Accidents(reset_once=True)), (1, 0, 150), (0, 0, 150))
     assert offsets(one) == {}
-    assert (one.whole, one.reset) == (False, (QUEUES[1], 0))
+    assert (one.whole, one.resets) == (False, {QUEUES[1]: 0})
+
+
+def reset_after(model: Model, pulls: int) -> dict[int, int]:
+    """An operator resets both queues after so many pulls: what brokers have still to tell, one pull of each queue."""
+    plain, untold = model.answer, {}
+
+    def answer(queue: int, start: int, count: int) -> tuple[list[int], int] | Answer:
+        if len(model.asked) == pulls:
+            untold.update({0: 290, 1: 280})
+        return Answer(21, "OFFSET_RESET", untold.pop(queue), 0, 300, 0) if queue in untold else plain(queue, start, count)
+
+    model.answer = answer  # type: ignore[method-assign]
+    return untold
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reset_of_several_queues_is_noted_for_each(seed: int) -> None:
+    model = Model([Queue(0, 300), Queue(0, 300)], seed=seed)
+    untold = reset_after(model, 20)
+    one = run(model, *((number, at, at + 30) for at in range(0, 300, 30) for number in (0, 1)), offsets=256)
+    assert all(max(got) < 280 for got in offsets(one).values())
+    assert (one.whole, one.resets, untold) == (False, {QUEUES[0]: 290, QUEUES[1]: 280}, {})
+
+
+@pytest.mark.parametrize("pulls", range(10, 60, 7))
+def test_a_reset_is_noted_that_an_answer_under_way_at_the_end_tells_of(pulls: int) -> None:
+    """Who reads has no room for more, say."""
+    model = Model([Queue(0, 300), Queue(0, 300)])
+    model.latency = lambda queue, start: 0.01 * queue
+    untold = reset_after(model, pulls)
+    one = run(model, *((number, at, at + 30) for at in range(0, 300, 30) for number in (0, 1)), offsets=64)
+    for _ in one.fetch():
+        if len(model.asked) >= pulls:
+            break
+    assert {**{QUEUES[number]: at for number, at in untold.items()}, **one.resets} == {QUEUES[0]: 290, QUEUES[1]: 280}
+    assert not any(stream.owing for stream in model.streams)
+
+
+def test_a_broker_that_hangs_when_a_read_ends_is_not_waited_for_for_long() -> None:
+    model = Model([Queue(0, 5000)])
+    one = run(model, (0, 0, 5000))
+    fetching = one.fetch()
+    next(fetching)
+    model.latency = lambda *given: 1e6
+    next(fetching)
+    before = model.time.now
+    fetching.close()
+    assert model.time.now - before < 1.1
 
 
 def test_inner_batches_come_whole() -> None:
