@@ -10,7 +10,7 @@ decided in ``verdict``, what is missing is kept in ``missing``, what is there in
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, RocketMQError
@@ -37,8 +37,43 @@ logger = logging.getLogger(__name__)
 
 # How long a look at another address may take while the connection at hand still works.
 MOVE_S = 5.0
-# How long a read that ends waits for the answers to what it asked, where one may tell of a reset.
+# How long a read that ends waits for the answers to what it asked, where one may be a reset.
 LAST_ANSWERS_S = 1.0
+
+
+class Resets:
+    """Where an operator moved the group of a read that ``follows`` it. A broker says it once for each queue."""
+
+    def __init__(self, ranges: Sequence[OffsetRange], follows: bool) -> None:
+        self._ranges = ranges
+        self._follows = follows
+        self.by_queue: dict[MessageQueue, int] = {}
+
+    def note(self, slot: Slot, at: int) -> None:
+        if self._follows:
+            self.by_queue[self._ranges[slot.number].queue] = at
+
+    def hear(self, stream: BulkStream, missing: Missing, clock: Clock) -> None:
+        """The connection ends: wait for the answers to what is under way. All of that is missing again."""
+        until = clock.now() + LAST_ANSWERS_S
+        try:
+            while self._follows and missing.in_flight and (left_s := until - clock.now()) > 0:
+                if stream.full:
+                    stream.turn(())
+                if stream.receive(left_s):
+                    self._hear(stream, missing)
+        except RocketMQError as e:
+            logger.info("what is under way is not answered: %s", e)
+
+    def _hear(self, stream: BulkStream, missing: Missing) -> None:
+        found, others = stream.scan()
+        answers: list[tuple[int, Answer | None]] = [*((one[0], None) for one in found), *others]
+        for opaque, answer in answers:
+            if (slot := missing.answered(opaque)) is None:
+                continue
+            missing.put(slot)
+            if answer is not None and isinstance(decision := judge(slot.start, answer), Reset):
+                self.note(slot, decision.at)
 
 
 class RangeReader:
@@ -71,16 +106,17 @@ class RangeReader:
         self._address: str | None = None
         self._stopped = False
         self.requests = Requests(templates)
-        self.resets: dict[MessageQueue, int] = {}
+        self._resets = Resets(ranges, settings.follows_resets)
+        self.resets = self._resets.by_queue
 
-    def fetch(self) -> Iterator[Fetched]:
+    def fetch(self) -> Generator[Fetched, None, None]:
         """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too.
 
         A read that follows its group ends when an operator moves it; ``resets`` are the offsets by queue then.
         """
         self._patience.renew()
         try:
-            while self._missing and not self._stopped:
+            while self._missing and not self._stopped and not self.resets:
                 try:
                     self._step()
                 except RocketMQError as e:
@@ -96,7 +132,7 @@ class RangeReader:
                 # What is given back of the last answers is missing again.
                 yield from self._deliver()
         finally:
-            self._close_stream()
+            self._drop_stream()
 
     def stop(self) -> None:
         """Have ``fetch`` end within a second or so of waiting; it may be called on another thread."""
@@ -253,7 +289,7 @@ class RangeReader:
                     self._hints.doubt()
                 self._again(slot)
             case Reset(at):
-                self._reset(slot, at)
+                self._resets.note(slot, at)
                 self._again(slot)
             case Reconnect():
                 self._missing.put(slot)
@@ -315,46 +351,15 @@ class RangeReader:
         self._stream = fresh
 
     def _drop_stream(self) -> None:
-        if self._stream is None:
+        stream, self._stream = self._stream, None
+        if stream is None:
             return
-        self._close_stream()
+        self._resets.hear(stream, self._missing, self._clock)
+        stream.close()
         for piece in self._collected.drop():
             self._missing.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
         self._missing.recall()
         self._pacing.forget()
-
-    def _close_stream(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is None:
-            return
-        if self._settings.follows_resets:
-            self._hear_resets(stream)
-        stream.close()
-
-    def _hear_resets(self, stream: BulkStream) -> None:
-        """A broker tells of a reset once for each queue: the answers to what is under way are heard, and not taken."""
-        until = self._clock.now() + LAST_ANSWERS_S
-        try:
-            while self._missing.in_flight and (left_s := until - self._clock.now()) > 0:
-                if stream.full:
-                    stream.turn(())
-                if not stream.receive(left_s):
-                    continue
-                found, others = stream.scan()
-                answers: list[tuple[int, Answer | None]] = [*((one[0], None) for one in found), *others]
-                for opaque, answer in answers:
-                    if (slot := self._missing.answered(opaque)) is None:
-                        continue
-                    self._missing.put(slot)
-                    if answer is not None and isinstance(decision := judge(slot.start, answer), Reset):
-                        self._reset(slot, decision.at)
-        except RocketMQError as e:
-            logger.info("what is under way is not answered: %s", e)
-
-    def _reset(self, slot: Slot, at: int) -> None:
-        if self._settings.follows_resets:
-            self.resets[self._ranges[slot.number].queue] = at
-            self._stopped = True
 
     def _deliver(self, leaving: bool = False) -> Iterator[Fetched]:
         """Hand out what lies before the first offset that is missing, once it is worth it or nothing is missing.

@@ -60,7 +60,9 @@ class Reads:
         self.runs: list[Run] = []
         self.bounds: list[tuple[int, int]] = []
         self.odd: int | None = None
-        self.reset: int | None = None  # where an operator moves the group, which one pull of each queue from there on is told
+        self.reset: int | None = (
+            None  # where an operator moves the group, which one pull of each queue from there on is told
+        )
         self.reset_from = 0
         self.error: RocketMQError | None = None
         self.hangs = False

@@ -101,7 +101,9 @@ def reset_after(model: Model, pulls: int) -> dict[int, int]:
     def answer(queue: int, start: int, count: int) -> tuple[list[int], int] | Answer:
         if len(model.asked) == pulls:
             untold.update({0: 290, 1: 280})
-        return Answer(21, "OFFSET_RESET", untold.pop(queue), 0, 300, 0) if queue in untold else plain(queue, start, count)
+        return (
+            Answer(21, "OFFSET_RESET", untold.pop(queue), 0, 300, 0) if queue in untold else plain(queue, start, count)
+        )
 
     model.answer = answer  # type: ignore[method-assign]
     return untold

@@ -114,9 +114,12 @@ def test_tools_see_and_move_a_pull_consumer_as_they_do_a_listening_one(members: 
         assert sorted(polled(consumer, 16)) == sorted(sent)
 
 
-def test_a_pull_consumer_that_is_far_behind_follows_a_reset_of_its_group(members: Members, mqadmin) -> None:
-    """Brokers since 5.2.0 tell it to one pull of the group, which is one of those that read ahead."""
-    feed(members.mq, members.topic, 4000, queues=[3])
+@pytest.mark.parametrize("queues", [[3], [0, 1, 2, 3]], ids=str)
+def test_a_pull_consumer_that_is_far_behind_follows_a_reset_of_its_group(
+    members: Members, mqadmin, queues: list[int]
+) -> None:
+    """Brokers since 5.2.0 tell it to one pull of each queue, which is one of those that read ahead."""
+    feed(members.mq, members.topic, 4000 * len(queues), queues=queues)
     options = {"name_server": members.mq.name_server, "group": members.group, "pull_threshold_for_queue": 300}
     with PullConsumer(**options, consume_from_where="earliest") as consumer:
         consumer.subscribe(members.topic)
@@ -128,6 +131,6 @@ def test_a_pull_consumer_that_is_far_behind_follows_a_reset_of_its_group(members
             given += some
         consumer.commit()
         assert set(members.stored().values()) <= {0, 4000}
-        assert 0 < len(given) < 2000
+        assert 0 < len(given) < 2000 * len(queues)
         (last,) = feed(members.mq, members.topic, 1, queues=[3])
         assert [message.body.decode() for message in consumer.poll(30)] == [last]
