@@ -163,7 +163,7 @@ def _import_from(config: pytest.Config, part: float) -> None:
     begin = int(len(files) * part)
     for file in files[begin:] + files[:begin]:
         name = ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection imports it, too, and tells of it
+        with contextlib.suppress(Exception):  # the collection imports it, too, and tells of it
             importlib.import_module(name)
 
 
