@@ -24,6 +24,13 @@ class OffsetRange:
         return self.end - self.start
 
 
+class QueueEnd(NamedTuple):
+    """Where a queue ended, and the address of the master that said so: another copy may lack what that one stored."""
+
+    offset: int
+    master: str
+
+
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
     """A queue at its broker: first offset kept, next offset to be written, newest store time in ms (0 if none)."""

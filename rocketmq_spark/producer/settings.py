@@ -138,6 +138,7 @@ class ProducerSettings:
         return cls(
             group=options.group,
             send_timeout_s=options.send_timeout,
+            attempt_timeout_s=options.request_timeout if options.confirm_ambiguous else None,
             store_must_be_ok=options.require_store_ok == "ok",
             max_message_size=options.max_message_size,
             compress_above=options.compress_above,
