@@ -121,11 +121,14 @@ class PullAnswer:
 
 
 class LogState(NamedTuple):
-    """A broker's commit log: its end, how far its index is behind, and how long the first send in its queue waits."""
+    """A broker's commit log: its end, how far its index is behind, how long the first send in its queue waits, and when that
+    was known, by the monotonic clock.
+    """
 
     max_offset: int
     behind: int
     head_wait_ms: int
+    at_s: float
 
     @property
     def indexed(self) -> int:
