@@ -39,6 +39,8 @@ PROCESSES = {
 SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_play.py"}
 # Folders whose single tests take minutes: where files are shared out, they must not be what the last process ends with.
 LONG = {"kill", "chaos", "notebooks", "examples"}
+# Folders whose tests wait more than they work. They come first of all that runs in memory, and the others fill the end.
+WAITING = {"client", "consumer", "contracts", "fuzz"}
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
 SHARED = ("secured", "encrypted", "elsewhere", "slaved", "one_broker", "two_brokers", "proxied")
 # What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
@@ -213,8 +215,14 @@ def scope_of(item: pytest.Item) -> str:
 
 
 def _when(item: pytest.Item, scope: str) -> int:
-    """The longest come first: they must not be what the last process ends with."""
-    return 0 if scope == "spark" else 1 if LONG.intersection(item.path.parts) else 2
+    """The longest come first, and what runs in memory last: a long one must not be what the last process ends with."""
+    if scope == "spark":
+        return 0
+    if LONG.intersection(item.path.parts):
+        return 1
+    if marks_of(item) & {"live", "slow", "spark"}:
+        return 2
+    return 3 if WAITING.intersection(item.path.parts) else 4
 
 
 def marks_of(item: pytest.Item) -> set[str]:
