@@ -191,8 +191,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if worker := getattr(config, "workerinput", None):
         # A scope's place is that of its last test. Of a file tests keep their order: they may share what those before them leave.
         scopes = {item.nodeid: scope_of(item) for item in items}
-        places = {scopes[item.nodeid]: -place for place, item in enumerate(items)}
-        items.sort(key=lambda item: (_when(item, scopes[item.nodeid]), places[scopes[item.nodeid]]))
+        order: dict[str, tuple[int, int]] = {}
+        for place, item in enumerate(items):
+            scope = scopes[item.nodeid]
+            order[scope] = min(_turn(item, scope), order.get(scope, (4, 0))[0]), -place
+        items.sort(key=lambda item: order[scopes[item.nodeid]])
         if worker["scopes"]:
             Path(worker["scopes"]).write_text(json.dumps(scopes))
     last = max(
@@ -214,7 +217,7 @@ def scope_of(item: pytest.Item) -> str:
     return next((name for name in SCOPES if name in fixtures), item.nodeid.partition("::")[0])
 
 
-def _when(item: pytest.Item, scope: str) -> int:
+def _turn(item: pytest.Item, scope: str) -> int:
     """The longest come first, and what runs in memory last: a long one must not be what the last process ends with."""
     if scope == "spark":
         return 0
