@@ -10,7 +10,7 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -81,7 +81,7 @@ settings.load_profile("house")
 _seen = pytest.StashKey[Counter[str]]()
 _seed = pytest.StashKey[str]()
 _scopes = pytest.StashKey[str]()
-_live = pytest.StashKey[frozenset[str]]()
+_past_brokers = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,27 +124,17 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process.
 
-    They go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. Those that
-    want the session's broker go to half of the processes while there are others: each process has a broker of its own, which
-    takes a part of the processor as long as it runs. The process that shares them out collects nothing, so a worker writes
-    down the scopes.
+    They go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. The process
+    that shares them out collects nothing, so a worker writes down the scopes.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class ByScope(LoadFileScheduling):
         scopes: Mapping[str, str] = MappingProxyType({})
-        live: Container[str] = ()
 
         def _split_scope(self, nodeid: str) -> str:
-            if not self.scopes:
-                self.scopes, self.live = json.loads(Path(config.stash[_scopes]).read_text())
+            self.scopes = self.scopes or json.loads(Path(config.stash[_scopes]).read_text())
             return self.scopes[nodeid]
-
-        def _assign_work_unit(self, node: Any) -> None:
-            wants = node in self.nodes[: (len(self.nodes) + 1) // 2]
-            left = (scope for scope in self.workqueue if (scope in self.live) == wants)
-            self.workqueue.move_to_end(next(left, next(iter(self.workqueue))), last=False)
-            super()._assign_work_unit(node)
 
     if config.getoption("dist") != "loadfile":
         return None
@@ -198,24 +188,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
-    scopes = {item.nodeid: scope_of(item) for item in items}
-    live = {scopes[item.nodeid] for item in items if "rocketmq" in getattr(item, "fixturenames", ())}
-    config.stash[_live] = frozenset(live)
     if worker := getattr(config, "workerinput", None):
         # A scope's place is that of its last test. Of a file tests keep their order: they may share what those before them leave.
+        scopes = {item.nodeid: scope_of(item) for item in items}
         order: dict[str, tuple[int, int]] = {}
         for place, item in enumerate(items):
             scope = scopes[item.nodeid]
             order[scope] = min(_turn(item, scope), order.get(scope, (4, 0))[0]), -place
         items.sort(key=lambda item: order[scopes[item.nodeid]])
         if worker["scopes"]:
-            Path(worker["scopes"]).write_text(json.dumps([scopes, sorted(live)]))
+            Path(worker["scopes"]).write_text(json.dumps(scopes))
+    last = max(
+        (place for place, item in enumerate(items) if "rocketmq" in getattr(item, "fixturenames", ())), default=-1
+    )
+    config.stash[_past_brokers] = frozenset(item.nodeid for item in items[last + 1 :])
 
 
 def is_over(fixture: str, after: pytest.Item | None) -> bool:
     """Whether a fixture of ``LASTING`` has served its last test in this process, when ``after`` is the next test."""
     if fixture == "rocketmq" and after is not None:
-        return scope_of(after) not in after.config.stash[_live]
+        return after.nodeid in after.config.stash[_past_brokers]
     return fixture not in getattr(after, "fixturenames", ())
 
 

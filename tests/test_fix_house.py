@@ -176,13 +176,3 @@ def test_a_broker_and_spark_end_with_the_last_test_that_wants_them(inner: pytest
     live = [names.index("test_live_a"), names.index("test_live_c")]
     assert names.index("broker-ends") == max(live) + 1
     assert last == "test_quick_d"
-
-
-def test_the_sessions_broker_is_wanted_in_half_of_the_processes(inner: pytest.Pytester) -> None:
-    live, plain = "def test_it(rocketmq): pass\n", "def test_it(): pass\n"
-    inner.makeconftest(LASTING)
-    inner.makepyfile(test_a=live, test_b=plain, test_c=live, test_d=plain)
-    files = [f"test_{name}.py" for name in "abcd"]
-    text = run(inner, "-n2", "--dist=loadfile", "-v", "-p", "xdist", *files)
-    ran = {file: worker for worker, file in re.findall(r"\[(gw\d)\] .*PASSED test_([a-d])\.py", text)}
-    assert ran == {"a": "gw0", "b": "gw1", "c": "gw0", "d": "gw1"}
