@@ -135,6 +135,20 @@ class OrderedContext:
         return Hold.ROLLBACK
 
 
+class AcknowledgedContext(OrderedContext):
+    """Goes with a message that a Proxy handed out, and that is acknowledged by itself: ``auto_commit`` stays as it is."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "auto_commit" and value is not True:
+            raise OptionError(
+                f"auto_commit is set to {text_of(value)}; over gRPC each message is acknowledged by itself",
+                remedy="Return None when the message is done, and context.suspend() when it is not",
+            )
+        super().__setattr__(name, value)
+
+
 class Verdict(NamedTuple):
     """Which messages of a concurrent listener's batch are done, and at which level the others come again.
 

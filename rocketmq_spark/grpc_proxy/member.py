@@ -98,6 +98,7 @@ class ProxyMember:
         self._group = group
         self._unpack = unpack
         self._filters: Mapping[str, Filter] = {}
+        self._before: dict[str, Filter] = {}  # of topics that were left: who polls them may not know yet
         self._lock = threading.Lock()
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
@@ -110,6 +111,7 @@ class ProxyMember:
 
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
         with self._lock:
+            self._before |= self._filters
             self._filters = dict(filters)
             first = not self._streams
             if first:
@@ -139,7 +141,7 @@ class ProxyMember:
     ) -> Sequence[PoppedMessage]:
         queues = self._queues(topic, deadline)
         queue = queues[place % len(queues)]
-        wanted = self._filters.get(topic, NO_FILTER)
+        wanted = self._filters.get(topic, self._before.get(topic, NO_FILTER))
         request = proto("ReceiveMessageRequest")(
             group=self._proxy.resource(self._group), message_queue=queue, batch_size=count, auto_renew=False
         )

@@ -134,6 +134,21 @@ def test_a_group_goes_on_when_a_message_is_done_and_others_do_not_wait_for_it():
     assert listens.bench.in_hand.stats() == ConsumerStats(consumed=4, failed=1)
 
 
+def test_who_would_commit_by_hand_hears_that_each_message_is_acknowledged_by_itself(caplog):
+    """It would be a dead letter at once otherwise: None would finish nothing, and no commit would come."""
+
+    def by_hand(context):
+        context.auto_commit = False
+
+    listens = Listens(A1=by_hand)
+    listens.in_order().submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
+    listens.bench.time.run_due()
+    assert listens.got == [("A1", 0)]
+    assert "auto_commit is set to False; over gRPC each message is acknowledged by itself" in caplog.text
+    listens.bench.time.advance(1)
+    assert listens.got == [("A1", 0), ("A1", 1)]
+
+
 def test_without_a_group_the_queue_has_the_order():
     listens = Listens(A=raises)
     listens.in_order().submit(listens.bench.lent(of("A"), of("B"), of("C", queue_id=1)))

@@ -312,6 +312,14 @@ def test_11_26_a_chunk_is_filled_to_its_last_byte():
     assert [chunk.rows for chunk in encoded.chunks(2 * size + 1)] == [2, 2]
 
 
+def test_a_chunk_has_no_more_rows_than_it_may():
+    encoded = encoder()(batch_of([FINE] * 7))
+    size = len(body_of(encoded)) // 7
+    assert [chunk.rows for chunk in encoded.chunks(1 << 20, 3)] == [3, 3, 1]
+    assert [chunk.rows for chunk in encoded.chunks(2 * size, 3)] == [2, 2, 2, 1]
+    assert b"".join(bytes(chunk.body) for chunk in encoded.chunks(1 << 20, 3)) == body_of(encoded)
+
+
 def test_nothing_is_an_empty_batch():
     encoded = encoder()(batch_of([]))
     assert len(encoded) == 0

@@ -19,7 +19,7 @@ from rocketmq_spark.grpc_proxy import member as grpc_member
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
-from rocketmq_spark.model import NO_FILTER, Message
+from rocketmq_spark.model import NO_FILTER, Filter, Message
 from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.session.public import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
@@ -218,6 +218,30 @@ def test_a_proxy_hears_whether_its_member_wants_the_order(ordered):
         member.subscribe({"t": NO_FILTER}, Deadline.after(30))
         assert heard.get(timeout=30) is ordered
         member.close(Deadline.after(10))
+
+
+def test_who_still_asks_for_a_topic_that_was_left_asks_with_its_filter():
+    """Its pollers hear of it later: what they get meanwhile must not be what no listener ever wanted."""
+    asked: list[str] = []
+
+    def assigned(request: Any, context: Any) -> Any:
+        made = proto("QueryAssignmentResponse")(status=status(Code.OK))
+        made.assignments.add().message_queue.broker.name = "broker-a"
+        return made
+
+    def give(request: Any, context: Any) -> Iterator[Any]:
+        asked.append(request.filter_expression.expression)
+        yield proto("ReceiveMessageResponse")(status=status(Code.OK))
+
+    proxy = Forgetful()
+    rpcs = {"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat, "QueryAssignment": assigned, "ReceiveMessage": give}
+    with serving(rpcs) as address:
+        member = ProxyMember(client(address, connect_timeout_s=30.0), "g", bytes)
+        for filters in ({"t": Filter("a")}, {"u": NO_FILTER}, {"t": Filter("b")}, {"t": NO_FILTER}):
+            member.subscribe(filters, Deadline.after(30))
+            assert member.receive("t", 0, 1, 30.0, 1.0, Deadline.after(30)) == []
+        member.close(Deadline.after(10))
+    assert asked == ["a", "a", "b", "*"]
 
 
 def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(monkeypatch):

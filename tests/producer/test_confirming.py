@@ -251,6 +251,13 @@ def test_nothing_goes_to_a_queue_whose_end_is_not_known(bench: Bench, blocking: 
     assert {queue.broker_name for queue, _, _ in broker.places} == {"b"}
     assert all(isinstance(each.outcome, SendResult) for each in ended)
     assert broker.looks == []
+    broker.away = {"a", "b"}
+    for each in run(bench, broker, [batch("z")], [q("a:0")], blocking):
+        assert isinstance(each.outcome, RocketMQError)
+        cause = each.outcome if isinstance(each.outcome, CallTimeout) else each.outcome.__cause__
+        assert isinstance(cause, CallTimeout)
+        assert cause.unsent
+    assert broker.looks == []
 
 
 @pytest.mark.parametrize("blocking", [False, True])

@@ -200,6 +200,15 @@ def test_addresses_are_mapped(broker: MockBroker) -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("option", [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else [])
+def test_the_system_drops_what_is_not_confirmed_in_time(broker: MockBroker, option: int) -> None:
+    for seconds in (15.0, 3.0):
+        pool = Pool(Dialling(unconfirmed_s=seconds) if seconds < 15 else Dialling())
+        sock = pool.get(broker.address, soon())._channel._sock
+        assert sock.getsockopt(socket.IPPROTO_TCP, option) == 1000 * seconds
+        pool.close()
+
+
 def test_a_retired_connection_ends_after_its_last_answer(broker: MockBroker, pool: Pool) -> None:
     held = mb.Held()
     broker.on(PING, held)
